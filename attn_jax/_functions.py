@@ -20,6 +20,7 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_jax._simplex import log_sum_exp
+from attn_jax._terms import Term, distance_bias_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import Moved, MovedEach
@@ -78,6 +79,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    terms: Term | Sequence[Term] | None = None,
     causal: bool = False,
     window: Limits | int | None = None,
     pattern: Pattern | None = None,
@@ -106,6 +108,8 @@ def attend(
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
+        terms: one or several of `terms`, such as `terms.Slopes(slopes)`: added as the bias is, by the distance of query
+            and key; the fast path forms no array of `t s` for them.
         causal: a query sees no key after its own position.
         window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
             alone is the left one.
@@ -140,10 +144,14 @@ def attend(
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
+    added = distance_bias_of(terms, number(offset), q, k)
+    by_distance: dict[str, Any] = {}
+    if added is not None:
+        by_distance = {"distance_bias": added.at, "by_sequence": added.by_sequence}
     return core.attend(
-        q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
-        softmax_fn=with_checked_weights(softmax_fn), tape=tape, implementation=implementation,
-        return_weights=return_weights, return_lse=return_lse,
+        q, k, v, mask=mask, bias=bias, **by_distance, **by_position, **options, sinks=sinks, keep=keep,
+        normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
+        implementation=implementation, return_weights=return_weights, return_lse=return_lse,
     )  # fmt: skip
 
 

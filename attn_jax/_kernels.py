@@ -48,8 +48,8 @@ from attn_jax._ops import (
     exp,
     log,
     maximum,
-    per_pair,
     repeat_heads,
+    skew,
     tanh,
     to_dtype,
     upcast,
@@ -170,11 +170,11 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
-    distance_bias: Array | None = None,
+    diagonal_bias: Array | None = None,
     return_lse: bool = False,
 ) -> tuple[Array, Array | None]:
     """The context `b t h v` by the arguments of `attn_jax.attend`, all checked; and, if asked for, the lse `b h t`. A
-    `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    `diagonal_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     left, right = window_limits(window)
     right = 0 if causal else right
@@ -182,19 +182,19 @@ def attend(
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
-    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, distance_bias))
+    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
     if without_extras and not return_lse and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
     if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
-    extras = bias, sinks, distance_bias
-    bias, sinks, distance_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in extras)
+    extras = bias, sinks, diagonal_bias
+    bias, sinks, diagonal_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in extras)
     without_arrays = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays, distance_bias is not None)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays, diagonal_bias is not None)
     pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
-    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, distance_bias)
+    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, diagonal_bias)
     return to_dtype(context, dtype), lse if return_lse else None
 
 
@@ -215,33 +215,33 @@ def _attend(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-    distance_bias: Array | None,
+    diagonal_bias: Array | None,
 ) -> tuple[Array, Array]:
     (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.blocks, plan.queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
-    floats = q, k, v, bias, sinks, distance_bias
+    floats = q, k, v, bias, sinks, diagonal_bias
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in floats if x is not None))
     q, k, v = q + zero, k + zero, v + zero
-    bias, sinks, distance_bias = (None if x is None else x + zero for x in floats[3:])
-    if distance_bias is not None and distance_bias.shape[1] > 1:  # sharded as the queries' heads are
-        distance_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
-    if distance_bias is not None:
-        seen = _seen_by_distance(plan, distance_bias, g)
+    bias, sinks, diagonal_bias = (None if x is None else x + zero for x in floats[3:])
+    if diagonal_bias is not None and diagonal_bias.shape[1] > 1:  # sharded as the queries' heads are
+        diagonal_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
+    if diagonal_bias is not None:
+        seen = _seen_by_diagonals(plan, diagonal_bias, g)
         k, v = where(seen, k, 0.0), where(seen, v, 0.0)
     # In two steps: with explicit sharding an axis that is split is the only one.
     q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
     q = q.reshape(blocks, b, g, plan.shared * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
-    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1), _strip(plan, distance_bias, g)
+    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1), _strip(plan, diagonal_bias, g)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
     results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
-    y, lse = results
-    y = y.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
-    y = y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
+    context, lse = results
+    context = context.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
+    context = context.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
     lse = lse.reshape(blocks, b, g, plan.shared, queries).transpose(1, 2, 3, 0, 4)
-    return y, lse.reshape(b, g, plan.shared, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
+    return context, lse.reshape(b, g, plan.shared, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
 
 
 def _pad(x: Array, axis: int, size: int) -> Array:
@@ -263,25 +263,25 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     return x if t == 1 else _pad(x, 3, plan.blocks * plan.queries)
 
 
-def _seen_by_distance(plan: Plan, distance_bias: Array, g: int) -> Array:
+def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
     """The keys that any query sees, `1 s g 1`: of a key's t diagonals the bias leaves one that is in the window."""
-    h, n = distance_bias.shape[1], distance_bias.shape[3]
-    offset = jnp.arange(n) - (plan.s - 1)
+    h, n = diagonal_bias.shape[1], diagonal_bias.shape[3]
+    relative_position = jnp.arange(n) - (plan.s - 1)
     left, right = n if plan.left is None else plan.left, n if plan.right is None else plan.right
-    visible = (distance_bias != -jnp.inf) & (offset >= -left) & (offset <= right)
+    visible = (diagonal_bias != -jnp.inf) & (relative_position >= -left) & (relative_position <= right)
     before = jnp.pad(jnp.cumsum(visible, 3, dtype=jnp.int32), ((0, 0), (0, 0), (0, 0), (1, 0)))
     seen = before[..., plan.t :] > before[..., : plan.s]
     return any_over(seen.reshape(1, *((1, 1) if h == 1 else (g, h // g)), plan.s), (2,)).swapaxes(1, 2)[..., None]
 
 
-def _strip(plan: Plan, distance_bias: Array | None, g: int) -> Array | None:
+def _strip(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
     """The bias by distance of the last block of queries with all keys, and further to the right that of those before:
     `1 h 1 n` -> `1 g r q m`.
     """
-    if distance_bias is None:
+    if diagonal_bias is None:
         return None
-    x = jnp.pad(distance_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
-    x = per_pair(x, plan.queries, x.shape[3] - plan.queries + 1)
+    x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
+    x = skew(x, plan.queries, x.shape[3] - plan.queries + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
 
@@ -357,11 +357,11 @@ def _visible(
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b g n c`; None for all."""
     key, query = plan.key_start(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
     query_positions = query + plan.s - plan.t
-    offset = key - query_positions
+    relative_position = key - query_positions
     conditions: list[Array] = [query < plan.t] if plan.ragged[0] else []
     conditions += [key >= j * plan.keys] if plan.ragged[1] else []
-    conditions += [] if plan.left is None else [offset >= -plan.left]
-    conditions += [] if plan.right is None else [offset <= plan.right]
+    conditions += [] if plan.left is None else [relative_position >= -plan.left]
+    conditions += [] if plan.right is None else [relative_position <= plan.right]
     conditions = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in conditions]
     conditions += [] if mask is None else [mask]
     conditions += [] if bias is None else [bias != -jnp.inf]
@@ -411,12 +411,12 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
     top = top if before is None else maximum(top, before[0])
     shift = where(top == -jnp.inf, 0.0, top)
     e = exp(x - shift[..., None])
-    total, context = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
+    total, values = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
     if before is not None:
-        top_before, total_before, context_before = before
+        top_before, total_before, values_before = before
         shrink = exp(top_before - shift)
-        total, context = total_before * shrink + total, context_before * shrink[..., None] + context
-    return top, total, context
+        total, values = total_before * shrink + total, values_before * shrink[..., None] + values
+    return top, total, values
 
 
 def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Sums:
@@ -428,9 +428,9 @@ def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool)
     empty = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
         sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
-    top, total, context = sums
+    top, total, values = sums
     total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
-    return where(empty[..., None], 0.0, context / total[..., None]), where(empty, jnp.inf, top), total
+    return where(empty[..., None], 0.0, values / total[..., None]), where(empty, jnp.inf, top), total
 
 
 def _one_block(
@@ -449,8 +449,8 @@ def _one_block(
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
-    y, top, total = _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)
-    return y[None], _lse(plan, top, total, sinks)[None]
+    context, top, total = _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)
+    return context[None], _lse(plan, top, total, sinks)[None]
 
 
 def _lse(plan: Plan, top: Array, total: Array, sinks: Array | None) -> Array:
@@ -519,29 +519,29 @@ def _blocks(
     pattern_arrays: tuple[Array, ...],
     strip: Array | None,
 ) -> tuple[Array, Array]:
-    y, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
-    return y, _lse(plan, top, total, sinks)
+    context, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
+    return context, _lse(plan, top, total, sinks)
 
 
 def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[tuple[Array, Array], Any]:
-    y, top, total = _forward(plan, *arrays)
-    return (y, _lse(plan, top, total, arrays[4])), (arrays, y, top, total)
+    context, top, total = _forward(plan, *arrays)
+    return (context, _lse(plan, top, total, arrays[4])), (arrays, context, top, total)
 
 
 def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> Any:
-    """Gradients: ds = p (dy v - dy y + dlse), and of the products dq = ds k, dk = ds q, dv = p dy.
+    """Gradients, where o is the context: ds = p (do v - do o + dlse); of the products dq = ds k, dk = ds q, dv = p do.
 
-    The exponentials stand for the weights p, because dy and dlse are divided by their sum beforehand.
+    The exponentials stand for the weights p, because do and dlse are divided by their sum beforehand.
     """
-    (q, k, v, bias, sinks, mask, pattern_arrays, strip), y, top, total = residuals
-    (dy, dlse), empty = cotangents, top == jnp.inf
-    q, dy = (where(empty[..., None], 0.0, x) for x in (q, dy / total[..., None]))
-    delta = jnp.sum(dy * y, -1) - where(empty, 0.0, dlse / total)
+    (q, k, v, bias, sinks, mask, pattern_arrays, strip), context, top, total = residuals
+    (dcontext, dlse), empty = cotangents, top == jnp.inf
+    q, dcontext = (where(empty[..., None], 0.0, x) for x in (q, dcontext / total[..., None]))
+    delta = jnp.sum(dcontext * context, -1) - where(empty, 0.0, dlse / total)
     key_loop = _key_loop(plan, pattern_arrays, q)
     k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 
     def query_block(carry: Any, block: Any) -> Any:
-        i, qi, dyi, top_i, delta_i = block
+        i, qi, dcontext_i, top_i, delta_i = block
         first, end, key_block = key_loop(i)
 
         def step(n: Any, carry: Any) -> Any:
@@ -554,7 +554,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])
-            ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - delta_i[..., None])
+            ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
             ds_by_axes = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
             if dbias is not None:
@@ -565,7 +565,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
-            dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dyi.mT, e))
+            dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
             kj = zero_unseen("bgnc->bgck", key_mask, _slice(k_rows, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dstrip
 
@@ -573,7 +573,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         return carry, dqi
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, strip)]
-    (dk, dv, dbias, dstrip), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dy, top, delta))
+    (dk, dv, dbias, dstrip), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dcontext, top, delta))
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.shared, plan.queries

@@ -112,12 +112,13 @@ def gather_last(x: Array, index: Array) -> Array:
     return jnp.take_along_axis(x, index, axis=-1)
 
 
-def per_pair(x: Array, t: int, s: int) -> Array:
+def skew(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
-    The n = t + s - 1 diagonals go from the lower left corner to the upper right. Cut into rows of n - 1, the numbers
-    from the first row's own on have each row one further to the left than the row before. Of one row for all, twice as
-    many rows are those that there are, the second half as much further to the left, so that only stretches are copied.
+    The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
+    before, the last row with the first of the n = t + s - 1. Cut into rows of n - 1, the numbers from the first row's
+    own on are just that. Of one row for all, twice as many rows are those that there are, the second half as much
+    further to the left, so that only stretches are copied.
     """
     n = x.shape[-1]
     if n == s:
@@ -132,13 +133,13 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 
-def of_transpose(x: Array) -> Array:
-    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+def transpose_diagonals(x: Array) -> Array:
+    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def per_diagonal(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+def unskew(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse."""
     b, h, t, s = x.shape
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
     return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)

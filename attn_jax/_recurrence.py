@@ -57,18 +57,18 @@ def halves(x: Array) -> Array:
     return concatenate([x[:, :half], x[:, half:]], 0)
 
 
-def unit_lower_inverse(pairs: Array) -> Array:
+def unit_lower_inverse(lower: Array) -> Array:
     """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
-    b, t, h, _ = pairs.shape
+    b, t, h, _ = lower.shape
     if t == 1:
-        return 1.0 + zeros(pairs.shape, pairs)
+        return 1.0 + zeros(lower.shape, lower)
     if t % 2:
-        return unit_lower_inverse(padded_to_even(pairs, (1, 3)))[:, :t, :, :t]
+        return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    inverses = unit_lower_inverse(concatenate([lower[:, :half, :, :half], lower[:, half:, :, half:]], 0))
     first, second = inverses[:b], inverses[b:]
-    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
 
@@ -100,8 +100,8 @@ def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array,
     if decay.shape[3] == k.shape[3]:
         return products_by_halves(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
-    pairs, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
-    return einsum("btgrk,bsgk->btgrs", rows, k) * pairs, from_start, to_end
+    decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
+    return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end
 
 
 # From chunk to chunk, from position to position -----------------------------------------------------------------------
@@ -133,8 +133,8 @@ def chunked(
         whole = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
     if erases:
-        pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
-        inverse = record(tape, inverse=unit_lower_inverse(pairs))
+        key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
+        inverse = record(tape, inverse=unit_lower_inverse(key_products))
         erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, times(scaled, from_start)))
         writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
 

@@ -13,12 +13,12 @@ from attn_jax._ops import (
     constants,
     einsum,
     gather_last,
-    of_transpose,
-    per_diagonal,
-    per_pair,
     record,
     reorder,
+    skew,
     take,
+    transpose_diagonals,
+    unskew,
     zeros,
 )
 from attn_np.contract import _functions as contract
@@ -50,27 +50,29 @@ def bucketed(xp: Any, config: Any) -> Any:
 
 
 def relative_buckets(
-    offsets: Array, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+    relative_positions: Array, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Array:
-    """The bucket of every offset, key minus query, as T5 has them: small distances alone, larger ones together.
+    """The bucket of every relative position, key minus query, as in T5: small distances alone, larger ones together.
 
     Buckets grow with the distance up to `max_distance`, from which on all share the last (Raffel et al. 2020,
     arXiv:1910.10683). A learned number for each bucket and head, taken by them, is T5's bias.
 
     Args:
-        offsets: signed integers of any shape.
+        relative_positions: signed integers of any shape.
         num_buckets: how many buckets there are, those of both sides together.
         max_distance: the distance from which on all share a bucket.
         bidirectional: whether later keys have buckets of their own; if not, they share the query's.
 
     Raises:
         ValueError: options that cannot be right.
-        TypeError: offsets that are no signed integers.
+        TypeError: relative positions that are no signed integers.
     """
-    contract.check_offsets(specs("relative_buckets", offsets=offsets)["offsets"])
+    spec = specs("relative_buckets", relative_positions=relative_positions)
+    contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
     config = contract.Buckets(**{name: contract.plain(x) for name, x in options.items()})
-    return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
+    index = clip(relative_positions, -max_distance, max_distance) + max_distance
+    return constants(config.buckets(), relative_positions)[index]
 
 
 def is_by_diagonal(relative_index: Array, s: int) -> bool:
@@ -87,7 +89,7 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
     Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -101,7 +103,7 @@ def score_distances_by_keys(k: Array, table: Array, relative_index: Array, t: in
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
     by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, n, t + n - 1)
-    by_key = per_pair(by_diagonal, n, t).reshape(b, count, h, n, t)
+    by_key = skew(by_diagonal, n, t).reshape(b, count, h, n, t)
     return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
@@ -120,20 +122,18 @@ def in_blocks(x: Array, n: int) -> Array:
 def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
     """The row of each diagonal that t queries and each block of n keys meet: `1 1 t+s-1` -> `m x`."""
     first, diagonal = arange(-(-s // n), relative_index) * n, arange(t + n - 1, relative_index)
-    return of_transpose(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
+    return transpose_diagonals(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 
 def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
     if is_by_diagonal(relative_index, s):
-        return per_pair(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
 def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
-        return einsum(
-            "bhtx,xv->bthv", per_diagonal(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
-        )
+        return einsum("bhtx,xv->bthv", unskew(weights, relative_index.shape[-1]), take(table, relative_index[0, 0]))
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))

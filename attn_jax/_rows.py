@@ -17,7 +17,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from attn_jax._masks import attention_mask, in_window, token_offsets
+from attn_jax._masks import attention_mask, in_window, relative_positions
 from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
@@ -27,7 +27,7 @@ ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 PARTS = 4  # loops of a causal call
 
-# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, relative position, arrays by scores) -> the context and the weights.
 AttendRows = Callable[..., tuple[Array, Array]]
 
 
@@ -52,9 +52,9 @@ def by_rows(
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
-            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
-            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
+        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+            queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -77,7 +77,7 @@ def by_rows(
     if one_block or b * h * t * s <= ONE_BLOCK_SCORES:
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
+        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score

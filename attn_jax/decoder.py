@@ -50,8 +50,8 @@ class DecoderAttention(Layer[Config]):
     w_k_norm: Float[Array, "k"] | None
     b_q_norm: Float[Array, "k"] | None
     b_k_norm: Float[Array, "k"] | None
-    w_q_all: Float[Array, "h k"] | None
-    w_k_all: Float[Array, "g k"] | None
+    w_q_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
 
     def __call__(
@@ -75,9 +75,11 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q_gain, k_gain = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
-        q = record(tape, q_norm=normalize(c, q, q_gain, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, k_gain, self.b_k_norm))
+        shared = c.norm_weight == "shared"
+        q_weight = self.w_q_norm if shared else self.w_q_norm_heads
+        k_weight = self.w_k_norm if shared else self.w_k_norm_heads
+        q = record(tape, q_norm=normalize(c, q, q_weight, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))

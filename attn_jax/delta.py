@@ -43,8 +43,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
     # t 1 s: below the diagonal, for all heads
-    pairs = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
-    inverse = record(tape, inverse=unit_lower_inverse(record(tape, pairs=pairs)))
+    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
     erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 

@@ -36,10 +36,10 @@ from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
 
 
-def rows(c: Config, offset: Array) -> tuple[Array, Array]:
+def rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
-    distance = -offset
+    distance = -relative_position
     if c.buckets is not None:
         distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
@@ -103,7 +103,7 @@ class DisentangledAttention(Layer[Config]):
             k: Array,
             v: Array,
             allowed: Any,
-            offset: Any,
+            relative_position: Any,
             bias: Any,
             keep: Any,
             near: bool = False,
@@ -113,7 +113,7 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = rows(c, offset)
+            rows_k, rows_q = rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
@@ -121,7 +121,7 @@ class DisentangledAttention(Layer[Config]):
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
-                if offset.shape[-1] != k.shape[1]:
+                if relative_position.shape[-1] != k.shape[1]:
                     scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
                     distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
@@ -137,8 +137,8 @@ class DisentangledAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context if lse is None else with_lse(context, lse), probs
 
-        def shift(q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = rows(c, offset)
+        def shift(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
+            row_k, row_q = rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))

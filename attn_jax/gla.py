@@ -18,7 +18,7 @@ class GatedLinearAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_gate: Float[Array, "d h v"]
     w_a_down: Float[Array, "d z"]
     w_a_up: Float[Array, "z h k"]
     b_a: Float[Array, "h k"]
@@ -53,7 +53,7 @@ class GatedLinearAttention(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
-        gated = record(tape, gated=silu(g) * normed)
+        gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
+        gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)

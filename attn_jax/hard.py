@@ -53,7 +53,14 @@ class HardAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, noise: Array | None, **by_score: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            relative_position: Any,
+            noise: Array | None,
+            **by_score: Any,
         ) -> Any:
             noise = record(tape, noise=upcast(noise))
 

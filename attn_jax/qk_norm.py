@@ -37,8 +37,8 @@ class QKNormAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
-    w_q_all: Float[Array, "h k"] | None
-    w_k_all: Float[Array, "h k"] | None
+    w_q_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "h k"] | None
     w_scale: Float[Array, "h"] | None
 
     def __call__(
@@ -64,8 +64,8 @@ class QKNormAttention(Layer[Config]):
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))
-        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_all))
+        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
+        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]

@@ -44,10 +44,10 @@ class T5Attention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def distance_bias(offset: Array) -> Array:
+        def distance_bias(relative_position: Array) -> Array:
             # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
-            offset = clip(offset.swapaxes(1, 2), -c.max_distance, c.max_distance)
-            bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
+            relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
+            bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
             return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
         context, weights = attend(

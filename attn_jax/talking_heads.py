@@ -51,7 +51,7 @@ class TalkingHeadsAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q, k, v = (

@@ -72,14 +72,14 @@ class TransformerXLAttention(Layer[Config]):
             return record(tape, q_content=q_content, q_position=q_position)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            distance = clip(-offset, low, high - 1)
+            distance = clip(-relative_position, low, high - 1)
             relative_index = record(tape, relative_index=distance - low)
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.

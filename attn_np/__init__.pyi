@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_np import _terms as terms
 from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
@@ -11,11 +12,11 @@ from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._functions import attend as attend
 from attn_np._functions import merge as merge
 from attn_np._ops import Device, DType
-from attn_np._recur import recur as recur
+from attn_np._recur_function import recur as recur
 from attn_np._relative import alibi_slopes as alibi_slopes
 from attn_np._relative import relative_buckets as relative_buckets
-from attn_np._rotations import rotary_angles as rotary_angles
-from attn_np._rotations import rotate as rotate
+from attn_np._rotary_functions import rotary_angles as rotary_angles
+from attn_np._rotary_functions import rotate as rotate
 from attn_np._simplex import entmax as entmax
 from attn_np._simplex import softmax as softmax
 from attn_np.additive import AdditiveAttention as AdditiveAttention
@@ -122,6 +123,7 @@ __all__ = [
     "rotate",
     "save",
     "softmax",
+    "terms",
     "trace",
     "value_and_vjp",
 ]
@@ -279,14 +281,14 @@ def build(
     rotary_dim: int | None = None,
     rope_layout: str = "half",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
@@ -675,14 +677,14 @@ def build(
     rope_base: float = 10000.0,
     rope_layout: str = "interleaved",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
@@ -786,14 +788,14 @@ def build(
     rotary_dim: int | None = None,
     rope_layout: str = "half",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,

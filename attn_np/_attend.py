@@ -9,7 +9,7 @@ import numpy as np
 import attn_np._kernels as kernels
 from attn_np._decode import DecodeStep
 from attn_np._layer import spec_of, specs
-from attn_np._masks import attention_mask, diagonal_offsets, hide_by_bias, token_offsets, zero_unseen
+from attn_np._masks import attention_mask, diagonal_relative_positions, hide_by_bias, relative_positions, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -32,8 +32,8 @@ from attn_np._simplex import log_sum_exp
 from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
-    per_pair_vjp,
     repeat_heads_vjp,
+    skew_vjp,
     softmax_vjp,
     sum_to,
     tanh_vjp,
@@ -104,6 +104,7 @@ def attend(
     mask: Array | None = None,
     bias: Array | None = None,
     distance_bias: Callable[[Array], Array] | None = None,
+    by_sequence: bool = False,
     causal: bool = False,
     window: Limits | None = None,
     pattern: Pattern | None = None,
@@ -125,8 +126,9 @@ def attend(
     Numbers are Python's, a window has two sides, and the last query is at the last key but in a step of decoding.
 
     Args:
-        distance_bias: added beside the bias: a function of the key's position minus the query's, `b t s` -> `b h t s`.
+        distance_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
+        by_sequence: whether it differs from one sequence of the batch to the next; then it is not called so.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(
@@ -141,25 +143,27 @@ def attend(
     needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
     fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
-    in_order, diagonal_bias = step is None or step.start is not None, None
+    aligned, diagonal_bias = step is None or step.start is not None, None
     if (
         distance_bias is not None
         and fast
-        and in_order
+        and aligned
+        and not by_sequence
         and kernels.takes_diagonals(q, k)
         and not wants_intermediates(tape)
     ):
-        diagonal_bias = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
+        diagonal_bias = distance_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
     elif distance_bias is not None:
-        by_pair = distance_bias(token_offsets(q.shape[1], k.shape[1], like=q, step=step))
-        bias = by_pair if bias is None else by_pair + bias
+        by_pair = distance_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
+        by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
+        bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     if fast:
-        if not in_order:
+        if not aligned:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        masks["distance_bias"] = diagonal_bias
+        masks["diagonal_bias"] = diagonal_bias
         numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
@@ -200,18 +204,21 @@ def fast_path_vjp(
     has_heads = dcontext.ndim == 4
     if not has_heads:
         dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
-    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, with_diagonals)
+    *dinputs, dsinks, dbiased, ddiagonal_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, with_diagonals)
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
-    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddistance_bias=ddistance_bias)[0]
+    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddiagonal_bias=ddiagonal_bias)[0]
     dbias = sum_to(dbiased, tape["bias"].shape) if "bias" in tape else None
     return dq, dk, dv, dbias
 
 
 def distance_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
     """The gradient of what `distance_bias` returned, in its shape, after `attend_vjp` with `with_diagonals`."""
-    by_diagonal = tape.get("ddistance_bias")
-    return per_pair_vjp(shape, tape["dbiased"]) if by_diagonal is None else sum_to(by_diagonal, shape)
+    by_diagonal = tape.get("ddiagonal_bias")
+    if by_diagonal is not None:
+        return sum_to(by_diagonal, shape)
+    dbiased = tape["dbiased"]
+    return skew_vjp(shape, dbiased if dbiased.ndim == 4 else dbiased[:, None])
 
 
 def attend_vjp(

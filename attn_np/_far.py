@@ -17,7 +17,7 @@ from attn_np._rows import AttendRows, by_rows, by_rows_vjp
 from attn_np._vjp import total
 from attn_np.contract._tape import scope
 
-# (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
+# (q, k, v, relative position, one number) -> the same with the position of all keys beyond.
 Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
@@ -34,8 +34,8 @@ def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
-    """Of each side that has keys at `limit` positions or more: its name, offset, how many of the first queries and of
-    the first keys meet, and which of these by position.
+    """Of each side that has keys at `limit` positions or more: its name, their relative position, how many of the first
+    queries and of the first keys meet, and which of these by position.
     """
     if s > limit:
         yield "before", -limit, t, s - limit, {"causal": True}
@@ -78,8 +78,8 @@ def attend_near_and_far(
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, offset, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset)
+    for name, relative_position, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
             *arrays, mask=of_pairs(mask, t, s), bias=of_pairs(bias, t, s), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,
@@ -105,16 +105,17 @@ def attend_near_and_far_vjp(
 
     Args:
         attend_rows_vjp: as `by_rows_vjp` calls it, with a gradient in the axes of what `with_lse` returned.
-        shift_vjp: (q, k, v, offset, their gradients after the shift) -> those before it and of parameters, by name.
+        shift_vjp: (q, k, v, relative position, their gradients after the shift) -> those before it and of parameters,
+            by name.
     """
     q, k, v, parts = tape["parts"]
     (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
     grads = by_rows_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
     sides = far_keys(q.shape[1], k.shape[1], limit, causal)
-    for (name, offset, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
+    for (name, relative_position, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
         *dshifted, dbias = attend_vjp(scope(tape, name), dpart[:, :t], dlse=dlse[..., :t])
-        more = shift_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset, *dshifted)
+        more = shift_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position, *dshifted)
         for x, n in (("q", t), ("k", s), ("v", s)):
             grads[x][:, :n] += more.pop(x)
         if dbias is not None:

@@ -22,7 +22,8 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._simplex import log_sum_exp
-from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, total, vjp_of
+from attn_np._terms import Term, distance_bias_of
+from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, sum_to, total, vjp_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import Moved, MovedEach
@@ -81,6 +82,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    terms: Term | Sequence[Term] | None = None,
     causal: bool = False,
     window: Limits | int | None = None,
     pattern: Pattern | None = None,
@@ -109,6 +111,8 @@ def attend(
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
+        terms: one or several of `terms`, such as `terms.Slopes(slopes)`: added as the bias is, by the distance of query
+            and key; the fast path forms no array of `t s` for them.
         causal: a query sees no key after its own position.
         window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
             alone is the left one.
@@ -143,10 +147,14 @@ def attend(
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
+    added = distance_bias_of(terms, number(offset), q, k)
+    by_distance: dict[str, Any] = {}
+    if added is not None:
+        by_distance = {"distance_bias": added.at, "by_sequence": added.by_sequence}
     return core.attend(
-        q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
-        softmax_fn=with_checked_weights(softmax_fn), tape=tape, implementation=implementation,
-        return_weights=return_weights, return_lse=return_lse,
+        q, k, v, mask=mask, bias=bias, **by_distance, **by_position, **options, sinks=sinks, keep=keep,
+        normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
+        implementation=implementation, return_weights=return_weights, return_lse=return_lse,
     )  # fmt: skip
 
 
@@ -205,14 +213,16 @@ def attend_call_vjp(
     k: Array,
     v: Array,
     bias: Array | None,
+    terms: Any,
+    offset: Any,
     scale: float | None,
     softcap: float | None,
     rate: float,
     normalize_over: str,
     softmax_fn: Callable[..., Array] | None,
     **_: Any,
-) -> dict[str, Array | None]:
-    """The gradients of a call's arrays by name; a `softmax_fn` gives its own by the rule that it carries."""
+) -> dict[str, Any]:
+    """The gradients of a call's arrays by name; those of a `softmax_fn` and of terms by the rules that they carry."""
     rule = None if softmax_fn is None else rule_of(softmax_fn)
 
     def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
@@ -223,6 +233,12 @@ def attend_call_vjp(
     dq, dk, dv, dbias = core.attend_vjp(
         tape, dcontext, **contract.numbers_of(number, scale, softcap, rate), normalize_over=normalize_over,
         kv_heads=k.shape[2] if k.ndim == 4 else None, softmax_fn_vjp=softmax_fn_vjp if rule else None,
-        dweights=dweights, dlse=dlse,
+        dweights=dweights, dlse=dlse, with_diagonals=terms is not None,
     )  # fmt: skip
-    return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}
+    found = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}
+    added = distance_bias_of(terms, number(offset), q, k)
+    if added is None:
+        return found
+    # The taped bias may be the sum of both.
+    dbias = None if bias is None else sum_to(tape["dbiased"], bias.shape)
+    return found | {"bias": dbias, "terms": added.vjp(core.distance_bias_vjp(tape, added.shape()))}

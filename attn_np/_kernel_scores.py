@@ -10,12 +10,12 @@ from attn_np.contract._band import Span
 
 
 @lru_cache(maxsize=32)
-def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
-    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
+def outside_window(t: int, s: int, first: int, left: int | None, right: int | None) -> Array:
+    """Which scores lie outside the window, `t s`; `first` is the position of the first key less the query's."""
+    relative_position = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first
     hidden = np.zeros((t, s), np.bool_)
-    hidden = hidden if right is None else hidden | (offset > right)
-    hidden = hidden if left is None else hidden | (offset < -left)
+    hidden = hidden if right is None else hidden | (relative_position > right)
+    hidden = hidden if left is None else hidden | (relative_position < -left)
     hidden.setflags(write=False)
     return hidden
 

@@ -39,7 +39,7 @@ from attn_np._kernel_scores import (
 )
 from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
-from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
+from attn_np._ops import Array, skew, to_dtype, unskew, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, Truth
 from attn_np.contract._tape import save_residuals
@@ -64,7 +64,7 @@ class Arguments:
         pattern: None, or who may attend to whom besides.
         sinks: None, or `h`.
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
-        distance_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
+        diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
             diagonals from that of the last query and the first key on.
         largest_product: None, or what no score without that bias exceeds in size, `h`, times `exp_factor`; no score
             with it is above `SAFE_SCORE` then.
@@ -81,7 +81,7 @@ class Arguments:
     softcap: float | None
     sinks: Array | None
     exp_factor: float
-    distance_bias: Array | None = None
+    diagonal_bias: Array | None = None
     largest_product: Array | None = None
 
     def without_unseen(self) -> "Arguments":
@@ -155,26 +155,26 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
-    distance_bias: Array | None = None,
+    diagonal_bias: Array | None = None,
     return_lse: bool = False,
     tape: Any = None,
 ) -> tuple[Array, Array | None]:
     """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`. A
-    `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    `diagonal_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
     # It may hide, as a bias does; and what it is moved by is no part of the lse.
-    if distance_bias is not None and (return_lse or not np.isfinite(distance_bias).all()):
-        pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
-        bias, distance_bias = pairs if bias is None else pairs + bias, None
+    if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
+        pairs = skew(diagonal_bias, q.shape[1], k.shape[1])
+        bias, diagonal_bias = pairs if bias is None else pairs + bias, None
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
     exp_factor = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
     args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, exp_factor)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
-        args = args if distance_bias is None else with_distance_bias(args, distance_bias[0, :, 0].astype(q.dtype))
+        args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
@@ -182,7 +182,7 @@ def attend(
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
-def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
+def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     """The arguments with a bias `h n`, moved by a constant for each head so that no score is above `SAFE_SCORE`, unless
     queries are few, products too large or sinks tell one constant from another. The constant is one of two, so that
     later keys hardly ever move the roundings of earlier queries.
@@ -193,13 +193,13 @@ def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
     largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
     safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
     safe = safe and values_are_moderate(args.v)
-    if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
-        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.exp_factor))
-    top = np.max(distance_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
+    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
+        return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
+    top = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
     if not np.max(np.abs(top)) <= 2 * SAFE_SCORE:  # a large one would round the others
-        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.exp_factor))
-    distance_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (distance_bias - top[:, None], largest))
-    return replace(args, distance_bias=distance_bias, largest_product=largest)
+        return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
+    diagonal_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (diagonal_bias - top[:, None], largest))
+    return replace(args, diagonal_bias=diagonal_bias, largest_product=largest)
 
 
 def attend_vjp(
@@ -232,8 +232,8 @@ def attend_vjp(
             # The sink's weight has no value, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddistance = backward(result, dcontext, delta, with_diagonals)
-    return dq, dk, dv, dsinks, dbiased, ddistance
+        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, with_diagonals)
+    return dq, dk, dv, dsinks, dbiased, ddiagonals
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -360,8 +360,8 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if not band.covers(queries, keys):
-        offset = keys.start - queries.start - (band.s - band.t)
-        outside = outside_window(queries.length, keys.length, offset, band.left, band.right)
+        first = keys.start - queries.start - (band.s - band.t)
+        outside = outside_window(queries.length, keys.length, first, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -398,19 +398,19 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
         np.multiply(tanh_scores, args.softcap, out=out)
     if args.bias is not None:
         out += block.of_scores(args.bias, keys)
-    if args.distance_bias is not None:
-        diagonals = block.of_diagonals(args.distance_bias, keys, args.band.t)
-        out += per_pair(diagonals[None, :, None], *out.shape[2:])
+    if args.diagonal_bias is not None:
+        diagonals = block.of_diagonals(args.diagonal_bias, keys, args.band.t)
+        out += skew(diagonals[None, :, None], *out.shape[2:])
     return tanh_scores
 
 
 def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
     """What the scores of a block lie between, from its distances; all numbers where that is not known."""
-    if args.distance_bias is None:
+    if args.diagonal_bias is None:
         return np.inf, np.inf
     if args.largest_product is None:
         return -np.inf, np.inf
-    bias = block.of_diagonals(args.distance_bias, keys, args.band.t)
+    bias = block.of_diagonals(args.diagonal_bias, keys, args.band.t)
     largest = args.largest_product[block.heads, None]
     return float(np.min(bias - largest, initial=np.inf)), float(np.max(bias + largest, initial=-np.inf))
 
@@ -428,7 +428,7 @@ def forward(args: Arguments) -> ForwardResult:
     (b, t, h, _), g, dtype = args.q.shape, args.k.shape[2], args.q.dtype
     context, (top, total) = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((2, b, h, t), dtype)
     longest_key = None
-    if args.bias is args.distance_bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
+    if args.bias is args.diagonal_bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
         squares = np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)
         longest_key = np.sqrt(np.repeat(squares, h // g, axis=1))
 
@@ -534,8 +534,8 @@ def backward(
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
     least, rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
-    with_diagonals = with_diagonals and args.distance_bias is not None
-    ddistance = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
+    with_diagonals = with_diagonals and args.diagonal_bias is not None
+    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
@@ -543,7 +543,7 @@ def backward(
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to their strip."""
         q, total = scaled_queries(args, block), block.of_totals(result.total)[..., None]
         # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
-        dy, dy_delta = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
+        block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, part, keys)
@@ -552,16 +552,16 @@ def backward(
                 continue
             at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
-            part_q, part_dy = by_kv_head(q[at], k), by_kv_head(dy[at], k)
+            part_q, part_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
             shape = (*q.shape[:2], part.queries.length, keys.length)
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= top
             args.exp_(weights, least if low - np.max(top, initial=-np.inf) < least else None)
             zero_hidden_(weights, hidden)
-            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
-            np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
-            dscores -= dy_delta[at]
+            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dcontext
+            np.matmul(part_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
+            dscores -= block_delta[at]
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
@@ -588,12 +588,12 @@ def backward(
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
             add_block(block, sum_dk, sum_dv, strip[at], scratch)
-        if ddistance is not None:
-            ddistance[blocks[0].batch.start, heads] = per_diagonal(strip[None], t + s - 1)[0].sum(1)
+        if ddiagonals is not None:
+            ddiagonals[blocks[0].batch.start, heads] = unskew(strip[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=block_dk)  # the queries were multiplied by it
         block_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
-    return dq, dk, dv, dbiased, None if ddistance is None else ddistance.sum(0)[None, :, None]
+    return dq, dk, dv, dbiased, None if ddiagonals is None else ddiagonals.sum(0)[None, :, None]

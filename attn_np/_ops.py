@@ -110,10 +110,11 @@ def gather_last(x: Array, index: Array) -> Array:
     return np.asarray(found, x.dtype).reshape(b, h, t, s)
 
 
-def per_pair(x: Array, t: int, s: int) -> Array:
+def skew(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
-    The n = t + s - 1 diagonals go from the lower left corner to the upper right. A view, of a row for all too.
+    The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
+    before, the last row with the first of the n = t + s - 1. A view, of a row for all too.
     """
     if x.shape[-1] == s:
         return x
@@ -122,16 +123,16 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
-def of_transpose(x: Array) -> Array:
-    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+def transpose_diagonals(x: Array) -> Array:
+    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def per_diagonal(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+def unskew(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse."""
     t, s = x.shape[-2:]
     y = np.zeros((*x.shape[:-1], n), x.dtype)
-    per_pair(y, t, s)[...] = x
+    skew(y, t, s)[...] = x
     return y
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._masks import attention_mask, in_window, token_offsets
+from attn_np._masks import attention_mask, in_window, relative_positions
 from attn_np._ops import Array, Tape, record
 from attn_np._weigh import Weighed
 from attn_np.contract._band import Band, Span
@@ -23,7 +23,7 @@ BLOCK = 2**19  # scores in a block: few enough for a core's caches
 ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
-# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, relative position, arrays by scores) -> the context and the weights.
 AttendRows = Callable[..., tuple[Array, Array]]
 
 
@@ -66,8 +66,8 @@ class BlockedCall:
             in_band = in_window(*positions, band.left, band.right)
             mask = in_band if mask is None else in_band & mask
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
-        offset = np.arange(first, last + 1)[None, None] - (band.s - band.t)
-        return self.attend_rows(tape, q, k, v, mask, offset, **arrays)
+        relative_position = np.arange(first, last + 1)[None, None] - (band.s - band.t)
+        return self.attend_rows(tape, q, k, v, mask, relative_position, **arrays)
 
 
 def by_rows(
@@ -91,9 +91,9 @@ def by_rows(
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
-            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
-            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
+        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+            queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -108,12 +108,12 @@ def by_rows(
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
     plain = all(x is None or type(x) in (np.ndarray, np.memmap) for x in arrays.values())
     one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
-    in_order = step is None or step.start is not None
+    aligned = step is None or step.start is not None
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not plain or not in_order or needs_weights or implementation == "textbook":
+    if one_block or not plain or not aligned or needs_weights or implementation == "textbook":
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
-        return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
+        return attend_rows(tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
         weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
         save_residuals(tape, weighed)

@@ -16,12 +16,12 @@ from attn_np._ops import (
     Array,
     dtype_name,
     einsum,
-    per_diagonal,
     primitive,
     record,
     sigmoid,
     sqrt,
     to_dtype,
+    unskew,
     upcast,
     where,
 )
@@ -259,9 +259,9 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
 
 
-def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+def skew_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    return sum_to(dy if shape[-1] == dy.shape[-1] else per_diagonal(dy, shape[-1]), shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew(dy, shape[-1]), shape)
 
 
 @primitive
@@ -358,9 +358,11 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
 
 
 def rounded(grad: Any, x: Any) -> Any:
-    """A gradient in the dtype of its argument; of arguments in lists and tuples, likewise."""
+    """A gradient in the dtype of its argument, in lists, in tuples, and by the names of attributes, too."""
     if isinstance(x, list | tuple):
         return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+    if isinstance(grad, dict):
+        return {name: rounded(g, getattr(x, name)) for name, g in grad.items()}
     return to_dtype(grad, dtype_name(x))
 
 

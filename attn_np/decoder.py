@@ -84,8 +84,8 @@ class DecoderAttention(Layer[Config]):
     w_k_norm: Float[Array, "k"] | None
     b_q_norm: Float[Array, "k"] | None
     b_k_norm: Float[Array, "k"] | None
-    w_q_all: Float[Array, "h k"] | None
-    w_k_all: Float[Array, "g k"] | None
+    w_q_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
 
     def __call__(
@@ -109,9 +109,11 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q_gain, k_gain = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
-        q = record(tape, q_norm=normalize(c, q, q_gain, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, k_gain, self.b_k_norm))
+        shared = c.norm_weight == "shared"
+        q_weight = self.w_q_norm if shared else self.w_q_norm_heads
+        k_weight = self.w_k_norm if shared else self.w_k_norm_heads
+        q = record(tape, q_norm=normalize(c, q, q_weight, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
@@ -160,10 +162,10 @@ class DecoderAttention(Layer[Config]):
             dq, dk, dv = (clipped_vjp(tape[name], c.clip_qkv, dx) for name, dx in unclipped)
             dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        suffix = "norm" if c.norm_weight == "shared" else "all"
-        q_gain, k_gain = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
-        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], k_gain, self.b_k_norm, dk)
-        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], q_gain, self.b_q_norm, dq)
+        suffix = "norm" if c.norm_weight == "shared" else "norm_heads"
+        q_weight, k_weight = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
+        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], k_weight, self.b_k_norm, dk)
+        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], q_weight, self.b_q_norm, dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)

@@ -57,8 +57,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
     # t 1 s: below the diagonal, for all heads
-    pairs = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
-    inverse = record(tape, inverse=unit_lower_inverse(record(tape, pairs=pairs)))
+    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
     erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -121,10 +121,12 @@ def chunked_vjp(
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
     dinverse_k, dscaled_k = einsum_vjp("bths,bshk->bthk", inverse, scaled, derasing)
     dinverse_v, dscaled_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
-    dpairs = where(earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
-    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dpairs=dpairs))
-    dscaled_k = total(dscaled_k, dscaled_pairs)
-    dk = total(dk_scores, dk_added, dk_pairs, dscaled_k * beta)
+    dkey_products = where(
+        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
+    )
+    dscaled_products, dk_products = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dkey_products=dkey_products))
+    dscaled_k = total(dscaled_k, dscaled_products)
+    dk = total(dk_scores, dk_added, dk_products, dscaled_k * beta)
     dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
     dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
     return dq, dk, dv, dbeta

@@ -64,8 +64,8 @@ def decay_factors(log_decay: Array) -> Decay:
     sums = cumsum(log_decay, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
     visible = causal_mask(log_decay.shape[1], log_decay)
-    log_pairs = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    log_matrix = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 # In place of `_recurrence`: one decay for a head is one exponential for a pair of positions, and no product by halves.
@@ -84,9 +84,9 @@ def chunked(
     scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], decayed, 0.0))
-    inverse = record(tape, inverse=unit_lower_inverse(pairs))
+    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.matrix.swapaxes(1, 2)
+    key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
+    inverse = record(tape, inverse=unit_lower_inverse(key_products))
     erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
@@ -104,7 +104,7 @@ def chunked(
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * decay.pairs)
+    decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), end
 
@@ -125,11 +125,11 @@ def recurrent(
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def decay_factors_vjp(decay: Decay, dpairs: Array, dfrom_start: Array, dto_end: Array, dwhole: Array) -> Array:
+def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dwhole: Array) -> Array:
     """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
     position's logarithm is in all later sums.
     """
-    dlog_decay = dpairs * decay.pairs
+    dlog_decay = dmatrix * decay.matrix
     dsums = (np.sum(dlog_decay, axis=-1) - np.sum(dlog_decay, axis=-2)).swapaxes(1, 2)
     dlater = dto_end * decay.to_end
     dsums = dsums + dfrom_start * decay.from_start - dlater
@@ -149,7 +149,7 @@ def chunked_vjp(
     corrected = tape["corrected"].reshape(v.shape)
     ddecayed_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], corrected, dout)
     dq_decayed, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dout)
-    dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.pairs
+    dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.matrix
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
@@ -168,14 +168,16 @@ def chunked_vjp(
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
     dinverse_k, dscaled_decayed = einsum_vjp("bths,bshk->bthk", inverse, scaled * from_start, derasing)
     dinverse_v, dv_scaled = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
-    dpairs = where(earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
-    dpairs = record(tape, dpairs=dpairs)
+    dkey_products = where(
+        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
+    )
+    dkey_products = record(tape, dkey_products=dkey_products)
     products = einsum("bthk,bshk->bths", scaled, k)
-    dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
+    dscaled, dk_products = einsum_vjp("bthk,bshk->bths", scaled, k, dkey_products * decay.matrix.swapaxes(1, 2))
     dscaled = total(dscaled, dscaled_decayed * from_start)
     dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
-    dk = total(dk_scores, dk_pairs, dk_added * to_end, dscaled * beta)
-    ddecay = total((dpairs * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
+    dk = total(dk_scores, dk_products, dk_added * to_end, dscaled * beta)
+    ddecay = total((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
     dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dscaled_decayed * scaled, axis=-1)
     dlog_decay = decay_factors_vjp(
         decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dwhole.reshape(decay.whole.shape)
@@ -250,7 +252,7 @@ class GatedDeltaRule(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_gate: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
     w_a: Float[Array, "d h"]
     a_log: Float[Array, "h"]
@@ -299,22 +301,26 @@ class GatedDeltaRule(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
-        gated = record(tape, gated=silu(g) * normed)
+        gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
+        gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
-        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
+        x, q, k, v, gate_scores, real = (
+            tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
+        )
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
         a, log_decay = tape["a"], tape["log_decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
-        dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * tape["normed"]))
-        dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
+        dnormed, dgate_scores = record(
+            tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * tape["normed"])
+        )
+        dx_gate, w["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
@@ -345,5 +351,5 @@ class GatedDeltaRule(Layer[Config]):
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_g, dx_beta, dx_a)
+        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
         return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

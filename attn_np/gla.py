@@ -19,7 +19,7 @@ class GatedLinearAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_gate: Float[Array, "d h v"]
     w_a_down: Float[Array, "d z"]
     w_a_up: Float[Array, "z h k"]
     b_a: Float[Array, "h k"]
@@ -54,21 +54,25 @@ class GatedLinearAttention(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
-        gated = record(tape, gated=silu(g) * normed)
+        gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
+        gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
-        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
+        x, q, k, v, gate_scores, real = (
+            tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
+        )
         a, decay, latent = tape["a"], tape["decay"], tape["latent"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
-        dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * tape["normed"]))
-        dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
+        dnormed, dgate_scores = record(
+            tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * tape["normed"])
+        )
+        dx_gate, w["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         start = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
@@ -84,5 +88,5 @@ class GatedLinearAttention(Layer[Config]):
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_g, dx_a)
+        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_a)
         return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

@@ -52,9 +52,9 @@ class KimiDeltaAttention(Layer[Config]):
     w_a_up: Float[Array, "z h k"]
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h k"]
-    w_g_down: Float[Array, "d z"]
-    w_g_up: Float[Array, "z h v"]
-    b_g: Float[Array, "h v"]
+    w_gate_down: Float[Array, "d z"]
+    w_gate_up: Float[Array, "z h v"]
+    b_gate: Float[Array, "h v"]
     w_norm: Float[Array, "v"]
     w_q_conv: Float[Array, "x h k"] | None
     w_k_conv: Float[Array, "x h k"] | None
@@ -98,8 +98,8 @@ class KimiDeltaAttention(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_g_down, None))
-        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_g_up, self.b_g)))
+        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
+        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))
         gated = record(tape, gated=gate * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)
@@ -114,11 +114,11 @@ class KimiDeltaAttention(Layer[Config]):
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate = record(tape, dnormed=dgated * gate, dgate=dgated * tape["normed"])
-        dgate_latent, w["w_g_up"], w["b_g"] = linear_vjp(
-            "btz,zhv->bthv", tape["gate_latent"], self.w_g_up, self.b_g, sigmoid_vjp(gate, dgate)
+        dgate_latent, w["w_gate_up"], w["b_gate"] = linear_vjp(
+            "btz,zhv->bthv", tape["gate_latent"], self.w_gate_up, self.b_gate, sigmoid_vjp(gate, dgate)
         )
         dgate_latent = record(tape, dgate_latent=dgate_latent)
-        dx_g, w["w_g_down"], _ = linear_vjp("btd,dz->btz", x, self.w_g_down, None, dgate_latent)
+        dx_gate, w["w_gate_down"], _ = linear_vjp("btd,dz->btz", x, self.w_gate_down, None, dgate_latent)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         start = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
@@ -151,5 +151,5 @@ class KimiDeltaAttention(Layer[Config]):
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_g, dx_beta, dx_a)
+        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
         return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

@@ -48,8 +48,8 @@ class QKNormAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
-    w_q_all: Float[Array, "h k"] | None
-    w_k_all: Float[Array, "h k"] | None
+    w_q_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "h k"] | None
     w_scale: Float[Array, "h"] | None
 
     def __call__(
@@ -75,8 +75,8 @@ class QKNormAttention(Layer[Config]):
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))
-        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_all))
+        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
+        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
@@ -102,7 +102,7 @@ class QKNormAttention(Layer[Config]):
             w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        suffix = "norm" if c.norm_over == "head" else "all"
+        suffix = "norm" if c.norm_over == "head" else "norm_heads"
         dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)

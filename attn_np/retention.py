@@ -47,13 +47,13 @@ class Decay(NamedTuple):
     """Decay factors over the positions of a sequence or a chunk, by head.
 
     Attributes:
-        pairs: `b h t s`, from a key to a query; 0 for later keys.
+        matrix: `b h t s`, from a key to a query; 0 for later keys.
         from_start: `b t h`, from before the first position to a query.
         to_end: `b t h`, from a key to the last position.
         whole: `b h`, over all of them.
     """
 
-    pairs: Array
+    matrix: Array
     from_start: Array
     to_end: Array
     whole: Array
@@ -69,9 +69,9 @@ def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
     position, last = count[:, 1:], count[:, -1:]
     visible = causal_mask(t, real_counts)
     distance = where(visible, position[:, :, None] - position[:, None, :], 0.0)
-    pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
+    matrix = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
     from_start, to_end = exp(position[:, :, None] * log_decays), exp((last - position)[:, :, None] * log_decays)
-    return Decay(pairs, from_start, to_end, exp(last * log_decays))
+    return Decay(matrix, from_start, to_end, exp(last * log_decays))
 
 
 def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
@@ -95,11 +95,11 @@ def chunked(
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     old = between.from_start[..., None, None] * start[:, None]
-    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.pairs, added) + old)
+    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     states = concatenate([start[:, None], states], 1)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.pairs))
+    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
@@ -128,13 +128,13 @@ def chunked_vjp(
     within, between = chunk_decays(real, log_decays, size)
     q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
     ddecayed_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v, dout)
-    dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.pairs)
+    dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.matrix)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
     dfrom_state = dout * within.from_start[..., None]
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dfrom_state)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
-    dadded = einsum("bhij,bihkv->bjhkv", between.pairs, record(tape, dstates=dstates))
+    dadded = einsum("bhij,bihkv->bjhkv", between.matrix, record(tape, dstates=dstates))
     dadded = record(tape, dadded=dadded).reshape(q.shape[0], *dadded.shape[2:])
     dk_decayed, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)
     dk, dv = total(dk, dk_decayed * within.to_end[..., None]), total(dv, dv_added)
@@ -165,12 +165,12 @@ class Retention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"] | None
+    w_gate: Float[Array, "d h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_g: Float[Array, "h v"] | None
+    b_gate: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
     def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
@@ -219,9 +219,9 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
-        if self.w_g is not None:
-            g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, self.b_g))
-            gated = record(tape, gated=silu(g) * normed)
+        if self.w_gate is not None:
+            gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
+            gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
@@ -244,16 +244,18 @@ class Retention(Layer[Config]):
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
-        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
+        x, q, k, v, gate_scores, real = (tape.get(name) for name in ("seen_query", *names, "v", "gate_scores", "real"))
         normed, context, scale = tape["normed"], tape["context"], 1 / sqrt(q.shape[-1])
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        gated, dxs = normed if self.w_g is None else tape["gated"], list[Array]()
+        gated, dxs = normed if self.w_gate is None else tape["gated"], list[Array]()
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", gated, self.w_o, self.b_o, dy)
-        if self.w_g is not None:
+        if self.w_gate is not None:
             dgated = record(tape, dgated=dnormed)
-            dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * normed))
-            dx_g, w["w_g"], w["b_g"] = linear_vjp("btd,dhv->bthv", x, self.w_g, self.b_g, dg)
-            dxs = [dx_g]
+            dnormed, dgate_scores = record(
+                tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * normed)
+            )
+            dx_gate, w["w_gate"], w["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
+            dxs = [dx_gate]
         dcontext = record(tape, dcontext=self.norm_vjp(context, dnormed))
         is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)

@@ -52,7 +52,9 @@ class SigmoidAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **by_score: Any
+        ) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if c.score_offset is None:
                     # 1 for every visible key; one row for all where every query sees every key. The inner choice takes

@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import _terms as terms
 from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
@@ -11,11 +12,11 @@ from attn_torch._api import trace as trace
 from attn_torch._functions import attend as attend
 from attn_torch._functions import merge as merge
 from attn_torch._ops import Device, DType
-from attn_torch._recur import recur as recur
+from attn_torch._recur_function import recur as recur
 from attn_torch._relative import alibi_slopes as alibi_slopes
 from attn_torch._relative import relative_buckets as relative_buckets
-from attn_torch._rotations import rotary_angles as rotary_angles
-from attn_torch._rotations import rotate as rotate
+from attn_torch._rotary_functions import rotary_angles as rotary_angles
+from attn_torch._rotary_functions import rotate as rotate
 from attn_torch._simplex import entmax as entmax
 from attn_torch._simplex import softmax as softmax
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
@@ -121,6 +122,7 @@ __all__ = [
     "rotate",
     "save",
     "softmax",
+    "terms",
     "trace",
 ]
 
@@ -277,14 +279,14 @@ def build(
     rotary_dim: int | None = None,
     rope_layout: str = "half",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
@@ -673,14 +675,14 @@ def build(
     rope_base: float = 10000.0,
     rope_layout: str = "interleaved",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
@@ -784,14 +786,14 @@ def build(
     rotary_dim: int | None = None,
     rope_layout: str = "half",
     max_positions: int | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,

@@ -16,7 +16,7 @@ from attn_torch._functions import merge
 from attn_torch._ops import Array, Tape, arange, concatenate, record, reorder, zeros
 from attn_torch._rows import AttendRows, by_rows
 
-# (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
+# (q, k, v, relative position, one number) -> the same with the position of all keys beyond.
 Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
@@ -26,8 +26,8 @@ def with_lse(context: Array, lse: Array) -> Array:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
-    """Of each side that has keys at `limit` positions or more: its name, offset, how many of the first queries and of
-    the first keys meet, and which of these by position.
+    """Of each side that has keys at `limit` positions or more: its name, their relative position, how many of the first
+    queries and of the first keys meet, and which of these by position.
     """
     if s > limit:
         yield "before", -limit, t, s - limit, {"causal": True}
@@ -70,8 +70,8 @@ def attend_near_and_far(
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, offset, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset)
+    for name, relative_position, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
             *arrays, mask=of_pairs(mask, t, s), bias=of_pairs(bias, t, s), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,

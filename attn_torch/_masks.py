@@ -64,9 +64,9 @@ def attention_mask(
 
 def in_window(query_positions: Array, key_positions: Array, left: int | None, right: int | None) -> Array:
     """Whether keys are from `left` before to `right` after the query, None for all: `b t`, `b s` -> `b t s`."""
-    offset = key_positions[:, None, :] - query_positions[:, :, None]
+    relative_position = key_positions[:, None, :] - query_positions[:, :, None]
     left, right = FAR if left is None else left, FAR if right is None else right
-    return (offset >= -left) & (offset <= right)
+    return (relative_position >= -left) & (relative_position <= right)
 
 
 def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[Array, Array]:
@@ -81,13 +81,13 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 
-def token_offsets(t: int, s: int, *, like: Array, step: Any = None) -> Array:
+def relative_positions(t: int, s: int, *, like: Array, step: Any = None) -> Array:
     """The key's position minus the query's, `1 t s` or `b t s`."""
     query_positions, key_positions = token_positions(t, s, like=like, step=step)
     return key_positions[:, None, :] - query_positions[:, :, None]
 
 
-def diagonal_offsets(t: int, s: int, *, like: Array) -> Array:
+def diagonal_relative_positions(t: int, s: int, *, like: Array) -> Array:
     """The key's position minus the query's on each diagonal, `1 1 n`: from the last query and the first key on."""
     return (arange(t + s - 1, like) + (1 - s))[None, None]
 

@@ -115,11 +115,12 @@ def gather_last(x: Array, index: Array) -> Array:
     return torch.gather(x, -1, index)
 
 
-def per_pair(x: Array, t: int, s: int) -> Array:
+def skew(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
-    The n = t + s - 1 diagonals go from the upper left corner to the lower right: the last query is the first row, so
-    that the result is a view, which PyTorch's kernel reads as it is.
+    The skew of Huang et al. 2018 (arXiv:1809.04281), with the rows in reverse: `by_rows` passes the last query first,
+    and each row begins one diagonal further to the right than the row before, the first row with the first of the
+    n = t + s - 1. PyTorch has no negative strides, and so the result is a view, which its kernel reads as it is.
     """
     (b, h, rows, n) = x.shape
     if n == s:
@@ -130,13 +131,13 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
-def of_transpose(x: Array) -> Array:
-    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+def transpose_diagonals(x: Array) -> Array:
+    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
     return x
 
 
-def per_diagonal(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse.
+def unskew(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse.
 
     Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
     """
@@ -448,9 +449,11 @@ def scan(
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
     """
     times = range(xs[0].shape[1])
+    # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
+    parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
+        carry, ys = step(carry, tuple(None if x is None else x[i] for x in parts))
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:

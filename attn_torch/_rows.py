@@ -17,7 +17,7 @@ from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
-from attn_torch._masks import attention_mask, in_window, token_offsets
+from attn_torch._masks import attention_mask, in_window, relative_positions
 from attn_torch._ops import Array, Tape, shapes_may_depend_on_values
 from attn_torch._weigh import WeighedRows
 
@@ -26,7 +26,7 @@ CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
-# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, relative position, arrays by scores) -> the context and the weights.
 AttendRows = Callable[..., tuple[Array, Array]]
 
 
@@ -62,9 +62,9 @@ def by_rows(
     a function that is computed again.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
-            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
-            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
+        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+            queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -89,7 +89,7 @@ def by_rows(
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
+        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])
     band = Band.of(t, s, causal, window)
@@ -99,7 +99,7 @@ def by_rows(
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
-        """The context of some rows. `attend_rows` gets the last one first, as `per_pair` has them."""
+        """The context of some rows. `attend_rows` gets the last one first, as `skew` has them."""
         allowed = block_of(mask, rows, keys)
         if not band.covers(rows, keys):
             query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)
@@ -108,9 +108,9 @@ def by_rows(
             allowed = in_band if allowed is None else in_band & allowed
         arrays = {name: block_of(x, rows, keys) for name, x in by_score.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
-        offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
+        relative_position = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
         queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
-        return attend_rows(None, queries, k[:, columns], v[:, columns], allowed, offset, **arrays)[0].flip(1)
+        return attend_rows(None, queries, k[:, columns], v[:, columns], allowed, relative_position, **arrays)[0].flip(1)
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block

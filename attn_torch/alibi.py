@@ -43,8 +43,8 @@ class AlibiAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def distance_bias(offset: Array) -> Array:
-            distance = to_dtype(abs(offset), dtype_name(q))
+        def distance_bias(relative_position: Array) -> Array:
+            distance = to_dtype(abs(relative_position), dtype_name(q))
             # h 1 1 times b 1 t s
             return record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 

@@ -91,7 +91,7 @@ class DifferentialAttention(Layer[Config]):
         lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_constant())
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             k, v = repeat_heads(k, q), repeat_heads(v, q)

@@ -51,7 +51,9 @@ class EntmaxAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **by_score: Any
+        ) -> Any:
             return attend(
                 q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=entmax15,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,

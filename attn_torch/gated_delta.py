@@ -48,8 +48,8 @@ def decay_factors(log_decay: Array) -> Decay:
     sums = cumsum(log_decay, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
     visible = causal_mask(log_decay.shape[1], log_decay)
-    log_pairs = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    log_matrix = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 # In place of `_recurrence`: one decay for a head is one exponential for a pair of positions, and no product by halves.
@@ -68,9 +68,9 @@ def chunked(
     scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], decayed, 0.0))
-    inverse = record(tape, inverse=unit_lower_inverse(pairs))
+    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.matrix.swapaxes(1, 2)
+    key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
+    inverse = record(tape, inverse=unit_lower_inverse(key_products))
     erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
@@ -88,7 +88,7 @@ def chunked(
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * decay.pairs)
+    decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), end
 
@@ -135,7 +135,7 @@ class GatedDeltaRule(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_gate: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
     w_a: Float[Array, "d h"]
     a_log: Float[Array, "h"]
@@ -184,7 +184,7 @@ class GatedDeltaRule(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
-        gated = record(tape, gated=silu(g) * normed)
+        gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
+        gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)

@@ -38,9 +38,9 @@ class KimiDeltaAttention(Layer[Config]):
     w_a_up: Float[Array, "z h k"]
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h k"]
-    w_g_down: Float[Array, "d z"]
-    w_g_up: Float[Array, "z h v"]
-    b_g: Float[Array, "h v"]
+    w_gate_down: Float[Array, "d z"]
+    w_gate_up: Float[Array, "z h v"]
+    b_gate: Float[Array, "h v"]
     w_norm: Float[Array, "v"]
     w_q_conv: Float[Array, "x h k"] | None
     w_k_conv: Float[Array, "x h k"] | None
@@ -84,8 +84,8 @@ class KimiDeltaAttention(Layer[Config]):
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
-        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_g_down, None))
-        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_g_up, self.b_g)))
+        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
+        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))
         gated = record(tape, gated=gate * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
         return cast_output(dtype, y)

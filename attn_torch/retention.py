@@ -36,13 +36,13 @@ class Decay(NamedTuple):
     """Decay factors over the positions of a sequence or a chunk, by head.
 
     Attributes:
-        pairs: `b h t s`, from a key to a query; 0 for later keys.
+        matrix: `b h t s`, from a key to a query; 0 for later keys.
         from_start: `b t h`, from before the first position to a query.
         to_end: `b t h`, from a key to the last position.
         whole: `b h`, over all of them.
     """
 
-    pairs: Array
+    matrix: Array
     from_start: Array
     to_end: Array
     whole: Array
@@ -58,9 +58,9 @@ def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
     position, last = count[:, 1:], count[:, -1:]
     visible = causal_mask(t, real_counts)
     distance = where(visible, position[:, :, None] - position[:, None, :], 0.0)
-    pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
+    matrix = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
     from_start, to_end = exp(position[:, :, None] * log_decays), exp((last - position)[:, :, None] * log_decays)
-    return Decay(pairs, from_start, to_end, exp(last * log_decays))
+    return Decay(matrix, from_start, to_end, exp(last * log_decays))
 
 
 def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
@@ -84,11 +84,11 @@ def chunked(
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     old = between.from_start[..., None, None] * start[:, None]
-    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.pairs, added) + old)
+    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     states = concatenate([start[:, None], states], 1)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.pairs))
+    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
@@ -115,12 +115,12 @@ class Retention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"] | None
+    w_gate: Float[Array, "d h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_g: Float[Array, "h v"] | None
+    b_gate: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
     def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
@@ -169,8 +169,8 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
-        if self.w_g is not None:
-            g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, self.b_g))
-            gated = record(tape, gated=silu(g) * normed)
+        if self.w_gate is not None:
+            gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
+            gated = record(tape, gated=silu(gate_scores) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)

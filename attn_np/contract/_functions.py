@@ -73,6 +73,40 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
+def check_terms(terms: Any, term: type) -> None:
+    """Refuse what are no terms.
+
+    Args:
+        terms: as `attend` gets them.
+        term: the class of the tree's terms.
+
+    Raises:
+        TypeError: naming the type of what is none.
+    """
+    for one in terms if isinstance(terms, list | tuple) else () if terms is None else (terms,):
+        if not isinstance(one, term):
+            got = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
+            expected = "attend: expected terms to be one or several of `terms`, such as terms.Slopes(slopes), or None"
+            raise TypeError(f"{expected}, got {got}; pass an array of what is added to the scores as bias=")
+
+
+def check_term_bias(name: str, spec: Spec | None, heads: int, offsets: Any) -> None:
+    """Refuse what a term's method `bias` returned.
+
+    Raises:
+        ValueError: another shape than one number for each head, or for all, and each offset.
+        TypeError: no floats.
+    """
+    shape, dtype = spec if spec is not None else ((), "None")
+    n = offsets.shape[0]
+    # Not `in`: under torch.compile sizes may be symbols, which no `in` finds.
+    fits = len(shape) == 2 and (shape[0] == 1 or shape[0] == heads) and shape[1] == n
+    expected = f"bias(offset) of shape (h, n) = ({heads}, {n}), or (1, {n}) for all heads"
+    require(fits, name, expected, shape if spec is not None else "None", "return a number for each head and offset")
+    if dtype not in FLOATS:
+        raise TypeError(f"{name}: expected floats from bias(offset), got {dtype}; convert them")
+
+
 def check_lengths(known: tuple[int, int] | None) -> None:
     """Refuse lengths below 0, if the least and the largest are known.
 
@@ -184,14 +218,14 @@ class Angles(Rotary):
     rope_base: float = 10000.0
     rope_layout: str = "half"
     max_positions: int | None = None
-    scaling: str | None = None
-    scaling_factor: float | None = None
+    rope_scaling: str | None = None
+    rope_scaling_factor: float | None = None
     original_max_positions: int | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
-    truncate: bool = True
+    yarn_truncate: bool = True
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
@@ -300,12 +334,14 @@ class Buckets(t5_bias.Config):
 Buckets.variant = "relative_buckets"
 
 
-def check_offsets(spec: Spec | None) -> None:
-    """Refuse offsets that are no signed integers.
+def check_relative_positions(spec: Spec | None) -> None:
+    """Refuse relative positions that are no signed integers.
 
     Raises:
         TypeError: naming the dtype.
     """
     if spec is None or spec[1] not in INTEGERS or spec[1].startswith("u"):
         got = "none" if spec is None else spec[1]
-        raise TypeError(f"relative_buckets: expected offsets as signed integers, got {got}; take key minus query")
+        raise TypeError(
+            f"relative_buckets: expected relative_positions as signed integers, got {got}; take key minus query"
+        )

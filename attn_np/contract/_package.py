@@ -11,10 +11,10 @@ FUNCTIONS = {
     "attend": "_functions",
     "entmax": "_simplex",
     "merge": "_functions",
-    "recur": "_recur",
+    "recur": "_recur_function",
     "relative_buckets": "_relative",
-    "rotary_angles": "_rotations",
-    "rotate": "_rotations",
+    "rotary_angles": "_rotary_functions",
+    "rotate": "_rotary_functions",
     "softmax": "_simplex",
 }
 
@@ -38,8 +38,9 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
     from attn_np.contract import layers, nearest
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
+    modules["terms"] = f"{package}._terms"
     file_of = dict.fromkeys(api, "_api") | FUNCTIONS | layers()
-    names = sorted([*file_of, "drop_in", "patterns"])
+    names = sorted([*file_of, "drop_in", "patterns", "terms"])
 
     def getattr_(name: str) -> Any:
         if name in modules:

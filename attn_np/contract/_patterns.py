@@ -355,8 +355,10 @@ class Window(Pattern):
 
     def allows(self, query: Any, key: Any) -> Any:
         left, right = window_limits((self.left, self.right))
-        offset = key - query
-        return (offset >= -(FAR if left is None else left)) & (offset <= (FAR if right is None else right))
+        relative_position = key - query
+        return (relative_position >= -(FAR if left is None else left)) & (
+            relative_position <= (FAR if right is None else right)
+        )
 
     @property
     def sees_itself(self) -> bool:

@@ -10,14 +10,17 @@ LAYOUTS = ("half", "interleaved")
 # The fields that each kind of scaling requires, and those that it allows.
 SCALINGS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     None: ((), ()),
-    "linear": (("scaling_factor",), ()),
-    "dynamic": (("scaling_factor", "original_max_positions"), ()),
+    "linear": (("rope_scaling_factor",), ()),
+    "dynamic": (("rope_scaling_factor", "original_max_positions"), ()),
     "yarn": (
-        ("scaling_factor", "original_max_positions"),
-        ("beta_fast", "beta_slow", "truncate", "attention_factor"),
+        ("rope_scaling_factor", "original_max_positions"),
+        ("beta_fast", "beta_slow", "yarn_truncate", "attention_factor"),
     ),
-    "llama3": (("scaling_factor", "original_max_positions", "low_freq_factor", "high_freq_factor"), ()),
-    "longrope": (("original_max_positions", "short_factor", "long_factor"), ("scaling_factor", "attention_factor")),
+    "llama3": (("rope_scaling_factor", "original_max_positions", "low_freq_factor", "high_freq_factor"), ()),
+    "longrope": (
+        ("original_max_positions", "short_factor", "long_factor"),
+        ("rope_scaling_factor", "attention_factor"),
+    ),
 }
 SCALING_FIELDS = tuple(dict.fromkeys(name for groups in SCALINGS.values() for names in groups for name in names))
 
@@ -32,14 +35,14 @@ class Rotary(Config):
     rotary_dim: int | None = None
     rope_layout: str
     max_positions: int | None = None
-    scaling: str | None = None
-    scaling_factor: float | None = None
+    rope_scaling: str | None = None
+    rope_scaling_factor: float | None = None
     original_max_positions: int | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
-    truncate: bool = True
+    yarn_truncate: bool = True
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
@@ -57,25 +60,31 @@ class Rotary(Config):
         v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
         self.check_positive("rotary_dim", "max_positions", "original_max_positions")
         self.check_number("rope_base", above=1.0)
-        for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+        for name in ("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             self.check_number(name, above=0.0)
         self.check_number("attention_factor", above=0.0)
-        self.check_flag("truncate")
+        self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
         require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
         require(
             width <= head_width, v, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim="
         )
         kinds = ", ".join(repr(kind) for kind in SCALINGS)
-        require(self.scaling in SCALINGS, v, f"scaling to be one of {kinds}", repr(self.scaling), "set scaling=")
-        required, allowed = SCALINGS[self.scaling]
+        require(
+            self.rope_scaling in SCALINGS,
+            v,
+            f"rope_scaling to be one of {kinds}",
+            repr(self.rope_scaling),
+            "set rope_scaling=",
+        )
+        required, allowed = SCALINGS[self.rope_scaling]
         for name in SCALING_FIELDS:
             value = getattr(self, name)
             if name in required:
-                require(value is not None, v, f"{name} for scaling={self.scaling!r}", "none", f"set {name}=")
+                require(value is not None, v, f"{name} for rope_scaling={self.rope_scaling!r}", "none", f"set {name}=")
             elif name not in allowed:
-                unset = value is (True if name == "truncate" else None)
-                require(unset, v, f"no {name} for scaling={self.scaling!r}", repr(value), f"leave {name} out")
+                unset = value is (True if name == "yarn_truncate" else None)
+                require(unset, v, f"no {name} for rope_scaling={self.rope_scaling!r}", repr(value), f"leave {name} out")
         for name in ("short_factor", "long_factor"):
             value = getattr(self, name)
             fits = value is None or (
@@ -86,12 +95,14 @@ class Rotary(Config):
             if not fits:
                 todo = "give one for each rotated pair"
                 raise field_error(v, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
-        if self.scaling == "dynamic":
-            require(width > 2, v, "more than one rotated pair for scaling='dynamic'", width // 2, "set rotary_dim=")
-        if self.scaling == "llama3":
+        if self.rope_scaling == "dynamic":
+            require(
+                width > 2, v, "more than one rotated pair for rope_scaling='dynamic'", width // 2, "set rotary_dim="
+            )
+        if self.rope_scaling == "llama3":
             low, high = self.low_freq_factor or 0, self.high_freq_factor or 0
             require(low < high, v, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
-        if self.scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
+        if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
     def arguments(self) -> dict[str, Arg]:
@@ -123,17 +134,17 @@ class Rotary(Config):
 
     def depends_on_length(self, length: int) -> bool:
         """Whether angles of passes over up to `length` positions are not all the same."""
-        return self.scaling in ("dynamic", "longrope") and length > (self.original_max_positions or 1)
+        return self.rope_scaling in ("dynamic", "longrope") and length > (self.original_max_positions or 1)
 
     def check_traced_length(self) -> None:
         """Refuse the kind of scaling whose tables a compiled program cannot choose between.
 
         Raises:
-            ValueError: `scaling="dynamic"`.
+            ValueError: `rope_scaling="dynamic"`.
         """
-        expected = "positions whose values are known for scaling='dynamic', which depends on the largest"
+        expected = "positions whose values are known for rope_scaling='dynamic', which depends on the largest"
         todo = "pass them outside compiled programs, or leave them out"
-        require(self.scaling != "dynamic", self.variant, expected, "traced ones", todo)
+        require(self.rope_scaling != "dynamic", self.variant, expected, "traced ones", todo)
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.
@@ -150,27 +161,27 @@ class Rotary(Config):
         - longrope: each pair is slowed down by its own factor, from one list up to the original length and from
           another beyond it (Ding et al. 2024, arXiv:2402.13753).
         """
-        width, base, factor = self.rotary_width(), self.rope_base, self.scaling_factor or 1.0
+        width, base, factor = self.rotary_width(), self.rope_base, self.rope_scaling_factor or 1.0
         original = self.original_max_positions or 1
-        if self.scaling == "dynamic" and length > original:
+        if self.rope_scaling == "dynamic" and length > original:
             base = base * (factor * length / original - (factor - 1)) ** (width / (width - 2))
         angles = [base ** (-2 * i / width) for i in range(width // 2)]
-        if self.scaling == "linear":
+        if self.rope_scaling == "linear":
             angles = [angle / factor for angle in angles]
-        elif self.scaling == "yarn":
+        elif self.rope_scaling == "yarn":
             low, high = (self._pair_that_turns(n) for n in (self.beta_fast or 32.0, self.beta_slow or 1.0))
-            if self.truncate:
+            if self.yarn_truncate:
                 low, high = floor(low), ceil(high)
             low, high = max(low, 0), min(high, width - 1)
             high = high + 0.001 if low == high else high
             ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(width // 2)]
             angles = [f / factor * r + f * (1 - r) for f, r in zip(angles, ramp, strict=True)]
-        elif self.scaling == "llama3":
+        elif self.rope_scaling == "llama3":
             low, high = self.low_freq_factor or 1.0, self.high_freq_factor or 4.0
             turns = [original * f / (2 * pi) for f in angles]
             ramp = [min(max((n - low) / (high - low), 0.0), 1.0) for n in turns]
             angles = [f / factor * (1 - r) + f * r for f, r in zip(angles, ramp, strict=True)]
-        elif self.scaling == "longrope":
+        elif self.rope_scaling == "longrope":
             factors = (self.long_factor if length > original else self.short_factor) or ()
             angles = [angle / divisor for angle, divisor in zip(angles, factors, strict=True)]
         return tuple(angles)
@@ -181,11 +192,11 @@ class Rotary(Config):
 
     def amplitude(self) -> float:
         """Factor on cosines and sines: `attention_factor`, or a value that the scaling derives from its factor."""
-        factor = self.scaling_factor or 1.0
+        factor = self.rope_scaling_factor or 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        if factor > 1 and self.scaling == "yarn":
+        if factor > 1 and self.rope_scaling == "yarn":
             return 0.1 * log(factor) + 1.0
-        if factor > 1 and self.scaling == "longrope":
+        if factor > 1 and self.rope_scaling == "longrope":
             return sqrt(1 + log(factor) / log(self.original_max_positions or 1))
         return 1.0

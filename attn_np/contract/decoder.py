@@ -40,17 +40,17 @@ class Config(Rotary):
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (GPT-J, Cohere).
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
-        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
+        rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, and the largest position + 1 if a full pass is given positions.
-        scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        rope_scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
         high_freq_factor: "llama3": pairs with more turns than this stay as they are.
         beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
         beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
-        truncate: "yarn": the ramp between the two begins and ends at whole pairs.
-        attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
+        yarn_truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from rope_scaling_factor by default.
         short_factor: "longrope": divides each pair's angle, up to the original length.
         long_factor: "longrope": divides each pair's angle beyond the original length.
     """
@@ -69,21 +69,21 @@ class Config(Rotary):
     )
     notation = {
         "q_norm.weight, k_norm.weight (Qwen 3, Gemma 3)": 'w_q_norm, w_k_norm: norm_weight="shared"',
-        "q_norm.weight, k_norm.weight (OLMo 2, Cohere)": 'w_q_all, w_k_all: norm_weight="own"',
+        "q_norm.weight, k_norm.weight (OLMo 2, Cohere)": 'w_q_norm_heads, w_k_norm_heads: norm_weight="own"',
         "sinks (gpt-oss)": "sinks",
         "second half of q_proj, per head (Qwen3-Next)": "w_gate",
-        "Llama, Falcon 7B": "num_kv_heads (1 for Falcon 7B); Llama 3.1 also scaling='llama3', rope_base=500000.0",
+        "Llama, Falcon 7B": "num_kv_heads (1 for Falcon 7B); Llama 3.1 also rope_scaling='llama3', rope_base=500000.0",
         "Mistral": "num_kv_heads, window=(W - 1, None)",
         "Qwen 2; Qwen 3": "qkv_bias; norm='rms'",
         "Qwen3-Next": "norm='rms', norm_offset=1.0, gate, a quarter of the head in rotary_dim",
         "Gemma 2": "softcap=50.0, scale=query_pre_attn_scalar**-0.5, a window in every other layer",
         "Gemma 3": "norm='rms', norm_offset=1.0, scale; most with a window, the rest with rope_base=1e6, 'linear'",
-        "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
+        "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: rope_scaling='longrope'",
         "GPT-J": "rope_layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
-        "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
+        "gpt-oss": "sinks, both biases, rope_scaling='yarn', yarn_truncate=False, a window in every other layer",
     }
     cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
     paper = (
@@ -132,14 +132,14 @@ class Config(Rotary):
     rotary_dim: int | None = None
     rope_layout: str = "half"
     max_positions: int | None = None
-    scaling: str | None = None
-    scaling_factor: float | None = None
+    rope_scaling: str | None = None
+    rope_scaling_factor: float | None = None
     original_max_positions: int | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
-    truncate: bool = True
+    yarn_truncate: bool = True
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
@@ -171,10 +171,10 @@ class Config(Rotary):
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
-        if self.rope_base is not None or self.scaling is not None or self.rotary_dim is not None:
+        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
             self.check_rotary()
             rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for scaling= or rotary_dim=", "none", "set rope_base=")
+            _base.require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
@@ -199,7 +199,7 @@ class Config(Rotary):
         if self.norm_bias:
             params |= {"b_q_norm": Param("k", "k", init=0.0), "b_k_norm": Param("k", "k", init=0.0)}
         if self.norm is not None and self.norm_weight == "own":
-            params |= {"w_q_all": Param("h k", "k", init=start), "w_k_all": Param("g k", "k", init=start)}
+            params |= {"w_q_norm_heads": Param("h k", "k", init=start), "w_k_norm_heads": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def exempt(self) -> dict[str, str]:
@@ -246,12 +246,12 @@ EXAMPLES = {
         sinks=True,
         rotary_dim=4,
         max_positions=13,
-        scaling="yarn",
-        scaling_factor=4.0,
+        rope_scaling="yarn",
+        rope_scaling_factor=4.0,
         original_max_positions=29,
         beta_fast=2.5,
         beta_slow=0.25,
-        truncate=False,
+        yarn_truncate=False,
     ),
     "gated": Config(
         d_model=7,
@@ -272,8 +272,8 @@ EXAMPLES = {
         gate=True,
         rope_base=50.0,
         rope_layout="interleaved",
-        scaling="llama3",
-        scaling_factor=3.0,
+        rope_scaling="llama3",
+        rope_scaling_factor=3.0,
         original_max_positions=23,
         low_freq_factor=0.5,
         high_freq_factor=2.0,
@@ -285,7 +285,7 @@ EXAMPLES = {
         norm="rms",
         norm_weight=None,
         rotary_dim=4,
-        scaling="longrope",
+        rope_scaling="longrope",
         original_max_positions=1,
         attention_factor=1.25,
         short_factor=(1.0, 1.5),

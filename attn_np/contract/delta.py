@@ -41,7 +41,7 @@ class Config(_base.Config):
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
         "beta_t (writing strength)": "beta",
         "v_t^new, u_t (pseudo-values)": "corrected: the value written for a key",
-        "T = (I + tril(diag(beta) K K^T, -1))^-1": "pairs is the part below the diagonal, inverse its T without beta",
+        "T = (I + tril(diag(beta) K K^T, -1))^-1": "key_products below the diagonal; inverse: its T without beta",
         "W, U": (
             "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
         ),

@@ -39,7 +39,7 @@ class Config(_base.Config):
         r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(\mathrm{silu}(v_t) - \alpha_t s_{t-1}^\top k_t\right)^\top,"
         r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
         r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
-        r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_g))\, w_o"
+        r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_{gate}))\, w_o"
     )
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
@@ -51,7 +51,7 @@ class Config(_base.Config):
         "W, U": (
             "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
         ),
-        "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_g, w_beta w_a",
+        "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_gate, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
@@ -102,7 +102,7 @@ class Config(_base.Config):
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
-            "w_g": Param("d h v", "d"),
+            "w_gate": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_a": Param("d h", "d"),
             "a_log": Param("h", "", init=self.rates),

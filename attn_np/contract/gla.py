@@ -37,14 +37,14 @@ class Config(_base.Config):
     formula = (
         r"s_t = \mathrm{diag}(\alpha_t)\, s_{t-1} + k_t v_t^\top,\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
         r"\alpha_t = \sigma(x_t w_a w_b + b_a)^{1/\tau},\quad "
-        r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_g))\, w_o"
+        r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_{gate}))\, w_o"
     )
     notation = {
         "S_t": "states on the tape, state in the cache",
         "alpha_t": "decay on the tape, exp of log_decay = -softplus(-a) / temperature with a = x w_a_down w_a_up + b_a",
         "W_alpha^1, W_alpha^2, b_alpha": "w_a_down, w_a_up, b_a",
         "tau": "temperature",
-        "W_r (output gate)": "w_g; the paper's b_r is 0, as in the authors' code",
+        "W_r (output gate)": "w_gate; the paper's b_r is 0, as in the authors' code",
         "P (scores within a chunk)": "scores on the tape: with their decays, 0 for later keys",
         "LN": "normed on the tape: by the root mean square, with w_norm, as in the authors' code",
     }
@@ -88,7 +88,7 @@ class Config(_base.Config):
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
-            "w_g": Param("d h v", "d"),
+            "w_gate": Param("d h v", "d"),
             "w_a_down": Param("d z", "d"),
             "w_a_up": Param("z h k", "z"),
             "b_a": Param("h k", "z"),

@@ -37,15 +37,15 @@ class Config(gated_delta.Config):
         r"s_t = \left(I - \beta_t k_t k_t^\top\right) \mathrm{diag}(\alpha_t)\, s_{t-1} + \beta_t\, k_t v_t^\top,"
         r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
         r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a w_b + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
-        r"y = (\mathrm{rms}(c) \odot \sigma(x w_g w_u + b_g))\, w_o"
+        r"y = (\mathrm{rms}(c) \odot \sigma(x w_{gate} w_u + b_{gate}))\, w_o"
     )
     notation = {
         "S_t": "states on the tape, state in the cache",
         "v_t of the paper, after its SiLU": "v_silu on the tape; q_unit and k_unit are after SiLU and norm",
         "alpha_t": "decay on the tape, exp of log_decay = -exp(a_log) softplus(a)",
         "W_alpha down, up": "w_a_down, w_a_up; a = x w_a_down w_a_up + dt_bias",
-        "W_g down, up": "w_g_down, w_g_up, b_g",
-        "f_proj, g_proj, b_proj, A_log of the authors' code": "w_a_down w_a_up, w_g_down w_g_up, w_beta, a_log",
+        "W_g down, up": "w_gate_down, w_gate_up, b_gate",
+        "f_proj, g_proj, b_proj, A_log of the authors' code": "w_a_down w_a_up, w_gate_down w_gate_up, w_beta, a_log",
         "W, U": (
             "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
         ),
@@ -80,14 +80,14 @@ class Config(gated_delta.Config):
 
     def own_params(self) -> dict[str, Param]:
         others = super().own_params()
-        del others["w_a"], others["w_g"]
+        del others["w_a"], others["w_gate"]
         return others | {
             "w_a_down": Param("d z", "d"),
             "w_a_up": Param("z h k", "z"),
             "dt_bias": Param("h k", "", init=self.step),
-            "w_g_down": Param("d z", "d"),
-            "w_g_up": Param("z h v", "z"),
-            "b_g": Param("h v", "z"),
+            "w_gate_down": Param("d z", "d"),
+            "w_gate_up": Param("z h v", "z"),
+            "b_gate": Param("h v", "z"),
         }
 
     def step(self) -> float:

@@ -45,7 +45,7 @@ class Config(CrossConfig):
     notation = {
         "LN(X W^Q), LN(X W^K)": 'q_norm, k_norm with norm="layer"; before: q_proj, k_proj',
         "gamma of q_norm and k_norm (Qwen3), norm_over=head": "w_q_norm, w_k_norm, axis k",
-        "gamma of q_norm and k_norm (OLMo 2), norm_over=all": "w_q_all, w_k_all, axes h k",
+        "gamma of q_norm and k_norm (OLMo 2), norm_over=all": "w_q_norm_heads, w_k_norm_heads, axes h k",
         "g (learned scale of L2 normalisation)": "w_scale, one for each head h, sqrt(K) at the start",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
@@ -78,7 +78,7 @@ class Config(CrossConfig):
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":
             return super().own_params() | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
-        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "all")
+        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "norm_heads")
         return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", init=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:

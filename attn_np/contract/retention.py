@@ -49,13 +49,13 @@ class Config(_base.Config):
     )
     formula = (
         r"s_t = \gamma_h s_{t-1} + k_t v_t^\top,\quad c_t = \tfrac{1}{\sqrt{K}}\, q_t^\top s_t,\quad "
-        r"y = (\mathrm{swish}(x w_g) \odot \mathrm{norm}_h(c))\, w_o,\quad \gamma_h = 1 - 2^{-5-h}"
+        r"y = (\mathrm{swish}(x w_{gate}) \odot \mathrm{norm}_h(c))\, w_o,\quad \gamma_h = 1 - 2^{-5-h}"
     )
     notation = {
         "Q, K, V": "q, k, v; the factor 1/sqrt(K) is on q when it is used",
         "D_nm = gamma^(n-m)": "decay on the tape, 0 for later keys",
         "R_i (state after chunk i), S_n (after position n)": "states on the tape, state in the cache",
-        "W_G, W_O": "w_g, w_o",
+        "W_G, W_O": "w_gate, w_o",
         "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k rotated by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
     }
@@ -152,18 +152,18 @@ class Config(_base.Config):
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
-            "w_g": Param("d h v", "d"),
+            "w_gate": Param("d h v", "d"),
             "w_o": Param("h v d", "h v"),
         }
         biases = {
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "d"),
             "b_v": Param("h v", "d"),
-            "b_g": Param("h v", "d"),
+            "b_gate": Param("h v", "d"),
             "b_o": Param("d", "h v"),
         }
         if not self.use_gate:
-            del weights["w_g"], biases["b_g"]
+            del weights["w_gate"], biases["b_gate"]
         return weights | biases if self.use_bias else weights
 
     def arguments(self) -> dict[str, Arg]:

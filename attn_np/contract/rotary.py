@@ -26,17 +26,17 @@ class Config(Rotary, Heads):
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (the paper, GPT-J).
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
-        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
+        rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, so that all keys in it agree, and the largest position + 1 if a full pass is given positions.
-        scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        rope_scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
         high_freq_factor: "llama3": pairs with more turns than this stay as they are.
         beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
         beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
-        truncate: "yarn": the ramp between the two begins and ends at whole pairs.
-        attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
+        yarn_truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from rope_scaling_factor by default.
         short_factor: "longrope": divides each pair's angle, up to the original length.
         long_factor: "longrope": divides each pair's angle beyond the original length.
     """
@@ -92,14 +92,14 @@ class Config(Rotary, Heads):
     rotary_dim: int | None = None
     rope_layout: str = "half"
     max_positions: int | None = None
-    scaling: str | None = None
-    scaling_factor: float | None = None
+    rope_scaling: str | None = None
+    rope_scaling_factor: float | None = None
     original_max_positions: int | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
-    truncate: bool = True
+    yarn_truncate: bool = True
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
@@ -126,12 +126,12 @@ EXAMPLES = {
         value_head_dim=3,
         causal=True,
         use_bias=False,
-        scaling="yarn",
-        scaling_factor=4.0,
+        rope_scaling="yarn",
+        rope_scaling_factor=4.0,
         original_max_positions=29,
         beta_fast=2.5,
         beta_slow=0.25,
-        truncate=False,
+        yarn_truncate=False,
     ),
     "interleaved": Config(
         d_model=5,
@@ -144,8 +144,8 @@ EXAMPLES = {
         rope_base=50.0,
         rotary_dim=6,
         rope_layout="interleaved",
-        scaling="llama3",
-        scaling_factor=3.0,
+        rope_scaling="llama3",
+        rope_scaling_factor=3.0,
         original_max_positions=23,
         low_freq_factor=0.5,
         high_freq_factor=2.0,
@@ -158,7 +158,7 @@ EXAMPLES = {
         window=(3, 1),
         rotary_dim=4,
         max_positions=13,
-        scaling="longrope",
+        rope_scaling="longrope",
         original_max_positions=1,
         attention_factor=1.25,
         short_factor=(1.0, 1.5),

@@ -50,7 +50,7 @@ class Config(_heads.Config):
     equals = ("mha with scale=1.0 and the table's numbers passed as bias=",)
     traps = (
         "dividing by sqrt(head_dim): T5's scores are unscaled, its initial weights make up for it",
-        "the sign: the offset is key minus query, and later keys take the upper half of the buckets",
+        "the sign: the relative position is key minus query, and later keys take the upper half of the buckets",
         "a decoder has buckets for one side only: all of them for earlier keys",
         "a bucket computed with a logarithm in float32 can fall one short where the exact value is an integer",
         "one table serves all layers of a T5 stack: a table in each layer, all with the same numbers",
@@ -101,7 +101,7 @@ class Config(_heads.Config):
         }
 
     def buckets(self) -> tuple[int, ...]:
-        """The bucket of every offset, key minus query, from -max_distance to max_distance."""
+        """The bucket of every relative position, key minus query, from -max_distance to max_distance."""
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         before = one_side(side, self.max_distance)
         after = tuple(side + x for x in before[1:]) if self.bidirectional else (0,) * self.max_distance

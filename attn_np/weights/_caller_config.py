@@ -29,10 +29,10 @@ def layer_config(
     """
     if part in ("", "encoder"):
         hf.check_layer("num_hidden_layers", layer)
-    if layout.config is None:
+    if layout.table_and_fields is None:
         raise ValueError(f"weights: expected a layout with a {CONFIG}, got {layout.origin}; use load")
     try:
-        table, fields = layout.config(hf, layer, part)
+        table, fields = layout.table_and_fields(hf, layer, part)
         config = contract.config(layout.variant_of(table), **fields)
     except WeightFileError:
         raise
@@ -57,7 +57,7 @@ def family_config(file: str, layout: Layout, layer: int, part: str) -> tuple[str
         ConfigMismatchError: it cannot be read, or has a field that is unknown or cannot be represented.
     """
     path = sidecar_path(file)
-    if layout.config is None or not os.path.exists(path):
+    if layout.table_and_fields is None or not os.path.exists(path):
         return None
     hf = read_hf_config(path)
     if hf.get("model_type") not in layout.model_types:
@@ -114,7 +114,7 @@ def infer_config(
     Raises:
         ConfigMismatchError, MissingKeysError: a base of rotary positions that is not known, or a key that is missing.
     """
-    if layout.config is not None and "rope_base" in table.free and "rope_base" not in known:
+    if layout.table_and_fields is not None and "rope_base" in table.free and "rope_base" not in known:
         # The weights look the same for every base.
         todo = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
         expected = f"a {CONFIG} of this family beside it, or this field"

@@ -154,7 +154,7 @@ def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
     layout_of, model_type = families(), hf.get("model_type")
     if layout is not None:
         family = layouts.get(layout)
-        if family.config is None:
+        if family.table_and_fields is None:
             todo = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {layout!r}; {todo}")
         if layout_of.get(model_type, layout) != layout:

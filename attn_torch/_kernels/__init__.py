@@ -21,7 +21,7 @@ from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention, queries_of_block
 from attn_torch._kernels.hidden import PatternArrays, limits_of, statically_true, trim_unseen, zero_unseen_inputs
 from attn_torch._kernels.sharded import attend_locally, is_sharded
-from attn_torch._ops import dtype_name, per_pair, to_dtype, upcast
+from attn_torch._ops import dtype_name, skew, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU.
 SMALL = 2**19
@@ -45,15 +45,15 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     pattern: Pattern | None = None,
-    distance_bias: Tensor | None = None,
+    diagonal_bias: Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The context `b t h v` of q `b t h k`, k `b s g k`, v `b s g v`, as `attn_torch.attend` defines it; and, if asked
-    for, the lse `b h t`. A `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    for, the lse `b h t`. A `diagonal_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     mask, bias = rank4(mask), rank4(bias)
     if is_sharded(q):
-        arrays = {"mask": mask, "bias": bias, "sinks": sinks, "distance_bias": distance_bias}
+        arrays = {"mask": mask, "bias": bias, "sinks": sinks, "diagonal_bias": diagonal_bias}
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
         options["return_lse"] = return_lse
         return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
@@ -62,25 +62,25 @@ def attend(
     limits = limits_of(causal, window, t, s)
     if pattern is None:
         q, k, v, mask, bias, limits = trim_unseen(q, k, v, mask, bias, limits)
-    all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, distance_bias))
-    if distance_bias is not None:
+    all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, diagonal_bias))
+    if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        of_diagonals = distance_bias = upcast(distance_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        of_diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
         plain = plain and not needs_grad(q, k, v, of_diagonals)
-        if plain and sdpa.serves_distances(q, k, v, of_diagonals):
-            context = sdpa.attend_by_distance(q, k, v, of_diagonals, limits, float(scale))
+        if plain and sdpa.serves_diagonals(q, k, v, of_diagonals):
+            context = sdpa.attend_by_diagonals(q, k, v, of_diagonals, limits, float(scale))
             return to_dtype(from_query(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, of_diagonals):
-            by_pair = per_pair(of_diagonals, q.shape[1], k.shape[1]).flip(2)
-            bias, distance_bias = by_pair if bias is None else by_pair + bias, None
+            by_pair = skew(of_diagonals, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
+            bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    plain = pattern is softcap is sinks is distance_bias is None and not return_lse
+    plain = pattern is softcap is sinks is diagonal_bias is None and not return_lse
     if plain and sdpa.serves(*arrays, limits, scale):
         context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
@@ -88,9 +88,9 @@ def attend(
     else:
         text, *pattern_arrays = of_pattern = PatternArrays.of(pattern)
         strip = None
-        if distance_bias is not None:
+        if diagonal_bias is not None:
             rows = queries_of_block(q, of_pattern)
-            strip = per_pair(distance_bias, rows, distance_bias.shape[-1] - rows + 1).flip(2).contiguous()
+            strip = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
         inputs = *arrays, sinks, *pattern_arrays, strip
         context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
     first_query = t - q.shape[1]

@@ -342,10 +342,10 @@ def forward(*inputs: Any) -> Outputs:
     *call_inputs, with_lse = inputs
     q, k, v, mask, bias, sinks, *_, strip, left, right, scale, softcap, text = call_inputs
     if strip is not None and q.is_cpu and mask is bias is sinks is softcap is None and not (text or with_lse):
-        context = sdpa.attend_by_distance(q, k, v, diagonals_of(strip), (left, right), scale)
+        context = sdpa.attend_by_diagonals(q, k, v, diagonals_of(strip), (left, right), scale)
         return context.contiguous(), outputs_like(*inputs)[1]
-    call, (out, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
-    context = call.heads_first(out)
+    call, (context, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
+    by_heads = call.heads_first(context)
     for block in call.blocks():
         scores, empty, _ = call.scores(block)
         if with_lse:
@@ -354,17 +354,17 @@ def forward(*inputs: Any) -> Outputs:
         if call.sink_columns:
             probs[..., 0] = 0.0
         part = call.by_axes(call.product("context", probs, call.keys(call.v, block)), block)
-        block.of(context, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
-    return out, lse
+        block.of(by_heads, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
+    return context, lse
 
 
 @torch.library.custom_op(
     f"{PACKAGE}::blocks_backward",
     mutates_args=(),
-    schema=f"(Tensor dout, Tensor delta, {SCHEMA}, bool with_bias, bool with_strip) -> Tensor[]",
+    schema=f"(Tensor dcontext, Tensor delta, {SCHEMA}, bool with_bias, bool with_strip) -> Tensor[]",
 )
 @without_autocast
-def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
+def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
     """The gradients of q, k and v, then of the sinks if there are any, then of the bias and the strip if asked for.
 
     Every block's weights again, then the rules of the textbook. delta, `b t h 1`, is what the softmax's rule needs of
@@ -376,7 +376,7 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and with_bias else None
     dstrip = torch.zeros_like(call.strip) if call.strip is not None and with_strip else None
-    dcontext, dqueries = call.heads_first(dout), call.heads_first(dq)
+    dcontext, dqueries = call.heads_first(dcontext), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
         scores, empty, tanh = call.scores(block)
@@ -385,8 +385,8 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
             call.by_axes(probs, block).masked_fill_(empty, 0.0)
         if call.reach is not None:  # far keys: products with numbers below the normal ones are slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
-        dy = call.queries(dcontext, block)
-        dscores = call.product("dprobs", dy, call.keys(call.v, block).mT)
+        block_dcontext = call.queries(dcontext, block)
+        dscores = call.product("dprobs", block_dcontext, call.keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
         # Also of queries that see no key: their sink has what the lse asks for.
@@ -395,7 +395,7 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         if dsinks is not None:
             block.add(dsinks, "bgr", dscores_by_axes[..., 0].sum(-1))
             probs[..., 0] = dscores[..., 0] = 0.0
-        block.add(dv, "bgsk", call.product("dv", probs.mT, dy))
+        block.add(dv, "bgsk", call.product("dv", probs.mT, block_dcontext))
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
         if dstrip is not None:
@@ -417,7 +417,7 @@ def outputs_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Outputs:
 
 
 @backward.register_fake
-def _(dout: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+def _(dcontext: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     gradients_of = rest[2], rest[1] if rest[-2] else None, rest[6] if rest[-1] else None
     return [x.new_empty(x.shape) for x in (q, k, v, *gradients_of) if x is not None]
 
@@ -444,14 +444,15 @@ class BlockAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        dout, dlse = grad_outputs
-        out, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        dcontext, dlse = grad_outputs
+        context, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
         # A bias may be as large as all scores.
         sinks, with_bias, with_strip = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[ARRAYS - 1]
-        # The sum over the keys of probs dprobs is that of dout out over the width; the lse adds probs dlse to dscores.
-        delta = (dout * out).sum(-1, keepdim=True)
+        # The sum over the keys of probs dprobs is that of dcontext context over the width; the lse adds probs dlse to
+        # dscores.
+        delta = (dcontext * context).sum(-1, keepdim=True)
         delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
-        dq, dk, dv, *more = BlockGradients.apply(dout, delta, *arrays, *ctx.options, with_bias, with_strip)
+        dq, dk, dv, *more = BlockGradients.apply(dcontext, delta, *arrays, *ctx.options, with_bias, with_strip)
         dsinks, dbias, dstrip = (more.pop(0) if given else None for given in (sinks is not None, with_bias, with_strip))
         return dq, dk, dv, None, dbias, dsinks, None, None, None, dstrip, *[None] * 6
 
@@ -463,11 +464,11 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dy, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap, text,
-        with_bias, with_strip,
+        dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap,
+        text, with_bias, with_strip,
     ):  # fmt: skip
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip
-        return tuple(backward(dy, delta, *arrays, left, right, scale, softcap, text, with_bias, with_strip))
+        return tuple(backward(dcontext, delta, *arrays, left, right, scale, softcap, text, with_bias, with_strip))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -493,8 +494,8 @@ def into_batch(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[A
 @forward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Outputs, tuple[int, int]]:
     n = info.batch_size
-    out, lse = forward(*into_batch(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
-    return (out.unflatten(0, (n, -1)), lse.unflatten(0, (n, -1))), (0, 0)
+    context, lse = forward(*into_batch(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
+    return (context.unflatten(0, (n, -1)), lse.unflatten(0, (n, -1))), (0, 0)
 
 
 @backward.register_vmap

@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
-from attn_torch._ops import per_pair
+from attn_torch._ops import skew
 
 # Queries of a call by distance where causality or a window hides keys: the kernel is slow with fewer than 768.
 ROWS = 1024
@@ -59,13 +59,13 @@ def attend(
     return context[..., :width].transpose(1, 2)
 
 
-def serves_distances(q: Tensor, k: Tensor, v: Tensor, distance_bias: Tensor) -> bool:
+def serves_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:
     """Whether the kernel takes a bias by distance, as a view that serves all queries: one without a gradient."""
-    constant = not (distance_bias.requires_grad and torch.is_grad_enabled())
-    return constant and q.is_cpu and serves(q, k, v, None, distance_bias, (None, None), 1.0)
+    constant = not (diagonal_bias.requires_grad and torch.is_grad_enabled())
+    return constant and q.is_cpu and serves(q, k, v, None, diagonal_bias, (None, None), 1.0)
 
 
-def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) -> Tensor:
+def weighs_nothing(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
     """Where a bias by distance makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
 
     Beside that of the query's own position, as no product exceeds |q| |k| in size.
@@ -73,27 +73,27 @@ def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) ->
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
     largest = abs(scale) * (longest_query * longest_key)[:, None, None]
-    least = distance_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
-    return distance_bias < least
+    least = diagonal_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
+    return diagonal_bias < least
 
 
-def attend_by_distance(q: Tensor, k: Tensor, v: Tensor, distance_bias: Tensor, limits: Limits, scale: float) -> Tensor:
+def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, limits: Limits, scale: float) -> Tensor:
     """The context, `b t h v`, of calls with one number for each diagonal, `1 h 1 n`, -inf for those that are hidden."""
     band = Band(q.shape[1], k.shape[1], *limits)
-    offset = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
+    relative_position = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
     left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
-    hidden = (offset < -left) | (offset > right)
+    hidden = (relative_position < -left) | (relative_position > right)
     if band.t <= band.s:  # a query's own position is among its keys
-        hidden = hidden | weighs_nothing(q, k, distance_bias, scale)
-    distance_bias = distance_bias.masked_fill(hidden, -torch.inf)
+        hidden = hidden | weighs_nothing(q, k, diagonal_bias, scale)
+    diagonal_bias = diagonal_bias.masked_fill(hidden, -torch.inf)
     rows = max(1, band.t) if limits == (None, None) else ROWS
     contexts = []
     for start in range(0, band.t, rows):
         queries = Span(start, min(start + rows, band.t))
         keys = band.keys(queries)
-        diagonals = distance_bias[..., band.t - queries.stop + keys.start :][..., : queries.length + keys.length - 1]
-        last_first = q[:, slice(*queries)].flip(1)  # as `per_pair` has the queries
-        by_pair = per_pair(diagonals, queries.length, keys.length)
+        diagonals = diagonal_bias[..., band.t - queries.stop + keys.start :][..., : queries.length + keys.length - 1]
+        last_first = q[:, slice(*queries)].flip(1)  # the order of rows of `skew`
+        by_pair = skew(diagonals, queries.length, keys.length)
         of_keys = k[:, slice(*keys)], v[:, slice(*keys)]
         contexts.append(attend(last_first, *of_keys, None, by_pair, (None, None), scale).flip(1))
     return torch.cat(contexts, 1)

@@ -13,7 +13,7 @@ from attn_torch._kernels.hidden import PatternArrays
 from attn_torch._ops import alongside
 
 AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
-AXES |= {"distance_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
+AXES |= {"diagonal_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
 
 
 def is_sharded(x: Tensor) -> bool:

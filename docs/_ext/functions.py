@@ -11,7 +11,7 @@ import attn_jax
 import attn_np
 import attn_torch
 import parity_tests
-from attn_np import patterns
+from attn_np import patterns, terms
 from attn_np._layer import Layer
 from attn_np.contract import layers
 from attn_np.contract._package import FUNCTIONS
@@ -68,7 +68,7 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
 
     Each public name of the packages is in one of them, but for the layers, whose pages are those of the variants.
     """
-    elsewhere = {"drop_in", "patterns", *FUNCTIONS, *layers()}
+    elsewhere = {"drop_in", "patterns", "terms", *FUNCTIONS, *layers()}
     api = [name for name in attn_np.__all__ if name not in elsewhere]
     classes = [name for name, x in vars(patterns).items() if inspect.isclass(x) and issubclass(x, patterns.Pattern)]
     trees = {"attn_np": attn_np.drop_in, "attn_jax": attn_jax.drop_in, "attn_torch": attn_torch.drop_in}
@@ -95,6 +95,11 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
         "Patterns": (
             "Who may attend to whom, in `attn_np.patterns` and likewise in the others: see [Patterns](patterns.md).",
             [(f"patterns.{name}", getattr(patterns, name)) for name in sorted(classes)],
+        ),
+        "Terms": (
+            "What is added to the scores by distance, in `attn_np.terms` and likewise in the others: see "
+            "[Terms](terms.md).",
+            [(f"terms.{name}", getattr(terms, name)) for name in ("Slopes", "Table", "Term")],
         ),
         "Stand-ins": (
             "For the functions of the frameworks: see [Coming from ...](coming_from.md). Those of `attn` are in all "

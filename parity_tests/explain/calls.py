@@ -230,7 +230,9 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
     (
         "weights of the two norms exchanged",
         "give the norm of the queries its own weight, and the norm of the keys its own",
-        lambda case, drawn: swapped("q_norm", "k_norm")(case, drawn) or swapped("q_all", "k_all")(case, drawn),
+        lambda case, drawn: (
+            swapped("q_norm", "k_norm")(case, drawn) or swapped("q_norm_heads", "k_norm_heads")(case, drawn)
+        ),
     ),
     (
         "heads split the other way",

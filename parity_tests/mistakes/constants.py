@@ -36,7 +36,7 @@ FACTORS = (
     ),
     at(SHARED, "rotary", "interleaved")(
         "factor on the rotary positions",
-        "count positions one by one; a model with scaled positions has scaling= and scaling_factor= in its config",
+        "count positions one by one; a model with scaled positions has rope_scaling= and its factor in its config",
         "angles = xp.arange(count, dtype=xp.float64)[:, None] * ",
         "angles = {value} * xp.arange(count, dtype=xp.float64)[:, None] * ",
     ),

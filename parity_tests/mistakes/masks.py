@@ -10,7 +10,7 @@ SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
-RIGHT = "offset <= right"
+RIGHT = "relative_position <= right"
 SIDES = "left, right = window_limits(window)"
 SELECT = "put -inf where a key is hidden, by selection (where), and give a query without keys weights of 0"
 
@@ -169,7 +169,7 @@ MUTANTS = (
         "causal mask upside down",
         "hide the future, not the past: keep the lower triangle (tril)",
         RIGHT,
-        "offset >= right",
+        "relative_position >= right",
     ),
     causal(
         "mask and causality joined by or",
@@ -181,37 +181,37 @@ MUTANTS = (
     capped(
         "window one key too narrow on the left",
         "count the keys before a query's own: left = 2 sees two earlier keys and its own",
-        "offset >= -left",
-        "offset > -left",
+        "relative_position >= -left",
+        "relative_position > -left",
     ),
     capped(
         "window one key too wide on the left",
         "count the keys before a query's own: left = 2 sees two earlier keys and its own",
-        "offset >= -left",
-        "offset >= -left - 1",
+        "relative_position >= -left",
+        "relative_position >= -left - 1",
     ),
     capped(
         "window one key too narrow on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "offset < right",
+        "relative_position < right",
     ),
     capped(
         "window one key too wide on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "offset <= right + 1",
+        "relative_position <= right + 1",
     ),
     capped(
         "window without its right side",
         "bound the window on both sides",
-        " & (offset <= right)",
+        " & (relative_position <= right)",
         "",
     ),
     capped(
         "window without its left side",
         "bound the window on both sides",
-        "(offset >= -left) & ",
+        "(relative_position >= -left) & ",
         "",
     ),
     capped(

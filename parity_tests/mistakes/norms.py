@@ -7,8 +7,8 @@ decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder
 SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
 NORMED = """\
-        q = record(tape, q_norm=normalize(c, q, q_gain, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, k_gain, self.b_k_norm))
+        q = record(tape, q_norm=normalize(c, q, q_weight, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
 """
 TURNED = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
@@ -23,7 +23,7 @@ CLIPPED = """\
 TURNED_FIRST = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = rotate(q, cos, sin, c.rope_layout), rotate(k, cos, sin, c.rope_layout)
-        q, k = normalize(c, q, q_gain, self.b_q_norm), normalize(c, k, k_gain, self.b_k_norm)
+        q, k = normalize(c, q, q_weight, self.b_q_norm), normalize(c, k, k_weight, self.b_k_norm)
         q, k = record(tape, q_rot=q, k_rot=k)
 """
 

@@ -25,7 +25,7 @@ from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"patterns": "_patterns"}  # offered by another name than that of its file
+MODULES = {"patterns": "_patterns", "terms": "_terms"}  # offered by another name than that of its file
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -124,7 +124,9 @@ def order(name: str | None) -> tuple[int, str]:
 def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:
     """Import statements in isort's order; the names that a stub offers are imported `as` themselves."""
     groups: list[list[str]] = [[], [], []]
-    for module, name in sorted(imports | offered, key=lambda x: (x[1] is not None, x[0], order(x[1]))):
+    for module, name in sorted(
+        imports | offered, key=lambda x: (x[1] is not None, x[0], order(MODULES.get(x[1] or "", x[1])))
+    ):
         root = module.partition(".")[0]
         group = groups[2 if root in PACKAGES else 0 if root in sys.stdlib_module_names else 1]
         if name is None:
@@ -143,7 +145,7 @@ def stub(package: str) -> str:
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
     homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
-    homes |= {"patterns": "attn_np.contract", "drop_in": package}
+    homes |= {"patterns": "attn_np.contract", "drop_in": package, "terms": package}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
     imports: set[Import] = set()
     build = overloads(package, imports)

@@ -24,12 +24,12 @@ class Table:
         rules: our parameter to (their key, "their axes -> our axes"). Several names on one side are stacked along a new
             first axis of that side; with bars, several of ours of any sizes are concatenated in one of theirs:
             "(h k | g v) d -> d h k, d g v". `{n}` in names counts from 0 for as long as the variant has such a name.
-        sizes: our Config field to the letter of its size in the patterns.
+        letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
         free: fields that the caller gives, because the origin's weights are the same for every value.
         fixed: fields that have one value in the origin.
-        constants: letters whose size never varies.
+        constants: letters to sizes that never vary.
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
         zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
         shared: keys that only layer 0 has, for every layer.
@@ -38,7 +38,7 @@ class Table:
     """
 
     rules: Mapping[Names, tuple[Names, str]]
-    sizes: Mapping[str, str] = field(default_factory=dict)
+    letters: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
     free: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Table:
 
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
-        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
+        return (*self.letters, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
 
     def required_keys(self) -> list[str]:
         """The keys of the parameters that every config has."""
@@ -79,8 +79,9 @@ class Layout:
         metadata: metadata that the origin requires of a file.
         variant: our variant whose own names these are, if it is one.
         model_types: values of `model_type` in the origin's `config.json`.
-        config: from such a `config.json`, the number of a layer and the name of a block to the name of a table and the
-            fields of our Config. It reads fields by name and refuses values that the layer cannot represent.
+        table_and_fields: from such a `config.json`, the number of a layer and the name of a block to the name of a
+            table and the fields of our Config. It reads fields by name and refuses values that the layer cannot
+            represent.
     """
 
     origin: str
@@ -95,7 +96,7 @@ class Layout:
     metadata: Mapping[str, str] = field(default_factory=dict)
     variant: str | None = None
     model_types: tuple[str, ...] = ()
-    config: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
+    table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
     def variant_of(self, table: str) -> str:
         """The variant of a table."""
@@ -245,8 +246,8 @@ def stack_size(side: Side, names: tuple[str, ...]) -> dict[str, int]:
 
 def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[str, Any]) -> dict[str, Any]:
     """Config fields: those known, those that follow from the shapes of an origin's arrays, and those it fixes."""
-    letters = dict(table.constants) | {
-        table.sizes[name]: n for name, n in known.items() if name in table.sizes and type(n) is int
+    size_of = dict(table.constants) | {
+        table.letters[name]: n for name, n in known.items() if name in table.letters and type(n) is int
     }
     keys_of: dict[str, tuple[str, ...]] = {}
     for _ in table.rules:  # each round may give a letter that another rule waits for
@@ -254,15 +255,15 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[st
             keys_of |= dict.fromkeys(params, keys)
             concat = concatenation(pattern)
             if concat and keys[0] in shapes:
-                letters = concat.solve(shapes[keys[0]], letters) | letters
+                size_of = concat.solve(shapes[keys[0]], size_of) | size_of
             if concat:
                 continue
             left, right = parse(pattern)
             side = left[1:] if len(keys) > 1 else left
             for key in keys:
                 if key in shapes:
-                    letters = solve(side, shapes[key], letters | stack_size(right, params)) | letters
-    sizes = {name: letters[letter] for name, letter in table.sizes.items() if letter in letters}
+                    size_of = solve(side, shapes[key], size_of | stack_size(right, params)) | size_of
+    sizes = {name: size_of[letter] for name, letter in table.letters.items() if letter in size_of}
     flags = {name: any(set(keys_of[p]) & set(shapes) for p in params) for name, params in table.flags.items()}
     counts = {}
     for name, param in table.counts.items():

@@ -60,7 +60,7 @@ def renamed(key: Names, names: Mapping[str, str]) -> Names:
 
 def family(
     name: str,
-    config: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]],
+    table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]],
     tables: Mapping[str, Table],
     *,
     model_types: tuple[str, ...],
@@ -75,7 +75,7 @@ def family(
         ignored=(*LLAMA.ignored, *ignored),
         elsewhere=(*LLAMA.elsewhere, *elsewhere),
         model_types=model_types,
-        config=config,
+        table_and_fields=table_and_fields,
     )
 
 

@@ -19,14 +19,14 @@ ROTARY_FIELDS = (
     "rope_base",
     "rotary_dim",
     "max_positions",
-    "scaling",
-    "scaling_factor",
+    "rope_scaling",
+    "rope_scaling_factor",
     "original_max_positions",
     "low_freq_factor",
     "high_freq_factor",
     "beta_fast",
     "beta_slow",
-    "truncate",
+    "yarn_truncate",
     "attention_factor",
     "short_factor",
     "long_factor",
@@ -237,20 +237,20 @@ def rotary(
         return fields
     if scaling not in ("linear", "dynamic", "yarn", "llama3", "longrope"):
         rope.refuse("rope_type", "one of 'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'", scaling)
-    fields["scaling"] = scaling
+    fields["rope_scaling"] = scaling
     if scaling == "dynamic":
-        return fields | {"scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
+        return fields | {"rope_scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
     if scaling == "linear":
-        return fields | {"scaling_factor": rope.number("factor")}
+        return fields | {"rope_scaling_factor": rope.number("factor")}
     original = hf.integer("original_max_position_embeddings", original)
     original = original or rope.integer("original_max_position_embeddings", max_positions)
     rope.skip("original_max_position_embeddings")
     fields["original_max_positions"] = original
     if scaling == "llama3":
-        names = {"scaling_factor": "factor"} | {name: name for name in ("low_freq_factor", "high_freq_factor")}
+        names = {"rope_scaling_factor": "factor"} | {name: name for name in ("low_freq_factor", "high_freq_factor")}
         return fields | {ours: rope.number(theirs) for ours, theirs in names.items()}
     factor = rope.number("factor", max_positions / original if original else 1.0)
-    fields["scaling_factor"] = factor
+    fields["rope_scaling_factor"] = factor
     if "attention_factor" in rope:
         fields["attention_factor"] = rope.number("attention_factor")
     if scaling == "longrope":
@@ -259,7 +259,7 @@ def rotary(
     if numerator and denominator and "attention_factor" not in rope:
         fields["attention_factor"] = yarn_scale(factor, numerator) / yarn_scale(factor, denominator)
     fields |= {name: rope.number(name) for name in ("beta_fast", "beta_slow") if name in rope}
-    return fields | ({} if rope.flag("truncate", True) else {"truncate": False})
+    return fields | ({} if rope.flag("truncate", True) else {"yarn_truncate": False})
 
 
 def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:

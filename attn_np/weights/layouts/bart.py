@@ -19,7 +19,7 @@ OLD_FIELDS = (
 )
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `BartConfig`."""
     hf.skip(*OLD_FIELDS)
     return "mha", fields(hf, layer, part)
@@ -31,7 +31,7 @@ LAYOUT = Layout(
     tables={
         "mha": Table(
             rules=RULES | {"b_k": ("k_proj.bias", "(h k) -> h k")},
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             free=("causal",),
         )
     },
@@ -49,5 +49,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("bart",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

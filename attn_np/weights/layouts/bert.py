@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `BertConfig`, and of the configs of models that differ around attention alone."""
     hf.only("position_embedding_type", "absolute")
     hf.only("pruned_heads", {})
@@ -39,7 +39,7 @@ LAYOUT = Layout(
                 "b_v": ("attention.self.value.bias", "(h v) -> h v"),
                 "b_o": ("attention.output.dense.bias", "o -> o"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             # A causal model (`is_decoder`) has the same weights.
             free=("causal",),
         )
@@ -67,5 +67,5 @@ LAYOUT = Layout(
     sidecar={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
     metadata={"format": "pt"},
     model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `BloomConfig`; the published files have older names for the width and the heads."""
     hf.check_layer("n_layer", layer)
     hf.only("skip_bias_add_qkv", False)
@@ -35,7 +35,7 @@ LAYOUT = Layout(
                 "w_o": ("self_attention.dense.weight", "d (h v) -> h v d"),
                 "b_o": ("self_attention.dense.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             fixed={"causal": True},
         )
     },
@@ -53,5 +53,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("bloom",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `CohereConfig`: one flag for all biases; each head has its own norm weight."""
     fields, bias = sizes(hf), hf.flag("attention_bias", False)
     hf.skip("logit_scale")
@@ -20,7 +20,10 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 NORM = {"norm": "layer", "norm_weight": "own"}
 BIASES = ("qkv_bias", "output_bias")
 NORMED = table(
-    rules={"w_q_all": ("self_attn.q_norm.weight", "h k -> h k"), "w_k_all": ("self_attn.k_norm.weight", "g k -> g k")},
+    rules={
+        "w_q_norm_heads": ("self_attn.q_norm.weight", "h k -> h k"),
+        "w_k_norm_heads": ("self_attn.k_norm.weight", "g k -> g k"),
+    },
     flags=BIASES,
     free=("norm_eps",),
     fixed={"rope_layout": "interleaved"} | NORM,
@@ -28,4 +31,4 @@ NORMED = table(
 )
 # The normed table first: its files have all keys of the other.
 TABLES = {"normed": NORMED, "decoder": table(flags=BIASES, fixed={"rope_layout": "interleaved"})}
-LAYOUT = family("CohereModel", config, TABLES, model_types=("cohere",))
+LAYOUT = family("CohereModel", table_and_fields, TABLES, model_types=("cohere",))

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import BIASES, biases, family, required_wi
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Cohere2Config`: by default every fourth layer attends to all positions."""
     every = hf.integer("sliding_window_pattern", 4)
     # What the published files say of the same things, and of the model around attention.
@@ -25,4 +25,4 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 
 TABLE = table(flags=BIASES, free=("window",), fixed={"rope_layout": "interleaved"})
-LAYOUT = family("Cohere2Model", config, {"decoder": TABLE}, model_types=("cohere2",))
+LAYOUT = family("Cohere2Model", table_and_fields, {"decoder": TABLE}, model_types=("cohere2",))

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `DebertaV2Config`. Distances share the projections of contents, as in our layer."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     hf.only("attention_head_size", width // max(heads, 1))
@@ -52,7 +52,7 @@ LAYOUT = Layout(
                 "w_rel_norm": ("LayerNorm.weight", "d -> d"),
                 "b_rel": ("LayerNorm.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             flags={"norm_rel": ("w_rel_norm", "b_rel")},
             free=("max_distance", "buckets", "terms", "norm_eps"),
             fixed={"p2c_view": "query", "shared": True},
@@ -75,5 +75,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("deberta-v2",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -11,7 +11,7 @@ from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, full_rot
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `DeepseekV3Config`: `head_dim` is its rotary part; the norms have a fixed epsilon."""
     heads = hf.integer("num_attention_heads")
     hf.only("num_key_value_heads", heads)
@@ -60,7 +60,7 @@ DIRECT = Table(
         "b_o": ("self_attn.o_proj.bias", "d -> d"),
     },
     flags={"use_bias": ("b_dkv", "b_k_rot", "b_o")},
-    sizes={
+    letters={
         "d_model": "d",
         "num_heads": "h",
         "kv_rank": "z",
@@ -81,7 +81,7 @@ LATENT = Table(
         "b_dq": ("self_attn.q_a_proj.bias", "e -> e"),
     },
     flags={"use_bias": ("b_dq", "b_dkv", "b_k_rot", "b_o")},
-    sizes={**DIRECT.sizes, "q_rank": "e"},
+    letters={**DIRECT.letters, "q_rank": "e"},
     free=DIRECT.free,
     fixed=DIRECT.fixed,
     variant="mla",
@@ -95,5 +95,5 @@ LAYOUT = Layout(
     elsewhere=LLAMA.elsewhere,
     metadata=LLAMA.metadata,
     model_types=("deepseek_v3",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -12,7 +12,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `DiffLlamaConfig`: its heads are twice ours; lambda's start depends on the layer.
 
     Raises:
@@ -28,8 +28,8 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     fields |= {"use_bias": hf.flag("attention_bias", False), "causal": True, "norm_weight": False}
     fields |= {"depth": layer + 1, "norm_eps": hf.number("rms_norm_eps", 1e-5)}
     positions = full_rotary(hf, fields["head_dim"])
-    if "scaling" in positions:
-        hf.refuse("rope_parameters", "rotary positions without scaling", positions["scaling"])
+    if "rope_scaling" in positions:
+        hf.refuse("rope_parameters", "rotary positions without scaling", positions["rope_scaling"])
     return "differential", fields | positions
 
 
@@ -50,7 +50,7 @@ LAYOUT = Layout(
                 "lambda_q": (("self_attn.lambda_q1", "self_attn.lambda_q2"), "r k -> r k"),
                 "lambda_k": (("self_attn.lambda_k1", "self_attn.lambda_k2"), "r k -> r k"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
+            letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
             free=("depth", "lambda_init", "norm_eps", "rope_base", "max_positions"),
             fixed={"causal": True, "norm_weight": False},
@@ -61,5 +61,5 @@ LAYOUT = Layout(
     elsewhere=LLAMA.elsewhere,
     metadata=LLAMA.metadata,
     model_types=("diffllama",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -20,7 +20,7 @@ LAYOUT = Layout(
                 "b_v": ("value_proj.bias", "(h v) -> h v"),
                 "b_o": ("output_proj.bias", "o -> o"),
             },
-            sizes={
+            letters={
                 "d_model": "d",
                 "num_heads": "h",
                 "head_dim": "k",

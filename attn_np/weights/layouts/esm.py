@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.bert import LAYOUT as BERT
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `EsmConfig`: queries are scaled before they are rotated, which is the same."""
     hf.only("add_cross_attention", False)
     hf.skip("emb_layer_norm_before", "token_dropout", "mask_token_id", "is_folding_model", "esmfold_config")
@@ -55,5 +55,5 @@ LAYOUT = replace(
     ),
     sidecar={},
     model_types=("esm",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -9,7 +9,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `FalconConfig`. Its `alibi` slopes, rounded and scaled, are not ours: refused."""
     hf.only("alibi", False)
     hf.skip("parallel_attn", "ffn_hidden_size", "activation", "num_ln_in_parallel_attn")
@@ -46,7 +46,7 @@ LAYOUT = Layout(
                 "w_o": ("self_attention.dense.weight", "d (h v) -> h v d"),
                 "b_o": ("self_attention.dense.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
+            letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
             free=ROTARY_FIELDS,
         )
@@ -69,5 +69,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("falcon",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -6,7 +6,7 @@ attention. With `normalize_qk` a module is attention with normalised queries and
 """
 
 from attn_np.weights.layouts._base import Layout, Names, Table
-from attn_np.weights.layouts.keras_mha import FLAGS, FREE, SIZES, rules
+from attn_np.weights.layouts.keras_mha import FLAGS, FREE, LETTERS, rules
 
 NORMS: dict[Names, tuple[Names, str]] = {
     "w_q_norm": ("query_ln.scale", "k -> k"),
@@ -21,13 +21,13 @@ LAYOUT = Layout(
     tables={
         "qk_norm": Table(
             rules=rules("out", "h") | NORMS,
-            sizes=SIZES,
+            letters=LETTERS,
             flags=FLAGS,
             free=FREE,
             fixed={"norm": "layer", "norm_over": "head", "norm_eps": 1e-6},
         ),
-        "mha": Table(rules=rules("out", "h"), sizes=SIZES, flags=FLAGS, free=FREE),
-        "gqa": Table(rules=rules("out", "g"), sizes=SIZES | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
+        "mha": Table(rules=rules("out", "h"), letters=LETTERS, flags=FLAGS, free=FREE),
+        "gqa": Table(rules=rules("out", "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
     },
     unsupported={
         "*_ln.*": "norms of queries and keys, which are in variant qk_norm alone, where each head has keys of its own"

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Gemma2Config`: the projections share one flag for their biases."""
     hf.only("use_bidirectional_attention", False)
     fields = common(hf, 50.0) | full_rotary(hf, hf.integer("head_dim", 256))
@@ -42,4 +42,4 @@ def kind(hf: HFConfig, layer: int, every: int) -> str:
 BIASES = ("qkv_bias", "output_bias")
 TABLE = table(flags=BIASES, free=("scale", "softcap", "window"))
 IGNORED = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
-LAYOUT = family("Gemma2Model", config, {"decoder": TABLE}, model_types=("gemma2",), ignored=IGNORED)
+LAYOUT = family("Gemma2Model", table_and_fields, {"decoder": TABLE}, model_types=("gemma2",), ignored=IGNORED)

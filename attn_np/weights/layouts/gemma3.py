@@ -8,7 +8,7 @@ from attn_np.weights.layouts.gemma2 import BIASES, IGNORED, common, kind
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Gemma3TextConfig`: norm weights are stored minus 1."""
     hf.only("use_bidirectional_attention", False)
     if "attn_logit_softcapping" in hf:
@@ -43,4 +43,4 @@ TABLE = table(
     free=("scale", "window", "norm_eps"),
     fixed={"norm": "rms", "norm_offset": 1.0},
 )
-LAYOUT = family("Gemma3TextModel", config, {"decoder": TABLE}, model_types=("gemma3_text",), ignored=IGNORED)
+LAYOUT = family("Gemma3TextModel", table_and_fields, {"decoder": TABLE}, model_types=("gemma3_text",), ignored=IGNORED)

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GPT2Config`: the scale may be absent, or divided by the layer's number."""
     hf.check_layer("n_layer", layer)
     hf.only("add_cross_attention", False)
@@ -36,7 +36,7 @@ LAYOUT = Layout(
                 "w_o": ("attn.c_proj.weight", "(h v) o -> h v o"),
                 "b_o": ("attn.c_proj.bias", "o -> o"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             free=("scale",),
             fixed={"causal": True},
         )
@@ -58,5 +58,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("gpt2",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

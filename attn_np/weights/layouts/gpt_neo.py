@@ -9,7 +9,7 @@ from attn_np.weights.layouts.gpt2 import LAYOUT as GPT2
 from attn_np.weights.layouts.gpt2 import SUMMARY
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GPTNeoConfig`: the model was trained with larger weights in the place of a scale."""
     hf.check_layer("num_layers", layer)
     hf.skip("num_layers", "activation_function", "resid_dropout", "embed_dropout", "attention_layers")
@@ -39,5 +39,5 @@ LAYOUT = replace(
     },
     ignored=("attn.attention.bias", "attn.attention.masked_bias", *GPT2.ignored),
     model_types=("gpt_neo",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

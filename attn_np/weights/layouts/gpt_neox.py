@@ -6,7 +6,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GPTNeoXConfig`: by default a quarter of each head is rotated."""
     hf.skip("use_parallel_residual", "is_decoder")
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
@@ -32,7 +32,7 @@ LAYOUT = Layout(
                 "w_o": ("attention.dense.weight", "d (h v) -> h v d"),
                 "b_o": ("attention.dense.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
             free=ROTARY_FIELDS,
         )
@@ -56,5 +56,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("gpt_neox",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

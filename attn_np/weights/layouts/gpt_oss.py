@@ -7,7 +7,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.gemma2 import kind
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GptOssConfig`: the projections share one flag for their biases, True by default."""
     fields, bias = sizes(hf, kv_heads=8, head_dim=64), hf.flag("attention_bias", True)
     fields |= {"qkv_bias": bias, "output_bias": bias, "sinks": True}
@@ -36,4 +36,4 @@ TABLE = table(
     free=("window",),
     fixed={"sinks": True},
 )
-LAYOUT = family("GptOssModel", config, {"decoder": TABLE}, model_types=("gpt_oss",))
+LAYOUT = family("GptOssModel", table_and_fields, {"decoder": TABLE}, model_types=("gpt_oss",))

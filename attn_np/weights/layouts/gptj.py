@@ -6,7 +6,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GPTJConfig`. It needs `rotary_dim`: without it the angles are of the whole width."""
     hf.check_layer("n_layer", layer)
     hf.skip("n_positions", "n_ctx", "n_inner", "activation_function", "rotary", "scale_attn_weights")
@@ -31,7 +31,7 @@ LAYOUT = Layout(
                 "w_v": ("attn.v_proj.weight", "(g v) d -> d g v"),
                 "w_o": ("attn.out_proj.weight", "d (h v) -> h v d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             free=("rotary_dim", "max_positions"),
             fixed={"rope_layout": "interleaved"},
         )
@@ -51,5 +51,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("gptj",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

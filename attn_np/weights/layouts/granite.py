@@ -6,11 +6,13 @@ from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, tabl
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GraniteConfig`: without the field for it, scores are not scaled."""
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
     fields: dict[str, Any] = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
     return "decoder", fields | full_rotary(hf, fields["head_dim"])
 
 
-LAYOUT = family("GraniteModel", config, {"decoder": table(flags=BIASES, free=("scale",))}, model_types=("granite",))
+LAYOUT = family(
+    "GraniteModel", table_and_fields, {"decoder": table(flags=BIASES, free=("scale",))}, model_types=("granite",)
+)

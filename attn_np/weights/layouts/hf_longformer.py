@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.bert import LAYOUT as BERT
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `LongformerConfig`: `attention_window` counts both sides, in all layers or in each."""
     hf.skip("onnx_export", "attention_mode", "ignore_attention_mask")
     window = hf.get("attention_window", 512)
@@ -41,12 +41,12 @@ LAYOUT = replace(
                 "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
                 "b_o": ("attention.output.dense.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             free=("half_window",),
         )
     },
     elsewhere=(*BERT.elsewhere, *(f"longformer.{key}" for key in BERT.elsewhere), "lm_head.*"),
     sidecar={},
     model_types=("longformer",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

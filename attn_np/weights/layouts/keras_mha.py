@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Names, Table
 # A setting of the module, and an argument of its call.
 FREE = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
-SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j", "output_dim": "o"}
+LETTERS = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j", "output_dim": "o"}
 
 
 def rules(output: str, heads: str) -> dict[Names, tuple[Names, str]]:
@@ -40,13 +40,13 @@ LAYOUT = Layout(
     tables={
         "gated": Table(
             rules=rules(OUTPUT, "h") | GATES,
-            sizes=SIZES | {"value_head_dim": "v"},
+            letters=LETTERS | {"value_head_dim": "v"},
             flags={"use_bias": (*FLAGS["use_bias"], "b_gate")},
             free=FREE,
             fixed={"gate": "element"},
         ),
-        "mha": Table(rules=rules(OUTPUT, "h"), sizes=SIZES | {"value_head_dim": "v"}, flags=FLAGS, free=FREE),
-        "gqa": Table(rules=rules(OUTPUT, "g"), sizes=SIZES | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
+        "mha": Table(rules=rules(OUTPUT, "h"), letters=LETTERS | {"value_head_dim": "v"}, flags=FLAGS, free=FREE),
+        "gqa": Table(rules=rules(OUTPUT, "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
     },
     unsupported={"gate.*": "gates, which are in variant gated alone, where each head has keys of its own"},
 )

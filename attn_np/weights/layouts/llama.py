@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `LlamaConfig`: the projections share one flag for their biases."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     bias = hf.flag("attention_bias", False)
@@ -41,7 +41,7 @@ LAYOUT = Layout(
                 "b_v": ("self_attn.v_proj.bias", "(g v) -> g v"),
                 "b_o": ("self_attn.o_proj.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
+            letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
             free=ROTARY_FIELDS,
         )
@@ -66,5 +66,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("llama", "arcee"),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `MixtralConfig`."""
     fields = sizes(hf, kv_heads=8)
     return "decoder", fields | full_rotary(hf, fields["head_dim"], base=1000000.0) | window(hf)
@@ -14,7 +14,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 LAYOUT = family(
     "MixtralModel",
-    config,
+    table_and_fields,
     {"decoder": table(free=("window",))},
     model_types=("mixtral",),
     ignored=("block_sparse_moe.*",),

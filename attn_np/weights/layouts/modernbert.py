@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import BIASES, biases, family, sliding, ta
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `ModernBertConfig`: `local_attention` counts both sides, without the own position."""
     hf.skip(*OTHER_FIELDS)
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
@@ -39,7 +39,7 @@ TABLE = table(
 )
 LAYOUT = family(
     "ModernBertModel",
-    config,
+    table_and_fields,
     {"decoder": TABLE},
     model_types=("modernbert",),
     ignored=("attn_norm.*", "mlp_norm.*"),

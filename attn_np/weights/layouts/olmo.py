@@ -6,11 +6,11 @@ from attn_np.weights.layouts._decoder import BIASES, biases, clip, family, sizes
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `OlmoConfig`: the projections share one flag for their biases."""
     fields = sizes(hf) | biases(hf) | clip(hf)
     return "decoder", fields | full_rotary(hf, fields["head_dim"])
 
 
 TABLE = table(flags=BIASES, free=("clip_qkv",))
-LAYOUT = family("OlmoModel", config, {"decoder": TABLE}, model_types=("olmo",))
+LAYOUT = family("OlmoModel", table_and_fields, {"decoder": TABLE}, model_types=("olmo",))

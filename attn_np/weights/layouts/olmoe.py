@@ -8,14 +8,14 @@ from attn_np.weights.layouts._decoder import clip, family
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `OlmoeConfig`, which are those of an `Olmo2Config` and of its experts."""
     hf.skip(
         "num_experts", "num_experts_per_tok", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
     )  # fmt: skip
-    name, fields = olmo2.config(hf, layer, part)
+    name, fields = olmo2.table_and_fields(hf, layer, part)
     return name, fields | clip(hf)
 
 
 TABLE = replace(olmo2.TABLE, free=(*olmo2.TABLE.free, "clip_qkv"))
-LAYOUT = family("OlmoeModel", config, {"decoder": TABLE}, model_types=("olmoe",))
+LAYOUT = family("OlmoeModel", table_and_fields, {"decoder": TABLE}, model_types=("olmoe",))

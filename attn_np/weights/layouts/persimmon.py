@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 from attn_np.weights.layouts.phi import NORM, NORM_RULES
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `PersimmonConfig`: by default half of each head is rotated, after a norm."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     hf.only("num_key_value_heads", heads)  # Adept's own files have it
@@ -26,21 +26,21 @@ RULES: dict[Names, tuple[Names, str]] = {
     "w_o": ("self_attn.dense.weight", "d (h v) -> h v d"),
     "b_o": ("self_attn.dense.bias", "d -> d"),
 }
-SIZES = {"d_model": "d", "num_heads": "h"}
+LETTERS = {"d_model": "d", "num_heads": "h"}
 # The normed table first: its files have all keys of the other.
 TABLES = {
     "normed": Table(
         rules=RULES | NORM_RULES,
-        sizes=SIZES,
+        letters=LETTERS,
         free=(*ROTARY_FIELDS, "norm_eps"),
         fixed=BIASES | NORM,
         variant="decoder",
     ),
-    "decoder": Table(rules=RULES, sizes=SIZES, free=ROTARY_FIELDS, fixed=BIASES),
+    "decoder": Table(rules=RULES, letters=LETTERS, free=ROTARY_FIELDS, fixed=BIASES),
 }
 LAYOUT = family(
     "PersimmonModel",
-    config,
+    table_and_fields,
     TABLES,
     model_types=("persimmon",),
     ignored=NORM_BIASES,

@@ -7,7 +7,7 @@ from attn_np.weights.layouts._decoder import BIASES, NORM_BIASES, family, sizes,
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `PhiConfig`."""
     fields: dict[str, Any] = sizes(hf) | dict.fromkeys(BIASES, True)
     fields |= rotary(hf, fields["head_dim"], share=0.5)
@@ -36,7 +36,7 @@ TABLES = {
 }
 LAYOUT = family(
     "PhiModel",
-    config,
+    table_and_fields,
     TABLES,
     model_types=("phi",),
     ignored=NORM_BIASES,

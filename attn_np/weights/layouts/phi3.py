@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Phi3Config`: heads may be rotated in part, and longrope is the only scaling."""
     hf.only("attention_bias", False)
     hf.only("full_attn_mod", 1)
@@ -14,11 +14,11 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     hf.skip("lm_head_bias", "original_max_position_embeddings")
     fields = sizes(hf)
     positions = rotary(hf, fields["head_dim"], original=4096)
-    if positions.get("scaling", "longrope") != "longrope":
-        hf.refuse("rope_scaling", "none or 'longrope', as in these models", positions["scaling"])
+    if positions.get("rope_scaling", "longrope") != "longrope":
+        hf.refuse("rope_scaling", "none or 'longrope', as in these models", positions["rope_scaling"])
     return "decoder", fields | positions | window(hf)
 
 
 PARTS = "(h k | g k | g v) d -> d h k, d g k, d g v"
 TABLE = table(rules={("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", PARTS)}, free=("window",))
-LAYOUT = family("Phi3Model", config, {"decoder": TABLE}, model_types=("phi3",))
+LAYOUT = family("Phi3Model", table_and_fields, {"decoder": TABLE}, model_types=("phi3",))

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen2Config`."""
     fields = sizes(hf, kv_heads=32)
     return "decoder", fields | {"qkv_bias": True} | full_rotary(hf, fields["head_dim"]) | sliding(hf, layer)
@@ -28,4 +28,4 @@ def sliding(hf: HFConfig, layer: int) -> dict[str, Any]:
 
 
 TABLE = table(free=("window",), fixed={"qkv_bias": True})
-LAYOUT = family("Qwen2Model", config, {"decoder": TABLE}, model_types=("qwen2",))
+LAYOUT = family("Qwen2Model", table_and_fields, {"decoder": TABLE}, model_types=("qwen2",))

@@ -7,7 +7,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.qwen2 import sliding
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen3Config`: the projections share one flag for their biases."""
     fields, bias = sizes(hf, kv_heads=32, head_dim=128), hf.flag("attention_bias", False)
     fields |= {"qkv_bias": bias, "output_bias": bias, "norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
@@ -20,4 +20,4 @@ TABLE = table(
     free=("window", "norm_eps"),
     fixed={"norm": "rms"},
 )
-LAYOUT = family("Qwen3Model", config, {"decoder": TABLE}, model_types=("qwen3",))
+LAYOUT = family("Qwen3Model", table_and_fields, {"decoder": TABLE}, model_types=("qwen3",))

@@ -10,7 +10,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, rotary
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen3NextConfig`: norm weights are stored minus 1, a quarter of a head is rotated."""
     hf.skip(*(f"linear_{name}" for name in LINEAR))
     every = hf.integer("full_attention_interval", 4)
@@ -36,4 +36,6 @@ TABLE = table(
     free=("norm_eps",),
     fixed=GATED,
 )
-LAYOUT = family("Qwen3NextModel", config, {"decoder": TABLE}, model_types=("qwen3_next",), elsewhere=("mtp.*",))
+LAYOUT = family(
+    "Qwen3NextModel", table_and_fields, {"decoder": TABLE}, model_types=("qwen3_next",), elsewhere=("mtp.*",)
+)

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `RecurrentGemmaConfig`: half of each head is rotated, and the output has a bias."""
     hf.skip("lru_width", "conv1d_width", "logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale")
     blocks = hf.get("block_types", ["recurrent", "recurrent", "attention"])
@@ -20,7 +20,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 LAYOUT = family(
     "RecurrentGemmaModel",
-    config,
+    table_and_fields,
     {
         "decoder": table(
             flags=("qkv_bias",), free=("window",), fixed={"output_bias": True}, names={"self_attn": "temporal_block"}

@@ -12,7 +12,7 @@ from attn_np.weights.layouts.bert import LAYOUT as BERT
 from attn_np.weights.layouts.esm import NAMES
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `RoFormerConfig`, whose base is always 10000. Rotated values are not ours: refused."""
     hf.only("add_cross_attention", False)
     hf.only("rotary_value", False)
@@ -40,5 +40,5 @@ LAYOUT = replace(
     ),
     sidecar={},
     model_types=("roformer",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import BIASES, biases, family, required_wi
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `SmolLM3Config`; with windows, the layers without rotation have one by default."""
     fields, rotates = sizes(hf, kv_heads=4) | biases(hf), rotation(hf, layer)
     fields |= full_rotary(hf, fields["head_dim"], base=2000000.0) if rotates else unrotated(hf)
@@ -28,4 +28,4 @@ def rotation(hf: HFConfig, layer: int) -> bool:
 
 
 TABLE = table(flags=BIASES, free=("window",))
-LAYOUT = family("SmolLM3Model", config, {"decoder": TABLE}, model_types=("smollm3",))
+LAYOUT = family("SmolLM3Model", table_and_fields, {"decoder": TABLE}, model_types=("smollm3",))

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._decoder import NORM_BIASES, family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `StableLmConfig`. Norms of single heads, each in a tensor of its own, are refused."""
     hf.only("qk_layernorm", False)
     hf.skip("use_parallel_residual")
@@ -17,7 +17,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 LAYOUT = family(
     "StableLmModel",
-    config,
+    table_and_fields,
     {"decoder": table(flags=("qkv_bias",))},
     model_types=("stablelm",),
     ignored=NORM_BIASES,

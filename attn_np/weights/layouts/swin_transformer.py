@@ -29,7 +29,7 @@ def side_lengths(hf: HFConfig, key: str) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `SwinConfig`. The windows of every other block are shifted."""
     stage = STAGES.index(part)
     hf.skip(*OTHER_FIELDS)
@@ -73,7 +73,7 @@ LAYOUT = Layout(
                 "b_v": ("attention.self.value.bias", "(h v) -> h v"),
                 "b_o": ("attention.output.dense.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             free=("height", "width", "window_size", "shift"),
         )
     },
@@ -92,5 +92,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("swin",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

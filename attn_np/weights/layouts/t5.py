@@ -22,7 +22,7 @@ STACKS = tuple(
 )
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `T5Config`."""
     in_decoder = part != "encoder" and "num_decoder_layers" in hf
     hf.check_layer("num_decoder_layers" if in_decoder else "num_layers", layer)
@@ -49,7 +49,7 @@ LAYOUT = Layout(
                 "w_o": ("SelfAttention.o.weight", "d (h v) -> h v d"),
                 "w_bias": ("SelfAttention.relative_attention_bias.weight", "x h -> x h"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},
+            letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},
             free=("causal", "max_distance"),
             shared=("SelfAttention.relative_attention_bias.weight",),
         ),
@@ -60,7 +60,7 @@ LAYOUT = Layout(
                 "w_v": ("EncDecAttention.v.weight", "(h v) j -> j h v"),
                 "w_o": ("EncDecAttention.o.weight", "o (h v) -> h v o"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k"},
+            letters={"d_model": "d", "num_heads": "h", "head_dim": "k"},
             fixed={"use_bias": False, "scale": 1.0},
         ),
     },
@@ -77,5 +77,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("t5", "mt5"),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -12,7 +12,7 @@ LAYOUT = Layout(
                 "layers.{n}.b_x": ("bias_ih_l{n}", "(f e) -> f e"),
                 "layers.{n}.b_h": ("bias_hh_l{n}", "(f e) -> f e"),
             },
-            sizes={"input_dim": "d", "hidden_dim": "e"},
+            letters={"input_dim": "d", "hidden_dim": "e"},
             flags={"use_bias": ("layers.0.b_x", "layers.0.b_h")},
             counts={"num_layers": "layers.{n}.w_x"},
             constants={"f": 3},

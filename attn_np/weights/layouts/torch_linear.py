@@ -23,7 +23,7 @@ LAYOUT = Layout(
                 "b_v": ("v_proj.bias", "(h v) -> h v"),
                 "b_o": ("out_proj.bias", "o -> o"),
             },
-            sizes={
+            letters={
                 "d_model": "d",
                 "num_heads": "h",
                 "head_dim": "k",
@@ -46,7 +46,7 @@ LAYOUT = Layout(
                 "b_v": ("v_proj.bias", "v -> v"),
                 "b_o": ("out_proj.bias", "d -> d"),
             },
-            sizes={"d_model": "d", "head_dim": "k", "value_head_dim": "v"},
+            letters={"d_model": "d", "head_dim": "k", "value_head_dim": "v"},
             flags={"use_bias": BIASES, "use_output": ("w_o",)},
             free=FREE,
         ),
@@ -57,7 +57,7 @@ LAYOUT = Layout(
                 "w_o": ("out_proj.weight", "o (h k) -> h k o"),
                 "b_o": ("out_proj.bias", "o -> o"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k", "output_dim": "o"},
+            letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "output_dim": "o"},
             flags={"use_bias": ("b_qkv", "b_o"), "use_output": ("w_o",)},
             free=FREE,
             constants={"p": 3},

@@ -31,7 +31,7 @@ def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False) 
     widths: Any = {"key_dim": "i", "value_dim": "j"} if projections is SPLIT else {}
     return Table(
         rules=projections | COMMON | (MEMORY if memory else {}),
-        sizes={"d_model": "d", "num_heads": "h"} | widths,
+        letters={"d_model": "d", "num_heads": "h"} | widths,
         flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
         free=("causal", "window"),  # the mask of a call there
         fixed={"memory_keys": 1} if memory else {},

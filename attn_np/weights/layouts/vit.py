@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 OTHER_FIELDS = ("image_size", "patch_size", "num_channels", "encoder_stride", "pooler_output_size", "pooler_act")
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `ViTConfig`: without `qkv_bias` the output still has a bias, which `decoder` allows."""
     hf.skip(*OTHER_FIELDS)
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
@@ -40,11 +40,11 @@ LAYOUT = Layout(
                 "b_k": ("attention.attention.key.bias", "(h k) -> h k"),
                 "b_v": ("attention.attention.value.bias", "(h v) -> h v"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
         ),
         "decoder": Table(
             rules=rules("d", "d", "g", "d"),
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             fixed={"causal": False, "rope_base": None, "output_bias": True},
         ),
     },
@@ -60,5 +60,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("vit",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

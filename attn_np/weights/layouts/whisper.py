@@ -18,7 +18,7 @@ OTHER_FIELDS = (
 )
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `WhisperConfig`."""
     hf.skip(*OTHER_FIELDS)
     hf.skip(*(f"mask_{axis}_{name}" for axis in ("time", "feature") for name in ("prob", "length", "min_masks")))
@@ -29,7 +29,7 @@ LAYOUT = Layout(
     origin="transformers: WhisperModel",
     prefixes=PREFIXES,
     tables={
-        "mha": Table(rules=RULES, sizes={"d_model": "d", "num_heads": "h"}, free=("causal",), zeros=("b_k",)),
+        "mha": Table(rules=RULES, letters={"d_model": "d", "num_heads": "h"}, free=("causal",), zeros=("b_k",)),
     },
     elsewhere=(
         *ELSEWHERE,
@@ -38,5 +38,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("whisper",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

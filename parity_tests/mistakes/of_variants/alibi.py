@@ -13,8 +13,8 @@ MUTANTS = (
     both(
         "distances with a sign",
         "without causality take the absolute distance, or later keys are raised",
-        "abs(offset)",
-        "-offset",
+        "abs(relative_position)",
+        "-relative_position",
     ),
     causal(
         "slopes of the heads in reverse",

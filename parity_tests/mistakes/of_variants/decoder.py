@@ -9,7 +9,7 @@ MUTANTS = (
         "queries normed once more after they turn",
         "norm queries and keys once, before they turn",
         "q_rot=rotate(q, cos, sin, c.rope_layout), ",
-        "q_rot=normalize(c, rotate(q, cos, sin, c.rope_layout), q_gain, self.b_q_norm), ",
+        "q_rot=normalize(c, rotate(q, cos, sin, c.rope_layout), q_weight, self.b_q_norm), ",
     ),
     sinks(
         "offset of the norm's weight forgotten",
@@ -33,8 +33,8 @@ MUTANTS = (
     sinks(
         "bias of the norm of keys left out",
         "Phi's and Persimmon's norms of queries and keys have a bias each",
-        "k_norm=normalize(c, k, k_gain, self.b_k_norm)",
-        "k_norm=normalize(c, k, k_gain, None)",
+        "k_norm=normalize(c, k, k_weight, self.b_k_norm)",
+        "k_norm=normalize(c, k, k_weight, None)",
     ),
     gated(
         "gate without its sigmoid",

@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "triangular system not solved",
         SHARED,
-        'einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))',
-        "pairs[:, half:, :, :half]",
+        'einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))',
+        "lower[:, half:, :, :half]",
         "delta",
         "whole",
         fix="solve for all corrected values: the later half of a chunk takes those of the earlier half",

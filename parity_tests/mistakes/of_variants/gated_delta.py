@@ -27,8 +27,8 @@ MUTANTS = (
     planted(
         "pairs of a chunk do not fade in the system",
         "the system's pairs fade by what lies between both positions",
-        " * decay.pairs.swapaxes(1, 2)\n    pairs",
-        "\n    pairs",
+        " * decay.matrix.swapaxes(1, 2)\n    key_products",
+        "\n    key_products",
         "chunked",
     ),
     planted(
@@ -48,8 +48,8 @@ MUTANTS = (
     planted(
         "gate of the output before the norm",
         "norm the heads first, gate then",
-        "gated=silu(g) * normed",
-        "gated=silu(g) * context",
+        "gated=silu(gate_scores) * normed",
+        "gated=silu(gate_scores) * context",
         "whole",
     ),
     planted(

@@ -37,9 +37,9 @@ MUTANTS = (
     ),
     whole(
         "output gate without SiLU",
-        "gate the normed heads by silu(x w_g)",
-        "gated=silu(g) * normed",
-        "gated=g * normed",
+        "gate the normed heads by silu(x w_gate)",
+        "gated=silu(gate_scores) * normed",
+        "gated=gate_scores * normed",
     ),
     recurrent(
         "gradient of the decay without its exponential",

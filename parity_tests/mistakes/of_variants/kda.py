@@ -21,13 +21,13 @@ MUTANTS = (
         "SiLU in place of the output gate's sigmoid",
         "gate the normed heads by a sigmoid",
         "gated = record(tape, gated=gate * normed)",
-        "gated = record(tape, gated=linear('btz,zhv->bthv', gate_latent, self.w_g_up, self.b_g) * gate * normed)",
+        "gated = record(tape, gated=linear('btz,zhv->bthv', gate_latent, self.w_gate_up, self.b_gate) * gate * normed)",
     ),
     whole(
         "bias of the output gates dropped",
         "add the bias of the output gates before the sigmoid",
-        "gate_latent, self.w_g_up, self.b_g)))",
-        "gate_latent, self.w_g_up, None)))",
+        "gate_latent, self.w_gate_up, self.b_gate)))",
+        "gate_latent, self.w_gate_up, None)))",
     ),
     recurrent(
         "values of the delta rule without silu",

@@ -34,7 +34,7 @@ MUTANTS = (
     planted(
         "chunks added up without fading",
         "let what a chunk adds to the state fade in the chunks that follow",
-        'einsum("bhij,bjhkv->bihkv", between.pairs, added) + old',
+        'einsum("bhij,bjhkv->bihkv", between.matrix, added) + old',
         "cumsum(added, 1) + old",
         "chunked",
     ),
@@ -48,8 +48,8 @@ MUTANTS = (
     planted(
         "gate before the norm",
         "norm the heads first, gate then",
-        "gated=silu(g) * normed",
-        "gated=silu(g) * context",
+        "gated=silu(gate_scores) * normed",
+        "gated=silu(gate_scores) * context",
         "pairs",
     ),
     planted(

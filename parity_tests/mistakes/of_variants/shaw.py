@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "row of query minus key",
         "look up the vector of the key's position minus the query's",
-        "clip(offset, -self",
-        "clip(-offset, -self",
+        "clip(relative_position, -self",
+        "clip(-relative_position, -self",
     ),
     both(
         "position part of the scores not scaled",
@@ -18,7 +18,7 @@ MUTANTS = (
     ),
     both(
         "values moved by the vectors of the keys' table in reverse",
-        "use one and the same offset for the vectors of keys and of values",
+        "use one and the same relative position for the vectors of keys and of values",
         "kept, self.w_rel_v, relative_index)\n            context",
         "kept, self.w_rel_v, 2 * c.max_distance - relative_index)\n            context",
     ),

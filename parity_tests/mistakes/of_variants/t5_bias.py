@@ -7,8 +7,8 @@ MUTANTS = (
     encoder(
         "offset of the bucket is query minus key",
         "look up the bucket of the key's position minus the query's",
-        "clip(offset.swapaxes(1, 2),",
-        "clip(-offset.swapaxes(1, 2),",
+        "clip(relative_position.swapaxes(1, 2),",
+        "clip(-relative_position.swapaxes(1, 2),",
     ),
     decoder(
         "T5's scores divided by the root of the width",
@@ -19,14 +19,14 @@ MUTANTS = (
     encoder(
         "table of biases read one bucket late",
         "the first row of the table is that of the position itself",
-        "[offset + c.max_distance]",
-        "[clip(offset + c.max_distance + 1, 0, 2 * c.max_distance)]",
+        "[relative_position + c.max_distance]",
+        "[clip(relative_position + c.max_distance + 1, 0, 2 * c.max_distance)]",
     ),
     encoder(
         "buckets of both sides alike",
         "add half of the buckets where the key stands behind the query",
-        "[offset + c.max_distance]",
-        "[c.max_distance - abs(offset)]",
+        "[relative_position + c.max_distance]",
+        "[c.max_distance - abs(relative_position)]",
     ),
     encoder(
         "table of biases scaled with the scores",

@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "encoding of the distance key minus query",
         "encode the distance query minus key: it is 0 or more for what came before",
-        "clip(-offset, low, high - 1)",
-        "clip(offset, low, high - 1)",
+        "clip(-relative_position, low, high - 1)",
+        "clip(relative_position, low, high - 1)",
     ),
     causal(
         "biases of contents and of distances exchanged",

@@ -1015,9 +1015,10 @@ DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.devi
 
 # What is wrong, in which tree, file, edit, and the question that must see it.
 BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
-    ("window one key wider", "numpy", SHARED, "offset >= -left) & (", "offset >= -left - 1) & (",
+    ("window one key wider", "numpy", SHARED, "relative_position >= -left) & (", "relative_position >= -left - 1) & (",
      lambda t: rows_seen(t, "itself-and-two-before")),
-    ("window without its own key", "numpy", SHARED, ") & (offset <= right)", ") & (offset < right)",
+    ("window without its own key", "numpy", SHARED, ") & (relative_position <= right)",
+     ") & (relative_position < right)",
      lambda t: rows_seen(t, "itself-alone")),
     ("aligned at the first key", "torch", SHARED, POSITIONS, POSITIONS.replace(" + (s - t)", ""),
      lambda t: rows_seen(t, "causal-few-queries")),

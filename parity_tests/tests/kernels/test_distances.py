@@ -37,7 +37,7 @@ def found(tree: Tree, case: str) -> Arrays:
 
     def call_of(floats: dict[str, Any]) -> Any:
         others = {name: x for name, x in floats.items() if name != "distances"}
-        bias = lambda offset: picked(floats["distances"], offset - low)  # noqa: E731
+        bias = lambda relative_position: picked(floats["distances"], relative_position - low)  # noqa: E731
         return attend(**others, **rest, **options, distance_bias=bias)[0]
 
     if tree.name == "torch":
@@ -174,11 +174,13 @@ def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: p
     """In JAX, where the bias is -inf from the third key before a query's own position on."""
     tree, module = TREES["jax"], import_module("attn_jax._kernels")
     if planted:
-        monkeypatch.setattr(module, "_seen_by_distance", lambda plan, distance_bias, g: True)
+        monkeypatch.setattr(module, "_seen_by_diagonals", lambda plan, diagonal_bias, g: True)
     (t, s), rng = (11, 23), np.random.default_rng(0)
     q, k, v = (tree.array(rng.standard_normal((1, n, 2, 3))) for n in (t, s, s))
     garbage = (np.arange(s) < s - t - 2)[None, :, None, None]
-    options = {"distance_bias": lambda offset: jax.numpy.where(offset < -2, -np.inf, 0.0)[:, None]}
+    options = {
+        "distance_bias": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
+    }
     attend = import_module("attn_jax._attend").attend
     call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])
     jax.clear_caches()  # of what was compiled without the bug, and then with it

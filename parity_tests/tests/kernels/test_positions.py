@@ -20,15 +20,15 @@ from parity_tests.tests.witness import ratio
 PLACES = np.array([[0, 1, 5, 8, 2], [7, 3, 3, 11, 0]])
 SCALINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "linear": {"scaling": "linear", "scaling_factor": 4.0},
-    "dynamic": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 6},
-    "yarn": {"scaling": "yarn", "scaling_factor": 4.0, "original_max_positions": 29, "beta_fast": 2.5},
+    "linear": {"rope_scaling": "linear", "rope_scaling_factor": 4.0},
+    "dynamic": {"rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": 6},
+    "yarn": {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "original_max_positions": 29, "beta_fast": 2.5},
     "llama3": {
-        "scaling": "llama3", "scaling_factor": 3.0, "original_max_positions": 23, "low_freq_factor": 0.5,
+        "rope_scaling": "llama3", "rope_scaling_factor": 3.0, "original_max_positions": 23, "low_freq_factor": 0.5,
         "high_freq_factor": 2.0,
     },
     "longrope": {
-        "scaling": "longrope", "original_max_positions": 6, "short_factor": (1.0, 1.5, 2.0, 2.5),
+        "rope_scaling": "longrope", "original_max_positions": 6, "short_factor": (1.0, 1.5, 2.0, 2.5),
         "long_factor": (1.25, 3.0, 4.5, 6.0),
     },
 }  # fmt: skip
@@ -150,13 +150,13 @@ def test_slopes_are_those_of_the_layer(tree: Tree) -> None:
     assert tree.package.alibi_slopes(8) == tuple(2.0**-n for n in range(1, 9))
 
 
-def published(offset: int, buckets: int, most: int, both: bool) -> int:
+def published(relative_position: int, buckets: int, most: int, both: bool) -> int:
     """T5's bucket in logarithms, as the paper and its code have it."""
     first = 0
     if both:
         buckets //= 2
-        first = buckets if offset > 0 else 0
-    distance, exact = abs(offset) if both else max(-offset, 0), buckets // 2
+        first = buckets if relative_position > 0 else 0
+    distance, exact = abs(relative_position) if both else max(-relative_position, 0), buckets // 2
     if distance < exact:
         return first + distance
     beyond = floor(log(distance / exact) / log(most / exact) * (buckets - exact) + 2.0**-40)
@@ -165,12 +165,12 @@ def published(offset: int, buckets: int, most: int, both: bool) -> int:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_buckets_are_the_published_ones(tree: Tree, both: bool) -> None:
-    offsets = np.arange(-150, 151).reshape(7, 43)
-    found = tree.numpy(tree.package.relative_buckets(tree.array(offsets), bidirectional=both))
-    want = [[published(int(x), 32, 128, both) for x in row] for row in offsets]
+    positions = np.arange(-150, 151).reshape(7, 43)
+    found = tree.numpy(tree.package.relative_buckets(tree.array(positions), bidirectional=both))
+    want = [[published(int(x), 32, 128, both) for x in row] for row in positions]
     assert found.tolist() == want
-    some = tree.numpy(tree.package.relative_buckets(tree.array(offsets), num_buckets=8, max_distance=20))
-    assert some.tolist() == [[published(int(x), 8, 20, True) for x in row] for row in offsets]
+    some = tree.numpy(tree.package.relative_buckets(tree.array(positions), num_buckets=8, max_distance=20))
+    assert some.tolist() == [[published(int(x), 8, 20, True) for x in row] for row in positions]
 
 
 X = np.zeros((2, 5, 3, 8))
@@ -193,12 +193,12 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
         ValueError,
         "expected positions with a first ax",
     ),
-    "scaling": (
+    "rope_scaling": (
         "rotary_angles",
         (PLACES, 8),
-        {"scaling": "ntk"},
+        {"rope_scaling": "ntk"},
         ValueError,
-        "expected scaling to be one of None, 'li",
+        "expected rope_scaling to be one of None, 'li",
     ),
     "xpos": ("rotary_angles", (PLACES, 8), {"xpos": 0}, ValueError, "expected xpos other than 0"),
     "dtype": (
@@ -233,7 +233,13 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
         "expected x of shape (b, t, h, k) or (b, t, ",
     ),
     "heads": ("alibi_slopes", (0,), {}, ValueError, "expected num_heads to be an int from 1, got 0"),
-    "offsets": ("relative_buckets", (X,), {}, TypeError, "expected offsets as signed integers, got float64"),
+    "relative positions": (
+        "relative_buckets",
+        (X,),
+        {},
+        TypeError,
+        "expected relative_positions as signed integers, got float64",
+    ),
     "buckets": ("relative_buckets", (PLACES,), {"num_buckets": 3}, ValueError, "expected num_buckets to be a multiple"),
 }
 

@@ -26,24 +26,28 @@ T, S = 11, 13
 
 
 def ratios(tree: str, variant: str, example: str) -> dict[str, float]:
-    """Error/bound of every output and gradient of a layer whose blocks are small."""
-    config = contract.examples(variant)[example]
-    config = replace(config, dropout=0.0)
-    inputs: Any = random_inputs(config, "full", t=T, s=S)
-    params = weights_of(config)
+    """Error/bound of every output and gradient of an example's layer."""
+    config = replace(contract.examples(variant)[example], dropout=0.0)
+    inputs = random_inputs(config, "full", t=T, s=S)
     inputs.pop("keep", None)
-    case, precision = Case(variant, "", "", "float64", given=config), fast_precision_of(tree, "float64")
-    outputs, grads = reference(case, Drawn(inputs, params, 0), {}, precision)
+    return layer_ratios(tree, config, inputs)
+
+
+def layer_ratios(tree: str, config: Any, inputs: Arrays) -> dict[str, float]:
+    """Error/bound of every output and gradient of a layer whose blocks are small."""
+    params, given = weights_of(config), dict[str, Any](inputs)
+    case, precision = Case(config.variant, "", "", "float64", given=config), fast_precision_of(tree, "float64")
+    outputs, grads = reference(case, Drawn(given, params, 0), {}, precision)
     layer: Any = layer_of(TREES[tree], config, params)
     if tree == "numpy":
-        y, pull = value_and_vjp(layer, **inputs)
+        y, pull = value_and_vjp(layer, **given)
         back = pull(cotangent(y.shape))
         found = {"y": y} | {f"d{name}": x for name, x in (back.inputs | back.params).items()}
     else:
-        given = TREES[tree].arrays(inputs)
-        leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+        arrays = TREES[tree].arrays(inputs)
+        leaves = {name: x.requires_grad_() for name, x in arrays.items() if x.is_floating_point()}
         leaves |= dict(layer.named_parameters())
-        y = flat(layer(**given))[0]
+        y = flat(layer(**arrays))[0]
         y.backward(TREES[tree].array(cotangent(tuple(y.shape))))
         found = {"y": TREES[tree].numpy(y)}
         found |= {f"d{name}": TREES[tree].numpy(x.grad) for name, x in leaves.items() if x.grad is not None}
@@ -103,8 +107,8 @@ def middle_of(tree: str) -> Callable[..., Any]:
     """That of `whole_numbers`, of a tree's own functions."""
     ops = import_module(f"{TREES[tree].package.__name__}._ops")
 
-    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any) -> Any:
-        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.per_pair(offset[:, None], q.shape[1], k.shape[1])
+    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any) -> Any:
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.skew(relative_position[:, None], q.shape[1], k.shape[1])
         weights = weights if bias is None else weights + bias
         for x in (allowed, keep):
             weights = weights if x is None else ops.where(x, weights, 0.0)
@@ -139,11 +143,11 @@ def found_by(tree: str, rows: Any, arrays: Arrays, options: Any) -> Arrays:
     return {"context": np.asarray(context)} | {f"d{name}": np.asarray(x) for name, x in grads.items()}
 
 
-def wanted(arrays: Arrays, seen: np.ndarray, offset: np.ndarray) -> Arrays:
+def wanted(arrays: Arrays, seen: np.ndarray, relative_position: np.ndarray) -> Arrays:
     """The same for all rows at once, by hand, where these pairs see each other."""
     q, k, v, bias, keep = (arrays.get(name) for name in ("q", "k", "v", "bias", "keep"))
     tape: Any = {}
-    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, offset, bias, keep)
+    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, relative_position, bias, keep)
     grads = whole_numbers.backward(tape, whole_numbers.whole(np.random.default_rng(7), *context.shape))
     return {"context": context} | {f"d{name}": grads[name] for name in ("q", "k", "v", "bias") if name in arrays}
 
@@ -180,6 +184,6 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
     step.query_positions, step.key_positions = (TREES[tree].array(x) for x in positions)
     monkeypatch.setattr(step, "attention_mask", lambda left, right: TREES[tree].array(seen))
     found = found_by(tree, rows, arrays, {"causal": True, "step": step})
-    offset = positions[1][:, None] - positions[0][:, :, None]
-    for name, x in wanted(arrays, seen & arrays["mask"], offset).items():
+    relative_position = positions[1][:, None] - positions[0][:, :, None]
+    for name, x in wanted(arrays, seen & arrays["mask"], relative_position).items():
         assert np.array_equal(found[name], x), name

@@ -24,6 +24,7 @@ from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
 from parity_tests.tests.mutation import checks_public as public
 from parity_tests.tests.mutation import checks_rows as rows
+from parity_tests.tests.mutation import checks_terms as terms
 from parity_tests.tests.mutation import checks_weigh as weigh
 from parity_tests.tests.mutation.calls import (
     Labelled,
@@ -93,6 +94,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.when_rows_go_at_once)
     add(rows.distances_scored)
     add(distances.distances_added)
+    add(terms.terms_added)
+    add(terms.terms_from_places)
     add(rows.vectors_by_distance)
     add(far.near_and_far)
     add(rows.picked_from_special_arrays)

@@ -109,7 +109,7 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     low, tape = 1 - arrays["k"].shape[1], BackwardTape() if tape is None else tape
     module = import_module(f"{alias}._attend")
     context, _ = module.attend(
-        **arrays, **options, distance_bias=lambda offset: picked(given["distances"], offset - low), tape=tape,
+        **arrays, **options, distance_bias=lambda position: picked(given["distances"], position - low), tape=tape,
         implementation=implementation, step=step,
     )  # fmt: skip
     recompute(tape)

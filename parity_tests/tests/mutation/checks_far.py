@@ -60,9 +60,17 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
     limit = CASES[case][2]
 
     def attend_rows(
-        tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any, near: bool = False
+        tape: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        allowed: Any,
+        relative_position: Any,
+        bias: Any,
+        keep: Any,
+        near: bool = False,
     ) -> Any:
-        rows = f.clip(offset, -limit, limit) + limit
+        rows = f.clip(relative_position, -limit, limit) + limit
         rows = rows if rows.shape[-1] != k.shape[1] else f.broadcast_to(rows, (B, q.shape[1], k.shape[1]))
         scores = f.score_distances(tape, "scores", q, of_keys, rows, k.shape[1])
         scores = (scores + f.einsum("bthk,bshk->bhts", q, k)) * SCALE
@@ -72,8 +80,8 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
         f.record(tape, q=q, k=k, v=v, rows=rows, probs=probs, bias=bias)
         return f.with_lse(context, lse) if near else context, probs
 
-    def shift(q: Any, k: Any, v: Any, offset: Any) -> Any:
-        rows = f.clip(offset, -limit, limit) + limit
+    def shift(q: Any, k: Any, v: Any, relative_position: Any) -> Any:
+        rows = f.clip(relative_position, -limit, limit) + limit
         return q, k + f.take(of_keys, rows), v + f.take(of_values, rows)
 
     return attend_rows, shift
@@ -96,8 +104,8 @@ def backward_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callab
         dmore, dk = f.einsum_vjp("bthk,bshk->bhts", q, k, dscores)
         return {"q": dq + dmore, "k": dk, "v": dv, "bias": dbias, "of_keys": dof_keys, "of_values": dof_values}
 
-    def shift_vjp(q: Any, k: Any, v: Any, offset: Any, dq: Any, dk: Any, dv: Any) -> dict[str, Any]:
-        rows = f.clip(offset, -limit, limit) + limit
+    def shift_vjp(q: Any, k: Any, v: Any, relative_position: Any, dq: Any, dk: Any, dv: Any) -> dict[str, Any]:
+        rows = f.clip(relative_position, -limit, limit) + limit
         sums = f.sum_to(dk, (1, *dk.shape[2:])), f.sum_to(dv, (1, WIDTH))
         more = {"of_keys": f.take_vjp(of_keys, rows, sums[0]), "of_values": f.take_vjp(of_values, rows, sums[1])}
         return {"q": dq, "k": dk, "v": dv} | more
@@ -116,9 +124,9 @@ def expected(tree: str, case: str) -> dict[str, ErrArray]:
     seen = visible(mask, (B, H, t, s), causal, None)
     if bias is not None:
         bias = f.broadcast_to(bias, (B, H, t, s))
-    offset = np.broadcast_to(np.arange(s) - np.arange(t)[:, None] - (s - t), (B, t, s))
+    relative_position = np.broadcast_to(np.arange(s) - np.arange(t)[:, None] - (s - t), (B, t, s))
     with precision(fast_precision_of(tree, "float64")), np.errstate(all="ignore"):
-        context, _ = parts_of(f, case, *tables)[0](tape, *exact.values(), seen, offset, bias, None)
+        context, _ = parts_of(f, case, *tables)[0](tape, *exact.values(), seen, relative_position, bias, None)
         dy = ErrArray(cotangent(context.shape), 0.0)
         grads = backward_of(f, case, *tables)[0](tape, dy)
         if bias is None:
@@ -143,9 +151,11 @@ def by_numpy(package: str, case: str) -> Arrays:
         calls.append(call)
         return shift(*call)
 
-    def shift_vjp_of(q: Any, k: Any, v: Any, offset: Any, *grads: Any) -> Any:
-        claim(all(same(x, y) for x, y in zip((q, k, v, offset), calls.pop(0), strict=True)), "what was shifted")
-        return shift_vjp(q, k, v, offset, *grads)
+    def shift_vjp_of(q: Any, k: Any, v: Any, relative_position: Any, *grads: Any) -> Any:
+        claim(
+            all(same(x, y) for x, y in zip((q, k, v, relative_position), calls.pop(0), strict=True)), "what was shifted"
+        )
+        return shift_vjp(q, k, v, relative_position, *grads)
 
     with small_blocks(import_module(f"{package}._rows")):
         context = f.attend_near_and_far(attend_rows, shift_of, tape, *arrays.values(), **masks, **options, scale=SCALE)

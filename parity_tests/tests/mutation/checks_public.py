@@ -146,7 +146,7 @@ def wrong_scores(alias: str) -> None:
 
 
 LONG: dict[str, Any] = {
-    "scaling": "longrope", "original_max_positions": 6,
+    "rope_scaling": "longrope", "original_max_positions": 6,
     "short_factor": (1.0, 1.5, 2.0), "long_factor": (1.25, 3.0, 4.5),
 }  # fmt: skip
 
@@ -185,11 +185,11 @@ def rotated_by_angles(alias: str) -> None:
     half = rng.normal(size=(2, 4, 6)).astype("float16")
     narrow = package.rotary_angles(places, 6)
     claim(same(package.rotate(half, *narrow), package.rotate(half.astype("float32"), *narrow).astype("float16")), "16")
-    offsets = np.arange(-9, 10)
-    buckets = package.relative_buckets(offsets, num_buckets=8, max_distance=6)
-    want = [attn_np.relative_buckets(np.array(n), num_buckets=8, max_distance=6) for n in offsets.tolist()]
+    positions = np.arange(-9, 10)
+    buckets = package.relative_buckets(positions, num_buckets=8, max_distance=6)
+    want = [attn_np.relative_buckets(np.array(n), num_buckets=8, max_distance=6) for n in positions.tolist()]
     claim(buckets.tolist() == [int(n) for n in want] and buckets[9] == 0 and buckets[-1] == 7, "buckets")
-    after = package.relative_buckets(offsets, num_buckets=8, max_distance=6, bidirectional=False)
+    after = package.relative_buckets(positions, num_buckets=8, max_distance=6, bidirectional=False)
     claim(not after[9:].any() and after[0] == 7, "later keys")
     claim(package.relative_buckets(np.array([-200, 200])).tolist() == [15, 31], "32 buckets up to 128")
 
@@ -205,7 +205,7 @@ def lengths_of_positions(alias: str) -> None:
         want = np.cos(turns) * amplitude
         claim(same(package.rotary_angles(places, 6, **base, **LONG, max_positions=9)[0], want), "by the largest")
         claim(same(package.rotary_angles(places, 6, **base, **LONG)[0], want), "without a limit")
-    files = [vars(import_module(f"{alias}.{name}")) for name in ("_rotary", "_rotations")]
+    files = [vars(import_module(f"{alias}.{name}")) for name in ("_rotary", "_rotary_functions")]
     known = [{name: file[name] for name in ("concrete", "known_range")} for file in files]
     for file in files:
         file |= {"concrete": lambda x: False, "known_range": lambda x: None}
@@ -213,8 +213,8 @@ def lengths_of_positions(alias: str) -> None:
         for places in (short, long):
             found = package.rotary_angles(places, 6, **base, **LONG, max_positions=9)
             claim(same(found[0], attn_np.rotary_angles(places, 6, **base, **LONG)[0]), "both tables")
-        options: dict[str, Any] = {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 6}
-        words = "rotary_angles: expected positions whose values are known for scaling='dynamic'"
+        options: dict[str, Any] = {"rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": 6}
+        words = "rotary_angles: expected positions whose values are known for rope_scaling='dynamic'"
         refuses(lambda: package.rotary_angles(short, 6, **options, max_positions=9), ValueError, words)
         claim(package.rotary_angles(short, 6, **options, max_positions=6)[0].shape == (1, 3, 3), "never that long")
         words = "rotary_angles: expected max_positions in a compiled program"
@@ -249,7 +249,11 @@ def wrong_positions(alias: str) -> None:
         (lambda: package.rotate(x, cos > 0, cos), TypeError, "rotate: expected cos of dtype float64"),
         (lambda: package.rotate(x > 0, cos, cos), TypeError, "rotate: expected x of a float dtype"),
         (lambda: package.rotate(x, cos, cos, layout="x"), ValueError, "rotate: expected layout to be one of"),
-        (lambda: package.relative_buckets(x), TypeError, "relative_buckets: expected offsets as signed integers"),
+        (
+            lambda: package.relative_buckets(x),
+            TypeError,
+            "relative_buckets: expected relative_positions as signed integers",
+        ),
         (lambda: package.relative_buckets(places, num_buckets=3), ValueError, "relative_buckets: expected num_buckets"),
         (
             lambda: package.relative_buckets(places, max_distance=1),
@@ -462,7 +466,7 @@ def recurred(alias: str) -> None:
     claim(same(y, whole.astype("float16")) and same(state, end), "16 bits")
     tape: dict[str, Any] = {}
     package.recur(**some, rule="gated_delta", form="parallel", tape=tape)
-    names = {"scores", "pairs", "inverse", "erasing", "writing", "corrected", "states", "before"}
+    names = {"scores", "key_products", "inverse", "erasing", "writing", "corrected", "states", "before"}
     claim(set(tape) == names and tape["states"].shape == (3, 1, 2, 3, 5), "a tape")
     claim(package.recur(q[:, :0], k[:, :0], v[:, :0])[0].shape == (3, 0, 4, 5), "no positions")
     claim(package.recur(q[:, :1], k[:, :1], v[:, :1], tape=tape)[1].shape == (3, 2, 3, 5), "one position")

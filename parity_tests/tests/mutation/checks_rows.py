@@ -26,9 +26,9 @@ class Middle:
         self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def __call__(
-        self, tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any
+        self, tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any
     ) -> tuple[Any, Any]:
-        distance = distances(offset, q.shape[1], k.shape[1])
+        distance = distances(relative_position, q.shape[1], k.shape[1])
         self.calls.append((q, k, distance))
         scores = np.einsum("bthk,bshk->bhts", q, k) + distance + (0.0 if bias is None else bias)
         passes = np.broadcast_to(True if allowed is None else allowed, scores.shape) & (True if keep is None else keep)
@@ -39,13 +39,13 @@ class Middle:
         return np.einsum("bhts,bshv->bthv", weights, v), weights
 
 
-def distances(offset: np.ndarray, t: int, s: int) -> np.ndarray:
+def distances(relative_position: np.ndarray, t: int, s: int) -> np.ndarray:
     """Key minus query for each pair, `b 1 t s`, from these numbers, `b t s`, or from one for each diagonal, `1 1 n`."""
-    if offset.shape[1:] == (t, s):
-        return offset[:, None]
-    claim(offset.shape == (1, 1, t + s - 1), f"a number for each diagonal, not {offset.shape}")
+    if relative_position.shape[1:] == (t, s):
+        return relative_position[:, None]
+    claim(relative_position.shape == (1, 1, t + s - 1), f"a number for each diagonal, not {relative_position.shape}")
     query, key = np.indices((t, s))
-    return offset[0, 0, key - query + t - 1][None, None]
+    return relative_position[0, 0, key - query + t - 1][None, None]
 
 
 def place(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -119,9 +119,9 @@ def blocks_of_rows(alias: str) -> None:
                 options: Any = {"causal": causal, "window": window} if causal or window else {}
                 given = (arrays["q"], arrays["k"], arrays["v"])
                 seen = visible(arrays.get("mask"), (B, H, T, s), causal, window)
-                offset = np.arange(s)[None, None] - np.arange(T)[None, :, None] - (s - T)
+                relative_position = np.arange(s)[None, None] - np.arange(T)[None, :, None] - (s - T)
                 tape: Any = {}
-                want, weights = middle(tape, *given, seen, offset, more["bias"], more["keep"])
+                want, weights = middle(tape, *given, seen, relative_position, more["bias"], more["keep"])
                 dy = whole(np.random.default_rng(7), *want.shape)
                 grads = backward(tape, dy)
                 words = f"{s} keys, {form or 'no'} mask, causal={causal}, window={window}"
@@ -202,9 +202,9 @@ def when_rows_go_at_once(alias: str) -> None:
         (True, None, (arrays["q"].view(Own), *given[1:]), {}),
     ):
         own = options.get("step") is arranged
-        offset = arranged.key_positions[:, None] - arranged.query_positions[:, :, None] if own else usual
+        relative_position = arranged.key_positions[:, None] - arranged.query_positions[:, :, None] if own else usual
         seen = arranged.attention_mask(None, 0) if own else visible(None, (1, 1, T, 13), True, None)
-        want, _ = Middle()(None, *given, seen & more["mask"], offset, more["bias"], more["keep"])
+        want, _ = Middle()(None, *given, seen & more["mask"], relative_position, more["bias"], more["keep"])
         middle = Middle()
         with small_blocks(rows):
             context, weights = rows.by_rows(middle, tape, *changed, causal=True, **more, **options)
@@ -246,7 +246,7 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
-        claim(parts.per_pair(dy, t, s) is dy, "what stands by pair stays")
+        claim(parts.skew(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")

@@ -62,7 +62,7 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
     """Queries or keys of a word: normed, then clipped, then turned."""
     heads = projected(w, name, word)
     if c.norm is not None:
-        shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_all")
+        shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_norm_heads")
         weights = [shared or (own[h] if own else [1.0] * len(x)) for h, x in enumerate(heads)]
         if c.norm_over == "all":
             flat = normed(c, [a for x in heads for a in x], [g for weight in weights for g in weight])
@@ -129,20 +129,25 @@ def test_scalar_loops(example: str, call: str) -> None:
 SMALL: dict[str, Any] = {"d_model": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 BOTH: dict[str, Any] = {"qkv_bias": True, "output_bias": True}
 LLAMA3: dict[str, Any] = {
-    "scaling": "llama3",
-    "scaling_factor": 8.0,
+    "rope_scaling": "llama3",
+    "rope_scaling_factor": 8.0,
     "original_max_positions": 5,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
 LONGROPE: dict[str, Any] = {
-    "scaling": "longrope",
-    "scaling_factor": 32.0,
+    "rope_scaling": "longrope",
+    "rope_scaling_factor": 32.0,
     "original_max_positions": 5,
     "short_factor": (1.0, 1.1, 1.2, 1.3),
     "long_factor": (1.0, 3.0, 9.0, 27.0),
 }
-YARN: dict[str, Any] = {"scaling": "yarn", "scaling_factor": 32.0, "original_max_positions": 64, "truncate": False}
+YARN: dict[str, Any] = {
+    "rope_scaling": "yarn",
+    "rope_scaling_factor": 32.0,
+    "original_max_positions": 64,
+    "yarn_truncate": False,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "Llama 2 7B": {"num_kv_heads": 4},
     "Llama 3": {"rope_base": 500000.0},
@@ -153,7 +158,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen3-Next": {"rope_base": 1e7, "norm": "rms", "rotary_dim": 2, "gate": True},
     "Gemma 2": {"softcap": 50.0, "scale": 144**-0.5, "window": (3, None)},
     "Gemma 3, window": {"norm": "rms", "norm_offset": 1.0, "scale": 168**-0.5, "window": (3, None)},
-    "Gemma 3, whole": {"norm": "rms", "norm_offset": 1.0, "rope_base": 1e6, "scaling": "linear", "scaling_factor": 8.0},
+    "Gemma 3, whole": {
+        "norm": "rms",
+        "norm_offset": 1.0,
+        "rope_base": 1e6,
+        "rope_scaling": "linear",
+        "rope_scaling_factor": 8.0,
+    },
     "Phi-2": {"num_kv_heads": 4, "rotary_dim": 4, **BOTH},
     "Phi-3": {"window": (5, None), **LONGROPE},
     "GPT-NeoX": {"num_kv_heads": 4, "rotary_dim": 2, **BOTH},
@@ -244,8 +255,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
     "no room": ({"clip_qkv": 0.0}, "clip_qkv to be a finite int or float above 0.0, got 0.0; set clip_qkv="),
-    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
-    "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
+    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for rope_scaling= or rotary_dim=, got none"),
+    "rope_scaling": ({"rope_scaling": "yarn"}, "rope_scaling_factor for rope_scaling='yarn', got none"),
 }
 
 

@@ -74,7 +74,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
         state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
         for t, row in enumerate(x):
             q, k = (unit(config, parts[name][t]) for name in "qk")
-            v, g = ([swish(a) for a in row] for row in (parts["v"][t], projected(row, w["w_g"], h)))
+            v, g = ([swish(a) for a in row] for row in (parts["v"][t], projected(row, w["w_gate"], h)))
             beta = 1 / (1 + exp(-gate(row, w["w_beta"], h)))
             alpha = exp(-exp(w["a_log"][h]) * log(1 + exp(gate(row, w["w_a"], h) + w["dt_bias"][h])))
             state = stepped(state, k, v, alpha, beta)
@@ -160,7 +160,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
     weights, x = weights_of(FORMS), np.random.default_rng(1).normal(size=(2, 7, 5))
     leaves = {"query": torch.from_numpy(x).requires_grad_()}
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
-    q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in "qkvg")
+    q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in ("q", "k", "v", "gate"))
     q, k, v = (torch.nn.functional.silu(z) for z in (q, k, v))
     q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.norm_eps) for z in (q, k))
     beta, a = (torch.einsum("btd,dh->bth", leaves["query"], leaves[name]) for name in ("w_beta", "w_a"))
@@ -226,7 +226,7 @@ def test_torch_convolution() -> None:
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, n], beta[:, n, :, None] * (v[:, n] - known))
         read.append(torch.einsum("bhk,bhkv->bhv", q[:, n] / sqrt(3), state))
     normed = torch.nn.functional.rms_norm(torch.stack(read, 1), (7,), leaves["w_norm"], plain.norm_eps)
-    gate = torch.nn.functional.silu(torch.einsum("btd,dhv->bthv", x, leaves["w_g"]))
+    gate = torch.nn.functional.silu(torch.einsum("btd,dhv->bthv", x, leaves["w_gate"]))
     y = torch.einsum("bthv,hvd->btd", gate * normed, leaves["w_o"])
     assert ratio(y.detach(), want["y"]) <= 1
     for name, grad in torch_gradients(y, query=x, **leaves).items():

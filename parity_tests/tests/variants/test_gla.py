@@ -31,7 +31,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     for h in range(config.num_heads):
         state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][h]]
         for t, row in enumerate(x):
-            q, k, v, g = (projected(row, w[f"w_{name}"], h) for name in "qkvg")
+            q, k, v, g = (projected(row, w[f"w_{name}"], h) for name in ("q", "k", "v", "gate"))
             latent = [
                 sum((a * line[z] for a, line in zip(row, w["w_a_down"], strict=True)), 0.0) for z in range(config.rank)
             ]
@@ -91,7 +91,7 @@ def test_with_decays_of_each_head_it_is_retention(name: str, form: str) -> None:
     weights["w_a_up"] = 0.0 * weights["w_a_up"]
     given = {key: weights[key] for key in fixed.shapes()}
     contexts = [tree.trace(layer_of(tree, c, w), x)[1]["context"] for c, w in ((config, weights), (fixed, given))]
-    gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_g"])
+    gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_gate"])
 
     def outputs(context: np.ndarray) -> np.ndarray:
         unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.norm_eps) * weights["w_norm"]

@@ -74,7 +74,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             state = stepped(state, k, v, [exp(-exp(w["a_log"][h]) * log(1 + exp(a))) for a in steps], beta)
             o = [sum(q[i] * line[c] for i, line in enumerate(state)) / sqrt(len(q)) for c in range(len(v))]
             size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
-            gates = through(row, w["w_g_down"], w["w_g_up"], w["b_g"], h)
+            gates = through(row, w["w_gate_down"], w["w_gate_up"], w["b_gate"], h)
             for c, a in enumerate(o):
                 for d in range(config.d_model):
                     y[t][d] += a / size * w["w_norm"][c] / (1 + exp(-gates[c])) * w["w_o"][h][c][d]
@@ -123,9 +123,9 @@ def test_with_decays_alike_in_all_channels_it_is_the_gated_delta_rule(name: str,
     weights |= {key: np.repeat(weights[key][..., :1], 3, -1) for key in ("w_a_up", "dt_bias")}
     given = {key: w for key, w in weights.items() if key in plain.shapes()}
     given |= {"w_a": weights["w_a_down"] @ weights["w_a_up"][..., 0], "dt_bias": weights["dt_bias"][:, 0]}
-    given |= {"w_g": np.einsum("dz,zhv->dhv", weights["w_g_down"], weights["w_g_up"])}
+    given |= {"w_gate": np.einsum("dz,zhv->dhv", weights["w_gate_down"], weights["w_gate_up"])}
     contexts = [tree.trace(layer_of(tree, c, w), x)[1]["context"] for c, w in ((config, weights), (plain, given))]
-    gate = np.einsum("btd,dhv->bthv", x["query"], given["w_g"]) + weights["b_g"]
+    gate = np.einsum("btd,dhv->bthv", x["query"], given["w_gate"]) + weights["b_gate"]
 
     def outputs(context: np.ndarray) -> np.ndarray:
         unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.norm_eps) * weights["w_norm"]

@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"use_bias": 1}, "use_bias to be True or False, got 1"),
     "eps": ({"norm_eps": 0.0}, "norm_eps to be a finite int or float above 0.0, got 0.0"),
     "factors": (
-        {"scaling": "longrope", "original_max_positions": 8, "short_factor": (1.0, 1.0), "long_factor": (1.0,)},
+        {"rope_scaling": "longrope", "original_max_positions": 8, "short_factor": (1.0, 1.0), "long_factor": (1.0,)},
         "long_factor to be 2 finite numbers above 0, got (1.0,)",
     ),
 }

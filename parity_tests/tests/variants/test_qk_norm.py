@@ -69,7 +69,10 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
             return [[a * w["w_scale"][h] for a in x] for h, x in enumerate(found)] if name == "q" else found
         if config.norm_over == "head":
             return [[a * b for a, b in zip(x, w[f"w_{name}_norm"], strict=True)] for x in found]
-        return [[a * b for a, b in zip(x, own, strict=True)] for x, own in zip(found, w[f"w_{name}_all"], strict=True)]
+        return [
+            [a * b for a, b in zip(x, own, strict=True)]
+            for x, own in zip(found, w[f"w_{name}_norm_heads"], strict=True)
+        ]
 
     def weigh(h: int, scores: list[float | None]) -> list[float]:
         raised = [0.0 if x is None else exp(x) for x in scores]
@@ -109,7 +112,7 @@ def test_torch_norms(norm: str, over: str) -> None:
     leaves = {n: torch.from_numpy(p).requires_grad_() for n, p in (w | {"query": x}).items()}
     q, k, v = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{n}"]) + leaves[f"b_{n}"] for n in "qkv")
     q, k = (
-        torch_norm(config, y, leaves.get(f"w_{n}_{'norm' if over == 'head' else 'all'}"))
+        torch_norm(config, y, leaves.get(f"w_{n}_{'norm' if over == 'head' else 'norm_heads'}"))
         for n, y in zip("qk", (q, k), strict=True)
     )
     if norm == "l2":
@@ -163,13 +166,14 @@ def test_one_head_is_all_heads(tree: Tree) -> None:
     config, alone = Config(norm_over="all", **fields), Config(norm_over="head", **fields)
     w, inputs = weights_of(config), {"query": normal(2, 6, 7)}
     renamed = {
-        name.replace("_all", "_norm"): x.reshape(alone.shapes()[name.replace("_all", "_norm")]) for name, x in w.items()
+        name.replace("_norm_heads", "_norm"): x.reshape(alone.shapes()[name.replace("_norm_heads", "_norm")])
+        for name, x in w.items()
     }
     want, layer = bounded(alone, inputs, renamed), layer_of(tree, config, w)
     (y,) = tree(layer, inputs)
     assert ratio(y, want["y"]) <= 1
     for name, grad in tree.gradients(layer, inputs, cotangent(y.shape)).items():
-        other = name.replace("_all", "_norm")
+        other = name.replace("_norm_heads", "_norm")
         if name != "db_k":
             assert ratio(grad.reshape(want[other].shape), want[other]) <= 1, name
 
@@ -200,4 +204,4 @@ def test_fields_are_checked(tree: Tree, name: str) -> None:
         tree.package.build("qk_norm", d_model=6, num_heads=2, **{name: value})
 
 
-QUERY = 'q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))'
+QUERY = 'q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))'

@@ -59,7 +59,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
     for h in range(config.num_heads):
         gamma = 1 - 2.0 ** (-config.exponent - h) if config.decay is None else config.decay[h]
-        names = "qkvg" if config.use_gate else "qkv"
+        names = ("q", "k", "v", "gate") if config.use_gate else "qkv"
         q, k, v, *g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in names)
         q, k = ([turned(config, row, n) for n, row in enumerate(rows)] for rows in (q, k))
         for n in range(len(x)):
@@ -120,7 +120,8 @@ def test_torch_group_norm() -> None:
     leaves = {"query": torch.from_numpy(x).requires_grad_()}
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
     q, k, v, g = (
-        torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) + leaves[f"b_{p}"][:, None] for p in "qkvg"
+        torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) + leaves[f"b_{p}"][:, None]
+        for p in ("q", "k", "v", "gate")
     )
     gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
     decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
@@ -145,7 +146,7 @@ def test_complex_numbers(layout: str, spacing: str) -> None:
     q, k, v, g = (
         torch.einsum("btd,dhk->bhtk", torch.from_numpy(x), torch.from_numpy(weights[f"w_{p}"]))
         + torch.from_numpy(weights[f"b_{p}"])[:, None]
-        for p in "qkvg"
+        for p in ("q", "k", "v", "gate")
     )
     axis = -1 if layout == "interleaved" else -2
     pair = (3, 2) if layout == "interleaved" else (2, 3)
@@ -166,7 +167,7 @@ def test_a_state_fades_by_its_heads_factor(tree: Tree) -> None:
     """One key at the first position, read at the third: it is there with gamma squared, by heads."""
     config = Config(d_model=2, num_heads=2, head_dim=1, value_head_dim=1, exponent=1.0, form="recurrent")
     eye = np.eye(2)[:, :, None]
-    layer = layer_of(tree, config, {f"w_{p}": eye for p in "qkvg"} | {"w_o": np.moveaxis(eye, 0, -1)})
+    layer = layer_of(tree, config, {f"w_{p}": eye for p in ("q", "k", "v", "gate")} | {"w_o": np.moveaxis(eye, 0, -1)})
     x = np.array([[[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]])
     states = tree.trace(layer, {"query": x})[1]["states"]
     gamma = np.array([0.5, 0.75])
@@ -206,7 +207,7 @@ def test_plain_retention_is_the_gated_recurrence(tree: Tree) -> None:
     config = EXAMPLES["plain"]
     layer, x = layer_of(tree, config, weights_of(config)), {"query": np.random.default_rng(1).normal(size=(2, 7, 7))}
     tape = tree.trace(layer, x)[1]
-    assert "g" not in tape
+    assert "gate_scores" not in tape
     parts = {name: tree.array(tape[name]) for name in "qkv"}
     y, _ = tree.package.recur(**parts, rule="gated", decay=tree.array(np.array(config.decay)), form="recurrent")
     want = bounded(config, x, weights_of(config))["y"]

@@ -57,31 +57,31 @@ def crossing(c: Any, width: int, turns: float) -> float:
 
 def published(c: Any, width: int, length: int) -> list[float]:
     """theta of every pair."""
-    base, s, original = c.rope_base, c.scaling_factor or 1.0, c.original_max_positions or 1
-    if c.scaling == "dynamic":
+    base, s, original = c.rope_base, c.rope_scaling_factor or 1.0, c.original_max_positions or 1
+    if c.rope_scaling == "dynamic":
         base *= (s * max(length, original) / original - (s - 1)) ** (width / (width - 2))
     first, last = 0.0, 0.0
-    if c.scaling == "yarn":
+    if c.rope_scaling == "yarn":
         first, last = crossing(c, width, c.beta_fast or 32), crossing(c, width, c.beta_slow or 1)
-        if c.truncate:
+        if c.yarn_truncate:
             first, last = float(int(first // 1)), -float(int(-last // 1))
         first, last = max(first, 0.0), min(last, width - 1.0)
     found = []
     for i in range(width // 2):
         theta = exp(-2 * i / width * log(base))
-        if c.scaling == "linear":
+        if c.rope_scaling == "linear":
             theta /= s
-        elif c.scaling == "yarn":
+        elif c.rope_scaling == "yarn":
             stays = 1 - min(max((i - first) / (last - first or 0.001), 0.0), 1.0)
             theta = theta * stays + theta / s * (1 - stays)
-        elif c.scaling == "llama3":
+        elif c.rope_scaling == "llama3":
             wavelength, low, high = 2 * pi / theta, c.low_freq_factor or 1, c.high_freq_factor or 4
             smooth = (original / wavelength - low) / (high - low)
             if wavelength > original / low:
                 theta /= s
             elif wavelength >= original / high:
                 theta = (1 - smooth) * theta / s + smooth * theta
-        elif c.scaling == "longrope":
+        elif c.rope_scaling == "longrope":
             theta /= ((c.long_factor if length > original else c.short_factor) or ())[i]
         found.append(theta)
     return found
@@ -91,10 +91,10 @@ def stretch(c: Any) -> float:
     """The attention factor."""
     if c.attention_factor is not None:
         return c.attention_factor
-    s = c.scaling_factor or 1.0
-    if s <= 1 or c.scaling not in ("yarn", "longrope"):
+    s = c.rope_scaling_factor or 1.0
+    if s <= 1 or c.rope_scaling not in ("yarn", "longrope"):
         return 1.0
-    return 0.1 * log(s) + 1 if c.scaling == "yarn" else sqrt(1 + log(s) / log(c.original_max_positions or 2))
+    return 0.1 * log(s) + 1 if c.rope_scaling == "yarn" else sqrt(1 + log(s) / log(c.original_max_positions or 2))
 
 
 def turned(c: Any, x: list[float], place: int, thetas: list[float]) -> list[float]:
@@ -164,57 +164,62 @@ WIDE: dict[str, Any] = {"d_model": 16, "num_heads": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "large base": {"rope_base": 5e6},
-    "linear": {"scaling": "linear", "scaling_factor": 4.0},
-    "dynamic": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 4096},
-    "dynamic, within": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": MANY},
-    "yarn": {"scaling": "yarn", "scaling_factor": 32.0, "original_max_positions": 4096, "rope_base": 150000.0},
-    "yarn, real ramp": {
-        "scaling": "yarn",
-        "scaling_factor": 40.0,
+    "linear": {"rope_scaling": "linear", "rope_scaling_factor": 4.0},
+    "dynamic": {"rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": 4096},
+    "dynamic, within": {"rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": MANY},
+    "yarn": {
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 32.0,
         "original_max_positions": 4096,
-        "truncate": False,
+        "rope_base": 150000.0,
+    },
+    "yarn, real ramp": {
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 40.0,
+        "original_max_positions": 4096,
+        "yarn_truncate": False,
         "beta_fast": 100.0,
         "beta_slow": 2.0,
         "attention_factor": 1.125,
     },
     "yarn, ramp by default": {
-        "scaling": "yarn",
-        "scaling_factor": 4.0,
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 4.0,
         "original_max_positions": 4096,
-        "truncate": False,
+        "yarn_truncate": False,
     },
     "yarn, ramp beyond the last pair": {
-        "scaling": "yarn",
-        "scaling_factor": 4.0,
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 4.0,
         "original_max_positions": MANY,
         "rope_base": 100.0,
         "beta_fast": 5000.0,
     },
     "yarn, step in place of a ramp": {
-        "scaling": "yarn",
-        "scaling_factor": 4.0,
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 4.0,
         "original_max_positions": 4096,
-        "truncate": False,
+        "yarn_truncate": False,
         "beta_fast": 8.0,
         "beta_slow": 8.0,
     },
     "llama3": {
-        "scaling": "llama3",
-        "scaling_factor": 8.0,
+        "rope_scaling": "llama3",
+        "rope_scaling_factor": 8.0,
         "original_max_positions": 8192,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "rope_base": 500000.0,
     },
     "longrope": {
-        "scaling": "longrope",
-        "scaling_factor": 32.0,
+        "rope_scaling": "longrope",
+        "rope_scaling_factor": 32.0,
         "original_max_positions": 4096,
         "short_factor": tuple(1.0 + 0.03 * i for i in range(8)),
         "long_factor": tuple(1.0 + 4.7 * i for i in range(8)),
     },
     "longrope, within": {
-        "scaling": "longrope",
+        "rope_scaling": "longrope",
         "original_max_positions": MANY,
         "short_factor": tuple(1.0 + 0.03 * i for i in range(8)),
         "long_factor": (2.0,) * 8,
@@ -233,7 +238,7 @@ def expected(config: Config, length: int, dtype: str) -> ErrArray:
     thetas, grown, u = published(config, 16, length), stretch(config), UNIT["float64"]
     found = np.array([[[grown * f(int(m) * theta) for theta in thetas] for m in SAMPLED] for f in (cos, sin)])
     angles = np.array([[int(m) * theta for theta in thetas] for m in SAMPLED])
-    moved = grown * (64 * u * angles * (config.scaling_factor or 1.0) + 8 * u)
+    moved = grown * (64 * u * angles * (config.rope_scaling_factor or 1.0) + 8 * u)
     return ErrArray(found, moved + (UNIT[dtype] if dtype != "float64" else 0.0) * np.abs(found))
 
 
@@ -263,21 +268,23 @@ def drawn_fields(rng: np.random.Generator, kind: str | None) -> dict[str, Any]:
     required, allowed = SCALINGS[kind]
     factors = (0.25, 0.5, 0.999, 1.0, 1.001, 4.0, 40.0)
     values: dict[str, Any] = {
-        "scaling_factor": float(rng.choice(factors)),
+        "rope_scaling_factor": float(rng.choice(factors)),
         "original_max_positions": int(rng.choice([2, 3, 6, 7, 100, 4096, MANY])),
         "low_freq_factor": float(rng.choice([0.5, 1.0, 2.0])),
         "high_freq_factor": float(rng.choice([2.5, 4.0, 8.0])),
         "beta_fast": float(rng.choice([0.5, 1.0, 32.0, 5000.0])),
         "beta_slow": float(rng.choice([0.01, 0.5, 1.0, 32.0])),
-        "truncate": bool(rng.random() < 0.5),
+        "yarn_truncate": bool(rng.random() < 0.5),
         "attention_factor": float(rng.choice([0.5, 1.0, 1.25])),
         "short_factor": tuple(rng.uniform(0.5, 3.0, 8)),
         "long_factor": tuple(rng.uniform(0.5, 30.0, 8)),
     }
     names = [name for name in (*required, *allowed) if name in required or rng.random() < 0.5]
     if kind == "dynamic":  # below 1 the base would shrink, and below 0 in the end
-        values["scaling_factor"] = max(1.0, values["scaling_factor"])
-    return {"scaling": kind, "rope_base": float(rng.choice([2.0, 100.0, 1e4, 5e6]))} | {n: values[n] for n in names}
+        values["rope_scaling_factor"] = max(1.0, values["rope_scaling_factor"])
+    return {"rope_scaling": kind, "rope_base": float(rng.choice([2.0, 100.0, 1e4, 5e6]))} | {
+        n: values[n] for n in names
+    }
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
@@ -294,10 +301,10 @@ def test_angles_are_the_published_ones_over_the_whole_range_of_the_fields(kind: 
         ends = [config.low_freq_factor or 0.0, config.high_freq_factor or 1.0]
         if kind == "yarn":
             ends = [crossing(config, 16, n) for n in (config.beta_fast or 32, config.beta_slow or 1)]
-            if config.truncate and any(abs(end - round(end)) < 2.0**-30 for end in ends):
+            if config.yarn_truncate and any(abs(end - round(end)) < 2.0**-30 for end in ends):
                 continue
         size, (first, last) = max(map(abs, ends)), (max(ends[0], 0.0), min(ends[1], 15.0))
-        factor = config.scaling_factor or 1.0
+        factor = config.rope_scaling_factor or 1.0
         operations = 64 + 16 * size / (abs(last - first) or 0.001)
         for length in (1, 6, 7, 5000):
             want = np.array(published(config, 16, length))
@@ -338,9 +345,9 @@ def placed(**fields: Any) -> tuple[Config, Arrays, Arrays]:
 
 
 LENGTHS: dict[str, dict[str, Any]] = {
-    "dynamic": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 16},
+    "dynamic": {"rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": 16},
     "longrope": {
-        "scaling": "longrope", "original_max_positions": 16, "short_factor": (1.0, 1.5, 2.0, 2.5),
+        "rope_scaling": "longrope", "original_max_positions": 16, "short_factor": (1.0, 1.5, 2.0, 2.5),
         "long_factor": (1.25, 3.0, 4.5, 6.0),
     },
 }  # fmt: skip
@@ -386,7 +393,9 @@ def test_compiled_programs_choose_by_the_largest_position_or_refuse(last: int) -
     assert ratio(found, bounded(config, inputs, w)["y"]) <= 1
     layer = layer_of(tree, *placed(**LENGTHS["dynamic"])[:2])
     compiled = jax.jit(lambda x, positions: layer(x, positions=positions))
-    with pytest.raises(ValueError, match="rotary: expected positions whose values are known for scaling='dynamic'"):
+    with pytest.raises(
+        ValueError, match="rotary: expected positions whose values are known for rope_scaling='dynamic'"
+    ):
         compiled(arrays["query"], arrays["positions"])
 
 
@@ -468,11 +477,17 @@ def test_columns_of_a_layout() -> None:
 def test_a_cache_plans_for_its_room(package: str, scaling: str) -> None:
     """Steps into a cache for 11 positions are the first of a full pass over 11."""
     kinds: dict[str, dict[str, Any]] = {
-        "dynamic": {"scaling_factor": 3.0},
-        "longrope": {"short_factor": (1.0, 1.5, 2.0), "long_factor": (1.5, 3.0, 9.0), "scaling_factor": 3.0},
+        "dynamic": {"rope_scaling_factor": 3.0},
+        "longrope": {"short_factor": (1.0, 1.5, 2.0), "long_factor": (1.5, 3.0, 9.0), "rope_scaling_factor": 3.0},
     }
     config = Config(
-        d_model=7, num_heads=3, head_dim=6, causal=True, scaling=scaling, original_max_positions=5, **kinds[scaling]
+        d_model=7,
+        num_heads=3,
+        head_dim=6,
+        causal=True,
+        rope_scaling=scaling,
+        original_max_positions=5,
+        **kinds[scaling],
     )
     x, w, found = normal(2, 11, 7), weights_of(config), []
     tree = TREES[package.removeprefix("attn_").replace("np", "numpy")]
@@ -528,28 +543,43 @@ def test_torch_complex_products() -> None:
 
 # Fields ---------------------------------------------------------------------------------------------------------------
 
-YARN: dict[str, Any] = {"scaling": "yarn", "scaling_factor": 2.0, "original_max_positions": 8}
-LONG: dict[str, Any] = {"scaling": "longrope", "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
+YARN: dict[str, Any] = {"rope_scaling": "yarn", "rope_scaling_factor": 2.0, "original_max_positions": 8}
+LONG: dict[str, Any] = {"rope_scaling": "longrope", "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd": ({"rotary_dim": 5}, "an even number of rotated dimensions, got 5"),
     "wide": ({"rotary_dim": 10}, "rotary_dim of at most the head's width 8, got 10"),
     "base": ({"rope_base": 1.0}, "rope_base to be a finite int or float above 1.0, got 1.0"),
     "layout": ({"rope_layout": "neox"}, "rope_layout to be one of half, interleaved, got 'neox'"),
-    "kind": ({"scaling": "ntk"}, "scaling to be one of None, 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"),
-    "needed": ({"scaling": "linear"}, "scaling_factor for scaling='linear', got none; set scaling_factor="),
-    "unused": ({"scaling_factor": 2.0}, "no scaling_factor for scaling=None, got 2.0; leave scaling_factor out"),
-    "flag": ({"truncate": False}, "no truncate for scaling=None, got False; leave truncate out"),
-    "foreign": (YARN | {"low_freq_factor": 1.0}, "no low_freq_factor for scaling='yarn', got 1.0"),
+    "kind": (
+        {"rope_scaling": "ntk"},
+        "rope_scaling to be one of None, 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'",
+    ),
+    "needed": (
+        {"rope_scaling": "linear"},
+        "rope_scaling_factor for rope_scaling='linear', got none; set rope_scaling_factor=",
+    ),
+    "unused": (
+        {"rope_scaling_factor": 2.0},
+        "no rope_scaling_factor for rope_scaling=None, got 2.0; leave rope_scaling_factor out",
+    ),
+    "flag": ({"yarn_truncate": False}, "no yarn_truncate for rope_scaling=None, got False; leave yarn_truncate out"),
+    "foreign": (YARN | {"low_freq_factor": 1.0}, "no low_freq_factor for rope_scaling='yarn', got 1.0"),
     "ramp": (
-        YARN | {"scaling": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0},
+        YARN | {"rope_scaling": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0},
         "low_freq_factor below high_freq_factor, got 4.0 and 1.0",
     ),
     "few": (
         LONG | {"original_max_positions": 8, "long_factor": (2.0,) * 3},
         "long_factor to be 4 finite numbers above 0, got (2.0, 2.0, 2.0)",
     ),
-    "one": (LONG | {"original_max_positions": 1, "scaling_factor": 2.0}, "original_max_positions of at least 2, got 1"),
-    "pair": (YARN | {"scaling": "dynamic", "rotary_dim": 2}, "more than one rotated pair for scaling='dynamic', got 1"),
+    "one": (
+        LONG | {"original_max_positions": 1, "rope_scaling_factor": 2.0},
+        "original_max_positions of at least 2, got 1",
+    ),
+    "pair": (
+        YARN | {"rope_scaling": "dynamic", "rotary_dim": 2},
+        "more than one rotated pair for rope_scaling='dynamic', got 1",
+    ),
 }
 
 

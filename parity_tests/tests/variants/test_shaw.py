@@ -116,8 +116,8 @@ def test_torch_with_a_bias_made_of_the_table(limit: int) -> None:
         return flat.unflatten(-1, (2, -1)).transpose(1, 2)
 
     q = heads("q")
-    offset = torch.arange(t)[None, :] - torch.arange(t)[:, None]
-    rows = p["w_rel_k"][offset.clamp(-limit, limit) + limit]
+    relative_position = torch.arange(t)[None, :] - torch.arange(t)[:, None]
+    rows = p["w_rel_k"][relative_position.clamp(-limit, limit) + limit]
     added = torch.einsum("bhtk,tsk->bhts", q, rows) / sqrt(3)
     found = scaled_dot_product_attention(q, heads("k"), heads("v"), added)
     y = linear(found.transpose(1, 2).flatten(2), p["w_o"].flatten(0, 1).T, p["b_o"])

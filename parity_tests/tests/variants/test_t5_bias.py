@@ -31,9 +31,9 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 
-def bucket(offset: int, bidirectional: bool, buckets: int, most: int) -> int:
+def bucket(relative_position: int, bidirectional: bool, buckets: int, most: int) -> int:
     """As the authors compute it, in float32: of a key's position minus the query's."""
-    found, distance = 0, -offset
+    found, distance = 0, -relative_position
     if bidirectional:
         buckets //= 2
         found += buckets * (distance < 0)
@@ -71,13 +71,13 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_are_the_authors(bidirectional: bool) -> None:
-    """With the default table, for all offsets up to twice the largest distance."""
+    """With the default table, for all relative positions up to twice the largest distance."""
     config = Config(d_model=2, num_heads=1, causal=not bidirectional)
     found, most = config.buckets(), config.max_distance
     assert (config.num_buckets, most) == (32, 128)
-    for offset in range(-2 * most, 2 * most + 1):
-        ours = found[min(max(offset, -most), most) + most]
-        assert ours == bucket(offset, bidirectional, 32, 128), offset
+    for relative_position in range(-2 * most, 2 * most + 1):
+        ours = found[min(max(relative_position, -most), most) + most]
+        assert ours == bucket(relative_position, bidirectional, 32, 128), relative_position
 
 
 def test_buckets_known_by_heart() -> None:

@@ -126,7 +126,7 @@ BOTH3: Fields = {
 }
 OFFSET: Fields = {"norm": "rms", "norm_offset": 1.0}
 OURG3: Fields = {"d_model": 5376, "num_heads": 32, "num_kv_heads": 16, "head_dim": 128, "scale": 168**-0.5} | OFFSET
-FAR: Fields = {"rope_base": 1000000, "scaling": "linear", "scaling_factor": 8.0}
+FAR: Fields = {"rope_base": 1000000, "rope_scaling": "linear", "rope_scaling_factor": 8.0}
 PHI3: Fields = {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -146,7 +146,12 @@ PHI3: Fields = {
     "rope_theta": 10000.0,
     "sliding_window": 262144,
 }
-LONG: Fields = {"long_factor": (1, 2.5, 4), "short_factor": (1, 1, 1.5), "scaling": "longrope", "scaling_factor": 32.0}
+LONG: Fields = {
+    "long_factor": (1, 2.5, 4),
+    "short_factor": (1, 1, 1.5),
+    "rope_scaling": "longrope",
+    "rope_scaling_factor": 32.0,
+}
 OURS_PHI: Fields = {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "window": (262143, None)}
 COHERE: Fields = {
     "architectures": ["CohereForCausalLM"],
@@ -202,8 +207,14 @@ GPT_OSS: Fields = {
     "swiglu_limit": 7.0,
 }
 OURS_OSS: Fields = {"d_model": 2880, "num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "sinks": True}
-OURS_OSS |= {"qkv_bias": True, "output_bias": True, "rope_base": 150000, "scaling": "yarn", "scaling_factor": 32.0}
-OURS_OSS |= {"original_max_positions": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+OURS_OSS |= {
+    "qkv_bias": True,
+    "output_bias": True,
+    "rope_base": 150000,
+    "rope_scaling": "yarn",
+    "rope_scaling_factor": 32.0,
+}
+OURS_OSS |= {"original_max_positions": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "yarn_truncate": False}
 DEEPSEEK: Fields = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -232,7 +243,12 @@ DEEPSEEK: Fields = {
 }
 LATENT: Fields = {"d_model": 7168, "num_heads": 128, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64}
 LATENT |= {"value_head_dim": 128, "causal": True, "rope_base": 10000}
-RAISED: Fields = {"scaling": "yarn", "scaling_factor": 40, "original_max_positions": 4096, "attention_factor": 1.0}
+RAISED: Fields = {
+    "rope_scaling": "yarn",
+    "rope_scaling_factor": 40,
+    "original_max_positions": 4096,
+    "attention_factor": 1.0,
+}
 RAISED |= {"beta_fast": 32.0, "beta_slow": 1.0, "scale": 192**-0.5 * (0.1 * log(40) + 1) ** 2}
 DIFFLLAMA: Fields = {
     "architectures": ["DiffLlamaForCausalLM"],

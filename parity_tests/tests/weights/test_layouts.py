@@ -202,7 +202,7 @@ def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
     names = [name for name in ("num_heads", *table.free) if name in config.fields() and name in table.fields()]
     if any(concatenation(pattern) for _, pattern in table.rules.values()):
         sizes = config.sizes()
-        return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.sizes.items()}
+        return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.letters.items()}
     return {name: getattr(config, name) for name in names}
 
 
@@ -702,7 +702,7 @@ INVENTED = layouts.Layout(
                 "b_o": ("o.bias", "d -> d"),
                 "w_bias": ("relative.weight", "x h -> x h"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k", "value_head_dim": "v", "num_buckets": "x"},
+            letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "value_head_dim": "v", "num_buckets": "x"},
             flags={"use_bias": ("b_o",)},
             zeros=("b_k",),
             shared=("relative.weight",),
@@ -715,7 +715,7 @@ INVENTED = layouts.Layout(
                 "w_v": ("v.weight", "(h v) j -> j h v"),
                 "w_o": ("o.weight", "d (h v) -> h v d"),
             },
-            sizes={"d_model": "d", "num_heads": "h"},
+            letters={"d_model": "d", "num_heads": "h"},
             fixed={"use_bias": False},
             variant="mha",
         ),

@@ -169,34 +169,34 @@ def test_a_base_of_positions_that_nobody_says(tmp_path: Path) -> None:
 # Positions ------------------------------------------------------------------------------------------------------------
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-OURS3 = {"scaling": "llama3", "scaling_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+OURS3 = {"rope_scaling": "llama3", "rope_scaling_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 OURS3["original_max_positions"] = 16
 LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
-OURS_LONG = {"scaling": "longrope", "short_factor": (1.0, 1.5), "long_factor": (2.0, 3.0)}
+OURS_LONG = {"rope_scaling": "longrope", "short_factor": (1.0, 1.5), "long_factor": (2.0, 3.0)}
 OLD: dict[str, Any] = {"rope_parameters": None, "rope_theta": 10.0}
-YARN = {"scaling": "yarn", "scaling_factor": 4.0, "original_max_positions": 64}
+YARN = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "original_max_positions": 64}
 TURNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none stated": ({"rope_parameters": None}, {"rope_base": 10000.0}),
     "the old way": (OLD, {"rope_base": 10.0}),
     "the old way, scaled": (
         OLD | {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_base": 10.0, "scaling": "linear", "scaling_factor": 2.0},
+        {"rope_base": 10.0, "rope_scaling": "linear", "rope_scaling_factor": 2.0},
     ),
     "dynamic": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-        {"rope_base": 10000.0, "scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 64},
+        {"rope_base": 10000.0, "rope_scaling": "dynamic", "rope_scaling_factor": 2.0, "original_max_positions": 64},
     ),
     "llama3": ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "llama3"} | LLAMA3}, {"rope_base": 5.0} | OURS3),
     "llama3 the old way": (OLD | {"rope_scaling": {"rope_type": "llama3"} | LLAMA3}, {"rope_base": 10.0} | OURS3),
     "longrope": (
         OLD | {"rope_scaling": {"type": "longrope"} | LONG, "original_max_position_embeddings": 8},
-        {"rope_base": 10.0, "original_max_positions": 8, "scaling_factor": 8.0} | OURS_LONG,
+        {"rope_base": 10.0, "original_max_positions": 8, "rope_scaling_factor": 8.0} | OURS_LONG,
     ),
     "yarn": (OLD | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, {"rope_base": 10.0} | YARN),
     "yarn with a ramp": (
         OLD
         | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "truncate": False}},
-        {"rope_base": 10.0, "beta_fast": 16, "beta_slow": 2, "truncate": False} | YARN,
+        {"rope_base": 10.0, "beta_fast": 16, "beta_slow": 2, "yarn_truncate": False} | YARN,
     ),
     "yarn with magnitudes": (
         OLD | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.5, "mscale_all_dim": 0.5}},
@@ -411,7 +411,7 @@ def test_every_family_is_recognised_by_one_layout() -> None:
     assert len(kinds) == len(set(kinds)) and set(kinds) == set(families())
     for name in layouts.names():
         layout = layouts.get(name)
-        assert bool(layout.model_types) == (layout.config is not None)
+        assert bool(layout.model_types) == (layout.table_and_fields is not None)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def recur(
             "auto" is "recurrent" for one position, "parallel" for at most `chunk_size`, and else "chunked".
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, pairs, inverse, erasing, writing, corrected, states and before of the chunks, or states and
-            corrected of the positions.
+        tape: gets scores, key_products, inverse, erasing, writing, corrected, states and before of the chunks, or
+            states and corrected of the positions.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is

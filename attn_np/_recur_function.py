@@ -2,11 +2,12 @@
 
 from math import sqrt
 
+from attn_np._functions import number
+from attn_np._layer import specs
+from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
+from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
+from attn_np._vjp import sum_to, vjp_of
 from attn_np.contract import _recur as contract
-from attn_torch._functions import number
-from attn_torch._layer import specs
-from attn_torch._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
-from attn_torch._recurrence import chunk_length, recurrence
 
 
 def recur(
@@ -54,8 +55,8 @@ def recur(
             "auto" is "recurrent" for one position, "parallel" for at most `chunk_size`, and else "chunked".
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, pairs, inverse, erasing, writing, corrected, states and before of the chunks, or states and
-            corrected of the positions.
+        tape: gets scores, key_products, inverse, erasing, writing, corrected, states and before of the chunks, or
+            states and corrected of the positions.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
@@ -84,3 +85,33 @@ def prepared(
         decay = decay if decay.ndim % 2 == 0 else decay[..., None]
         decay = decay if decay.ndim == 4 else broadcast_to(decay, (b, t, *decay.shape))
     return q, k, v, beta, decay, zeros((b, g, width, v.shape[3]), q) if state is None else state
+
+
+@vjp_of(recur)
+def recur_call_vjp(
+    tape: Tape,
+    dy: Array | None,
+    dend: Array | None = None,
+    *,
+    q: Array,
+    k: Array,
+    v: Array,
+    rule: str,
+    beta: Array | None,
+    decay: Array | None,
+    state: Array | None,
+    form: str,
+    chunk_size: int,
+    scale: float | None,
+) -> dict[str, Array | None]:
+    """The gradients of a call's arrays by name."""
+    scale, size = number(scale), chunk_length(form, number(chunk_size), q.shape[1])
+    arguments = prepared(q, k, v, beta, decay, state, scale)
+    dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
+    dend = zeros(arguments[5].shape, dy) if dend is None else dend
+    dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(tape, *arguments, size, contract.erases(rule), dy, dend)
+    if decay is not None:
+        ddecay = sum_to(ddecay if decay.ndim % 2 == 0 else ddecay[..., 0], decay.shape)
+    dq = dq * (1 / sqrt(k.shape[3]) if scale is None else scale)
+    grads = {"q": dq, "k": dk, "v": dv, "beta": dbeta, "decay": ddecay}
+    return grads | ({} if state is None else {"state": dstate})

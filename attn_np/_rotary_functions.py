@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import attn_torch._rotary as rotary
-from attn_np.contract import _functions as contract
-from attn_torch._layer import specs
-from attn_torch._ops import (
+import attn_np._rotary as rotary
+from attn_np._layer import specs
+from attn_np._ops import (
     Array,
+    Tape,
     cached_array,
     check_dtype,
     concatenate,
@@ -17,6 +17,8 @@ from attn_torch._ops import (
     to_dtype,
     upcast,
 )
+from attn_np._vjp import vjp_of
+from attn_np.contract import _functions as contract
 
 
 @cached_array
@@ -34,14 +36,14 @@ def rotary_angles(
     max_positions: int | None = None,
     sections: tuple[int, ...] | None = None,
     xpos: float | None = None,
-    scaling: str | None = None,
-    scaling_factor: float | None = None,
+    rope_scaling: str | None = None,
+    rope_scaling_factor: float | None = None,
     original_max_positions: int | None = None,
     low_freq_factor: float | None = None,
     high_freq_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    truncate: bool = True,
+    yarn_truncate: bool = True,
     attention_factor: float | None = None,
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
@@ -62,8 +64,8 @@ def rotary_angles(
             concatenate the angles of two calls.
         xpos: pairs are also scaled by a factor to the power of position / xpos: pass 512 for queries and -512 for keys,
             and scores decay with the distance (Sun et al. 2022, arXiv:2212.10554).
-        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3" or
-            "longrope". What each needs, from `scaling_factor` on, is as in the layer `rotary`. The length that
+        rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
+            or "longrope". What each needs, from `rope_scaling_factor` on, is as in the layer `rotary`. The length that
             "dynamic" and "longrope" depend on is the largest position and one more.
         dtype: of the results; float32 for 16-bit arrays, which are computed in float32.
 
@@ -76,9 +78,9 @@ def rotary_angles(
     limit = max(int(high), 0) + 1 if max_positions is None else contract.plain(max_positions)
     config = contract.Angles(
         width=contract.plain(width), rope_base=rope_base, max_positions=limit,
-        sections=sections, xpos=xpos, scaling=scaling, scaling_factor=scaling_factor,
+        sections=sections, xpos=xpos, rope_scaling=rope_scaling, rope_scaling_factor=rope_scaling_factor,
         original_max_positions=original_max_positions, low_freq_factor=low_freq_factor,
-        high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, truncate=truncate,
+        high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, yarn_truncate=yarn_truncate,
         attention_factor=attention_factor, short_factor=short_factor, long_factor=long_factor,
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
@@ -113,3 +115,12 @@ def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: b
     contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
+
+
+@vjp_of(rotate)
+def rotate_call_vjp(
+    tape: Tape, dy: Array, *, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
+) -> dict[str, Array]:
+    """The gradient of x: rotated back."""
+    cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
+    return {"x": rotary.rotate(dy, cos, sin, layout, inverse=not inverse)}

@@ -1,0 +1,140 @@
+"""Terms: what is added to the scores as a function of the distance, in place of an array of `t s`.
+
+    y, _ = attend(q, k, v, causal=True, terms=terms.Slopes(slopes))
+
+Queries and keys one after the other are t + s - 1 distances apart. A term is asked once, for the number that it adds at
+each of them, and the fast paths read these where a block of scores needs them: memory grows with the length.
+
+A term of your own has a method `bias(offset)`; JAX and PyTorch differentiate it. In NumPy a method `bias_vjp` returns
+the gradients of its arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attn_jax._layer import specs
+from attn_jax._ops import Array, arange, dtype_name, take, to_dtype, upcast
+from attn_np.contract import _functions as contract
+
+
+class Term:
+    """Something that is added to every score, after scale and softcap, by the distance of query and key."""
+
+    def bias(self, offset: Array) -> Array:
+        """What is added where the key is `offset` positions after the query: integers `n` -> `h n`.
+
+        Keys before the query have offsets below 0. The result may have the axes `1 n`, for all heads.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: expected a method bias(offset), got none; write it")
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes(Term):
+    """A score falls by its head's slope for each position of distance: ALiBi (Press et al. 2022, arXiv:2108.12409).
+
+    Attributes:
+        slopes: `h`, such as `alibi_slopes` returns, as an array.
+    """
+
+    slopes: Array
+
+    def bias(self, offset: Array) -> Array:
+        slopes = upcast(self.slopes)
+        return -slopes[:, None] * to_dtype(abs(offset), dtype_name(slopes))
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Term):
+    """Numbers for each head and each bucket of distances: T5's bias, with `relative_buckets` as the rows.
+
+    Attributes:
+        table: `x h`, the numbers of bucket x.
+        rows: a function from offsets, integers `n`, to the buckets that they fall into, integers `n` from 0.
+    """
+
+    table: Array
+    rows: Callable[[Array], Array]
+
+    def bias(self, offset: Array) -> Array:
+        return take(self.table, self.rows(offset)).swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
+class DistanceBias:
+    """What the terms of a call add; its method `at` is a `distance_bias` of `_attend.attend`.
+
+    Attributes:
+        terms: one or several.
+        first: the position of the first query, one for each sequence, `b`, or None: the last query is at the last key.
+        q, k: those of the call.
+    """
+
+    terms: Any
+    first: Any
+    q: Array
+    k: Array
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether a distance may be another one in each sequence."""
+        return len(getattr(self.first, "shape", ())) > 0
+
+    def each(self) -> Sequence[Term]:
+        """The terms as a sequence."""
+        return self.terms if isinstance(self.terms, list | tuple) else (self.terms,)
+
+    def offsets(self) -> Array:
+        """The key's position minus the query's on each diagonal of the scores, `1 n` or `b n`."""
+        t, s = self.q.shape[1], self.k.shape[1]
+        aligned = arange(max(1, t + s - 1), self.q) + (1 - s)
+        if self.first is None:
+            return aligned[None]
+        if not hasattr(self.first, "shape"):
+            return aligned[None] - (self.first - (s - t))
+        return aligned[None] - (self.first.reshape(-1, 1) + arange(1, self.q) - (s - t))
+
+    def by_diagonal(self) -> Array:
+        """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""
+        offsets = self.offsets()
+        heads, dtype = self.q.shape[2] if self.q.ndim == 4 else 1, dtype_name(upcast(self.q))
+        parts = [to_dtype(checked_bias(term, offsets.reshape(-1), heads), dtype) for term in self.each()]
+        added = parts[0]
+        for part in parts[1:]:
+            added = added + part
+        return added.reshape(added.shape[0], *offsets.shape).swapaxes(0, 1)
+
+    def at(self, offset: Array) -> Array:
+        """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`."""
+        added = self.by_diagonal()
+        if offset.shape[1] == 1:  # of one query the diagonals are its pairs
+            return added[:, :, None]
+        return added[:, :, offset[0] + (offset.shape[2] - 1)]
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `by_diagonal` with an axis for queries, `b h 1 n`."""
+        b, h, n = self.by_diagonal().shape
+        return b, h, 1, n
+
+
+def checked_bias(term: Term, offsets: Array, heads: int) -> Array:
+    """What a term adds at each offset, `h n` or `1 n`.
+
+    Raises:
+        ValueError: it returns another shape.
+        TypeError: it returns no array of floats.
+    """
+    added = term.bias(offsets)
+    name = type(term).__name__
+    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, offsets)
+    return added
+
+
+def distance_bias_of(terms: Any, first: Any, q: Array, k: Array) -> DistanceBias | None:
+    """What the terms of a call add; None for no terms.
+
+    Raises:
+        TypeError: what is no term.
+    """
+    contract.check_terms(terms, Term)
+    return None if terms is None or terms in ((), []) else DistanceBias(terms, first, q, k)
