@@ -84,7 +84,7 @@ def places(rng: np.random.Generator, b: int, t: int, s: int) -> tuple[dict[str, 
         options["pattern"], pairs = kernels.drawn_pattern(rng, b, t, s)
         shown = shown & pairs
     elif rng.random() < 0.3:
-        n = int(rng.integers(1, 5))
+        n = int(rng.choice([1, 2, 3, 4, 2**40]))
         options["pattern"], shown = patterns.Chunks(n), shown & (at // n == to // n)
     if rng.random() < 0.2:
         lengths = rng.integers(0, s + 1, b)
@@ -108,7 +108,7 @@ def by_distance(rng: np.random.Generator, h: int, t: int, s: int) -> np.ndarray:
     away = np.abs(np.arange(t + s - 1) - (s - 1))
     kind = rng.integers(6)
     if kind < 3:
-        bias = bias - (0.5, 40.0, 300.0)[kind] * away
+        bias = bias - (0.5, 40.0, 300.0)[kind] * away * rng.choice([0.0, 0.01, 1.0], (1, bias.shape[1], 1, 1))
     elif kind == 3:
         bias[..., rng.integers(t + s - 1)] += rng.choice([40.0, 1e4])
     elif kind == 4:
@@ -358,7 +358,7 @@ SETTINGS["jax"].insert(1, ("fused", kernels.SMALL["jax"][0] | {"DISTANCE_QUERIES
 # What is replaced: what nobody sees, or anything, by numbers whose products are large, and by NaN or inf.
 KINDS = ("unseen", "huge", "nan")
 # JAX compiles each call.
-SEEDS = {"numpy": (*range(160), 423), "torch": range(160), "jax": (1, 4, 8, 9, 11, 16, 28, 35)}
+SEEDS = {"numpy": (*range(160), 423), "torch": range(160), "jax": (1, 4, 7, 8, 9, 11, 16, 28, 35)}
 SHARE = 8
 
 

@@ -82,4 +82,12 @@ def any_call(config: Config, rng: np.random.Generator) -> Arrays:
     for name, x in inputs.items():
         if config.arguments()[name].kind == "mask" and x.ndim > 2:
             x[0, ..., rng.integers(x.shape[-2]), :] = x[-1, ..., rng.integers(x.shape[-1])] = False
-    return inputs
+    return {n: narrow(x, rng) if config.arguments()[n].kind in ("mask", "bias") else x for n, x in inputs.items()}
+
+
+def narrow(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A mask or a bias of pairs, every second time with some axes of length 1 or without the first ones."""
+    if x.ndim < 3 or rng.random() < 0.5:
+        return x
+    at = tuple(slice(1) if rng.random() < 0.4 else slice(None) for _ in x.shape)
+    return x[at] if rng.random() < 0.5 else x[at][(0,) * int(rng.integers(1, x.ndim))]

@@ -1,5 +1,7 @@
 """Every two options of a variant together: the reference against the witness, and its backward against PyTorch's."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import combinations
 
@@ -23,6 +25,21 @@ def test_every_pair_of_values_that_fit_meets() -> None:
     assert len(met) > 0.9 * sum(len(fields[a]) * len(fields[b]) for a, b in combinations(fields, 2))
 
 
+# Of `_rows`, so that every call has many scores, and blocks of few.
+SMALL_ROWS = {"ONE_BLOCK_SCORES": 0, "BLOCK": 8, "CPU_BLOCK": 8, "ROWS": 2}
+
+
+@contextmanager
+def constants(tree: str, values: dict[str, int]) -> Iterator[None]:
+    """A tree's `_rows` with other constants, of those that it has."""
+    module = import_module(f"{tree}._rows")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            if hasattr(module, name):
+                patch.setattr(module, name, value)
+        yield
+
+
 @pytest.mark.parametrize("variant", contract.variants())
 def test_options_in_pairs(variant: str) -> None:
     """Of any call: some of its arguments, of any sizes, on the fast paths, every second time in small blocks."""
@@ -34,7 +51,8 @@ def test_options_in_pairs(variant: str) -> None:
         want = bounded(config, inputs, params)
         found = {n: ratio(x, want[n]) for n, x in witness(config, inputs, params).items()}
         small = {tree: kernels.SMALL[tree][0] if number % 2 else {} for tree in ("numpy", "torch")}
-        with kernels.blocks("attn_torch", small["torch"]):
+        rows = SMALL_ROWS if number % 2 else {}
+        with kernels.blocks("attn_torch", small["torch"]), constants("attn_torch", rows):
             layer = layer_of(TREES["torch"], config, params)
             arrays = {n: to_torch(x, "cpu") for n, x in inputs.items()}
             leaves = {n: x.requires_grad_() for n, x in arrays.items() if x.is_floating_point()} | layer.params()
@@ -43,7 +61,7 @@ def test_options_in_pairs(variant: str) -> None:
             grads = torch.autograd.grad(outputs, list(leaves.values()), dys, materialize_grads=True, allow_unused=True)
         results = {"y": outputs[0]} | {f"d{n}": x for n, x in zip(leaves, grads, strict=True)}
         found |= {f"torch {n}": ratio(from_torch(x), want[n]) for n, x in results.items()}
-        with kernels.blocks("attn_np", small["numpy"]):
+        with kernels.blocks("attn_np", small["numpy"]), constants("attn_np", rows):
             outcome = call_numpy(Case(variant, "", "", "float64", given=config), Drawn(inputs, params, 0), False)
         found |= {f"numpy {n}": ratio(x, want[n]) for n, x in (outcome.outputs | outcome.grads).items() if n in want}
         wrong |= {f"{name} {n}, {list(inputs)}, {config}": r for n, r in found.items() if not r <= 1}

@@ -45,7 +45,8 @@ def others(value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [x for x in (value / 2, value * 2, value // 2, 0, 1, 0.5, None) if x != value]
     if isinstance(value, list):
-        return [value[::-1], value + value, value[:1], None]
+        words = ["|".join(value).upper()] if all(isinstance(x, str) for x in value) else []
+        return [value[::-1], value + value, value[:1], None, *words]
     return [None]
 
 
