@@ -77,7 +77,7 @@ def any_call(config: Config, rng: np.random.Generator) -> Arrays:
     names = [name for name in most if name in least or rng.random() < 0.7]
     if len(names) < len(most) and rng.random() < 0.3:
         names = list(least)
-    sizes = {"b": int(rng.choice([1, 2, 3])), "t": int(rng.choice([1, 3, 6, 9])), "s": int(rng.choice([1, 4, 7]))}
+    sizes = {"b": int(rng.choice([1, 2, 3])), "t": int(rng.choice([1, 2, 3, 4, 6, 9])), "s": int(rng.choice([1, 4, 7]))}
     inputs = random_inputs(config, names, **sizes)
     for name, x in inputs.items():
         if config.arguments()[name].kind == "mask" and x.ndim > 2:
