@@ -112,6 +112,8 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
                 value = jnp.asarray(_values[name], jax_dtype)
             elif start is not None:
                 value = jnp.full(shapes[name], np.array(start), jax_dtype)
+            elif own[name].normal:
+                value = jax.random.normal(rngs.params(), shapes[name], jax_dtype)
             else:
                 value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
             setattr(self, name, nnx.Param(value))

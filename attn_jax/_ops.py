@@ -273,7 +273,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
     a, b = upcast(a), upcast(b)
-    return jnp.einsum(spec, a, b, precision=precision, out_sharding=_out_sharding(spec, a, b))
+    factors, out = spec.split("->")
+    of_a, of_b = factors.split(",")
+    shared = "".join(x for x in out if x in of_a and x in of_b)
+    # For another order JAX swaps the factors, and XLA writes the transpose of a block of scores before the product.
+    in_order = shared + "".join(x for of_factor in (of_a, of_b) for x in of_factor if x in out and x not in shared)
+    sharding = _out_sharding(f"{factors}->{in_order}", a, b)
+    product = jnp.einsum(f"{factors}->{in_order}", a, b, precision=precision, out_sharding=sharding)
+    return product if in_order == out else product.transpose([in_order.index(x) for x in out])
 
 
 def _out_sharding(spec: str, a: Array, b: Array) -> P | None:

@@ -89,6 +89,8 @@ class Layer(Decodes[Array], Generic[C]):
                 value = _values[name]
             elif start is not None:
                 value = np.full(shapes[name], start)
+            elif own[name].normal:
+                value = self.rng.normal(size=shapes[name])
             else:
                 value = self.rng.uniform(-limit, limit, shapes[name])
             setattr(self, name, value.astype(DTYPES[self.dtype]))

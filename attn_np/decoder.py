@@ -1,11 +1,29 @@
 """Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
+from attn_np._masks import token_positions
+from attn_np._ops import (
+    Array,
+    Tape,
+    cached_array,
+    clip,
+    dtype_name,
+    known_range,
+    layer_norm,
+    linear,
+    record,
+    rms_norm,
+    sigmoid,
+    take,
+    upcast,
+    where,
+)
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
@@ -67,6 +85,30 @@ def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
     return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
 
 
+@cached_array
+def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
+    numbers = xp.arange(1, count + 1, dtype=xp.float64)
+    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
+
+
+def temperature(
+    c: Config, positions: Array | None, t: int, *, like: Array, step: DecodeStep | None = None
+) -> Array | None:
+    """The factor on each query, `b t 1 1`; None if the config has none."""
+    if c.temperature_growth is None or c.temperature_interval is None:
+        return None
+    if positions is None:
+        count = max(t, 1) if step is None else step.cache.max_length
+        positions = clip(token_positions(t, t, like=like, step=step)[0], 0, count - 1)
+    else:
+        count, known = c.max_positions or 1, known_range(positions)
+        if known is not None:
+            c.check_range(*known)
+    factors = temperatures(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    return take(factors, positions)[:, :, None, None]
+
+
 class DecoderAttention(Layer[Config]):
     """The attention of today's decoder-only models, whose parts are fields."""
 
@@ -120,6 +162,8 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
+        factor = temperature(c, positions, sizes["t"], like=query, step=step)
+        q = q if factor is None else record(tape, q_tempered=q * factor)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
@@ -154,6 +198,8 @@ class DecoderAttention(Layer[Config]):
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
+        factor = temperature(c, tape.get("positions"), dy.shape[1], like=dy)
+        dq = dq if factor is None else record(tape, dq_tempered=dq) * factor
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.rope_layout, inverse=True), rotate(dk, cos, sin, c.rope_layout, inverse=True)
         if c.clip_qkv is not None:

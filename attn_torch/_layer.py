@@ -83,10 +83,12 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
             if param is None:
                 continue
             start, limit = own[name].initial_value(), fans[name] ** -0.5
-            if start is None:
-                param.uniform_(-limit, limit)
-            else:
+            if start is not None:
                 param.copy_(torch.tensor(start, device=param.device, dtype=param.dtype))
+            elif own[name].normal:
+                param.normal_()
+            else:
+                param.uniform_(-limit, limit)
 
     def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)

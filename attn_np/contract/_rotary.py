@@ -105,6 +105,17 @@ class Rotary(Config):
         if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
+    def check_optional_rotary(self) -> None:
+        """As `check_rotary`, where `rope_base=None` is no rotation, beside which other fields of it would mean nothing.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
+            self.check_rotary()
+            rotates = self.rope_base is not None
+            require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
+
     def arguments(self) -> dict[str, Arg]:
         arguments = {
             "query": Arg("b t d"),

@@ -33,6 +33,9 @@ class Config(Rotary):
         norm_eps: added under the root.
         clip_qkv: queries, keys and values are clipped to numbers of at most this size, after the norm and before the
             rotation; None: no limit.
+        temperature_growth: queries are multiplied by 1 + temperature_growth * log(1 + floor((position + 1) /
+            temperature_interval)), so that weights stay sharp among many keys; 0.1 in Llama 4. None: by 1.
+        temperature_interval: after how many positions the factor grows; 8192 in Llama 4.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
@@ -82,6 +85,8 @@ class Config(Rotary):
         "GPT-J": "rope_layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
+        "attn_scale, floor_scale of attn_temperature_tuning (Llama 4, layers without rotation)": "temperature_growth, "
+        "temperature_interval, rope_base=None",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "gpt-oss": "sinks, both biases, rope_scaling='yarn', yarn_truncate=False, a window in every other layer",
     }
@@ -104,6 +109,7 @@ class Config(Rotary):
         "a sliding window of 4096 tokens counts the query's own: left is 4095",
         "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
         "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
+        "Llama 4's temperature counts the query's own position, floor((position + 1) / interval); Ministral 3 does not",
         "the gate multiplies the heads' outputs before the output projection, not the layer's output",
     )
 
@@ -126,6 +132,8 @@ class Config(Rotary):
     norm_offset: float = 0.0
     norm_eps: float = 0.000001
     clip_qkv: float | None = None
+    temperature_growth: float | None = None
+    temperature_interval: int | None = None
     sinks: bool = False
     gate: bool = False
     rope_base: float | None = 10000.0
@@ -151,6 +159,8 @@ class Config(Rotary):
         self.check_number("softcap", above=0.0)
         self.check_number("norm_eps", above=0.0)
         self.check_number("clip_qkv", above=0.0)
+        self.check_number("temperature_growth")
+        self.check_positive("temperature_interval")
         self.check_limits("window")
         self.check_rate("dropout")
         self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
@@ -171,10 +181,11 @@ class Config(Rotary):
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
-        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
-            self.check_rotary()
-            rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
+        if (self.temperature_growth is None) != (self.temperature_interval is None):
+            expected = "both of temperature_growth and temperature_interval, or none"
+            got = f"temperature_growth={self.temperature_growth}, temperature_interval={self.temperature_interval}"
+            raise _base.field_error(self.variant, expected, got, "give both or none of them")
+        self.check_optional_rotary()
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
@@ -206,6 +217,8 @@ class Config(Rotary):
         reasons = {}
         if self.rope_base is not None:
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        if self.temperature_growth is not None:
+            reasons["keys_have_no_order"] = "scores depend on the query's position"
         if self.norm is not None:
             reasons["twice_the_scores_square_the_weights"] = "larger queries are normalised to the same length"
             reasons["the_scale_belongs_to_the_queries"] = "larger queries are normalised to the same length"
@@ -243,6 +256,8 @@ EXAMPLES = {
         norm="layer",
         norm_bias=True,
         norm_offset=1.0,
+        temperature_growth=0.5,
+        temperature_interval=2,
         sinks=True,
         rotary_dim=4,
         max_positions=13,

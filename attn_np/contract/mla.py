@@ -25,7 +25,7 @@ class Config(Rotary):
         scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
-        rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position.
+        rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position; None: no rotation, as in Kimi Linear.
         rope_layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
@@ -98,7 +98,7 @@ class Config(Rotary):
     scale: float | None = None
     causal: bool = False
     dropout: float = 0.0
-    rope_base: float = 10000.0
+    rope_base: float | None = 10000.0
     rope_layout: str = "interleaved"
     max_positions: int | None = None
     rope_scaling: str | None = None
@@ -119,7 +119,7 @@ class Config(Rotary):
         self.check_number("scale")
         self.check_rate("dropout")
         self.check_flag("absorbed", "causal", "use_bias")
-        self.check_rotary()
+        self.check_optional_rotary()
 
     def rotary_width(self) -> int:
         return self.rope_dim
@@ -156,7 +156,8 @@ class Config(Rotary):
         return weights | biases if self.use_bias else weights
 
     def exempt(self) -> dict[str, str]:
-        return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+        rotated = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+        return {} if self.rope_base is None else rotated
 
     def cached(self) -> dict[str, str]:
         return {"latent": "b s z", "k_rot": "b s y"} if self.causal else {}

@@ -1,6 +1,7 @@
 """Weights in place that are no softmax, before the judge: rows of every kind, and a few bugs to be seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,7 @@ from parity_tests.tests.mutation.checks_weigh import masks, rows, wanted
 from parity_tests.tests.witness import cotangent
 
 NAMES = {"sigmoid": "sigmoid_attention", "sparsemax": "sparsemax", "entmax15": "entmax15"}
+VARIANTS = NAMES | {"softmax": "talking_heads"}
 
 
 def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
@@ -105,13 +107,8 @@ def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
 
 
 def hidden_keys_counted(patch: pytest.MonkeyPatch, room: Any) -> None:
-    real = room.weigh_
-
-    def weigh_(weighing: Weighing, scores: Any, allowed: Any) -> None:
-        real(weighing, scores, None)
-        scores *= allowed
-
-    patch.setattr(room, "weigh_", weigh_)
+    real = room.visible_keys
+    patch.setattr(room, "visible_keys", lambda allowed, *rest: real(None, *rest))
 
 
 def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> None:
@@ -121,7 +118,21 @@ def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> Non
     patch.setattr(room, "scores_vjp_", scores_vjp_)
 
 
+def maps_the_other_way_round(patch: pytest.MonkeyPatch, room: Any) -> None:
+    real = room.mix
+    patch.setattr(
+        room, "mix", lambda matrix, x, out: real(matrix.T if len(matrix) == len(matrix.T) else matrix, x, out)
+    )
+
+
+def a_softmax_that_forgets_its_sum(patch: pytest.MonkeyPatch, room: Any) -> None:
+    real = room.scores_vjp_
+    patch.setattr(room, "scores_vjp_", lambda weighing, p, dp: real(replace(weighing, name="sigmoid"), p, dp))
+
+
 PLANTS = [
+    (maps_the_other_way_round, "softmax"),
+    (a_softmax_that_forgets_its_sum, "softmax"),
     (a_threshold_from_above, "sparsemax"),
     (a_threshold_from_above, "entmax15"),
     (hidden_keys_counted, "sigmoid"),
@@ -136,7 +147,7 @@ def test_a_planted_bug_is_seen(
 ) -> None:
     in_small_blocks(monkeypatch, tree)
     plant(monkeypatch, import_module(f"{TREES[tree].package.__name__}._weigh"))
-    variant = NAMES[name]
+    variant = VARIANTS[name]
     found = [ratios(tree, variant, example) for example in contract.examples(variant)]
     assert not all(ratio <= 1 for each in found for ratio in each.values()), found
 

@@ -142,6 +142,21 @@ def test_the_cache_is_the_latent_and_one_key(absorbed: bool) -> None:
         assert ratio(found, ErrArray(want.v, want.b + limit.b)) <= 1, tree.name
 
 
+def test_without_a_base_nothing_is_rotated(tree: Tree) -> None:
+    """As if every position were 0, with a width of the shared key that could not be rotated."""
+    inputs = {"query": normal(2, 5, 11)}
+    config, turned_by_0 = small(rope_base=None), small(max_positions=1)
+    w = weights_of(config)
+    want = bounded(turned_by_0, inputs | {"positions": np.zeros((2, 5), dtype=np.int64)}, w)
+    layer = layer_of(tree, config, w)
+    y, _ = tree(layer, inputs, return_weights=True)
+    got = {"y": y} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, x in got.items():
+        assert ratio(x, want[name]) <= 1, name
+    odd = small(rope_base=None, rope_dim=3)
+    assert layer_of(tree, odd, weights_of(odd)).config == odd
+
+
 def test_written_out_it_is_attention_with_rotary_positions(tree: Tree) -> None:
     """Without norms to speak of and with square w_dkv: keys of `rotary`, the part that turns first."""
     config = small(causal=True, rope_layout="half", kv_rank=11, norm_eps=2.0**60)
