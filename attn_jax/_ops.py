@@ -158,7 +158,10 @@ def concrete(x: Array) -> bool:
 
 def known_range(x: Array) -> tuple[Any, Any] | None:
     """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
-    return (x.min().item(), x.max().item()) if concrete(x) and x.size else None
+    if not concrete(x) or x.size == 0:
+        return None
+    known = np.asarray(x)  # within a compiled function JAX would make the least of a constant unknown
+    return known.min().item(), known.max().item()
 
 
 def shapes_may_depend_on_values(x: Array) -> bool:

@@ -55,7 +55,7 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
     if not config.depends_on_length(count):
         return tables(config, count, count, dtype, like=like)
     if longest is None and concrete(positions):
-        longest = int(positions.max()) + 1 if 0 not in positions.shape else 1
+        longest = int((known_range(positions) or (0, 0))[1]) + 1
     if longest is not None:
         return tables(config, count, longest, dtype, like=like)
     config.check_traced_length()

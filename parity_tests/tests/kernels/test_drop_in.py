@@ -591,3 +591,13 @@ def test_a_scale_is_any_number(name: str) -> None:
         want = tree.numpy(call(array, array, array, scale=0.25))
         for scale in (np.float32(0.25), tree.array(np.array(0.25))):
             assert np.array_equal(tree.numpy(call(array, array, array, scale=scale)), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_keys_and_values_may_have_unlike_numbers_of_heads_if_one_is_1(tree: Any) -> None:
+    """As if the one were repeated, to the bit."""
+    function = tree.package.drop_in.scaled_dot_product_attention
+    q, k, v = drawn(1, B, H, T, K), drawn(2, B, 1, T, K), drawn(3, B, H, T, V)
+    for some, whole in (((k, v), (np.repeat(k, H, 1), v)), ((v[..., :K], k), (v[..., :K], np.repeat(k, H, 1)))):
+        found = (tree.numpy(function(*map(tree.array, (q, *pair)))) for pair in (some, whole))
+        np.testing.assert_array_equal(*found)

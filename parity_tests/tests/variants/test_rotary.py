@@ -409,7 +409,9 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
     config, _, inputs = placed(**LENGTHS["longrope"])
     inputs["positions"][1, -1] = 15
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
-    bug = Mutant("length", SHARED, "longest = int(positions.max()) + 1 if", "longest = count if", "", "")
+    bug = Mutant(
+        "length", SHARED, "longest = int((known_range(positions) or (0, 0))[1]) + 1", "longest = count", "", ""
+    )
 
     def cosines(package: str) -> np.ndarray:
         rotation = import_module(f"{package}._rotary").rotation
