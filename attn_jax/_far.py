@@ -35,7 +35,7 @@ def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, in
         yield "behind", limit, t - limit, s, {"window": (0, None)}
 
 
-def of_pairs(x: Array | None, t: int, s: int) -> Any:
+def first_scores(x: Array | None, t: int, s: int) -> Any:
     """The first queries and keys of an array broadcastable to `b h t s`."""
     return x if x is None else x[(..., *(slice(n) for n in (t, s)[2 - min(x.ndim, 2) :]))]
 
@@ -73,7 +73,7 @@ def attend_near_and_far(
     for name, relative_position, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
         arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
-            *arrays, mask=of_pairs(mask, t, s), bias=of_pairs(bias, t, s), scale=scale, **limits,
+            *arrays, mask=first_scores(mask, t, s), bias=first_scores(bias, t, s), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
         unseen = q.shape[1] - t

@@ -53,20 +53,22 @@ def with_checked_weights(softmax_fn: Any) -> Any:
     return weigh
 
 
-def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
-    """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
+def positions_as_pattern(
+    by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array
+) -> dict[str, Any]:
+    """Causality, window and pattern, of which the first query's position, `first`, and the lengths become a part."""
     is_array = hasattr(first, "shape")
     at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
     spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
-    contract.check_places(spec, None if is_array else at, **by_position)
+    contract.check_offset_and_lengths(spec, None if is_array else at, **by_position)
     contract.check_lengths(None if lengths is None else known_range(lengths))
     pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
     if at is not None and (is_array or at != s - t):
         pattern = contract.as_pattern(**by_position)
         if pattern is not None:
             by_position = {"causal": False, "window": None}
-            back = s - t
-            pattern = MovedEach(pattern, at + arange(1, q) - back) if is_array else Moved(pattern, first - back)
+            default = s - t
+            pattern = MovedEach(pattern, at + arange(1, q) - default) if is_array else Moved(pattern, first - default)
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
     return by_position | {"pattern": pattern}
@@ -140,7 +142,7 @@ def attend(
     window = contract.window_of(window, number)
     by_position: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
     if offset is not None or lengths is not None:
-        by_position = placed(by_position, number(offset), lengths, q, k)
+        by_position = positions_as_pattern(by_position, number(offset), lengths, q, k)
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
@@ -168,8 +170,8 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         ValueError: no parts, or shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    pairs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_pairs(parts)]
-    contract.check_parts([(pair["context"], pair["lse"]) for pair in pairs])
+    part_specs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_parts(parts)]
+    contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
     weights = ops.softmax(sums, sums > float("-inf"))

@@ -17,6 +17,7 @@ from attn_jax._masks import prepare_inputs as prepare_inputs
 from attn_jax._ops import DTYPES, Array, Tape, check_dtype, checked, dtype_name, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._rotary import with_angles_apart
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -112,6 +113,8 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
                 value = jnp.asarray(_values[name], jax_dtype)
             elif start is not None:
                 value = jnp.full(shapes[name], np.array(start), jax_dtype)
+            elif own[name].normal:
+                value = jax.random.normal(rngs.params(), shapes[name], jax_dtype)
             else:
                 value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
             setattr(self, name, nnx.Param(value))
@@ -153,12 +156,12 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         nnx.update(self, nnx.from_flat_state(leaves))
 
     @UncompiledMethod
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
-        return checked(config, dtype, specs(config.variant, **arguments))
+        return checked(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)

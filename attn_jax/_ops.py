@@ -90,7 +90,8 @@ def argmax(x: Array, axis: int) -> Array:
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
-    return jnp.zeros_like(like, shape=shape)  # in `shard_map` as different on each device as the other array
+    # In `shard_map` as different on each device as the other array, which may be an `nnx.Param`: no program takes one.
+    return jnp.zeros_like(jnp.asarray(like), shape=shape)
 
 
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
@@ -157,7 +158,10 @@ def concrete(x: Array) -> bool:
 
 def known_range(x: Array) -> tuple[Any, Any] | None:
     """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
-    return (x.min().item(), x.max().item()) if concrete(x) and x.size else None
+    if not concrete(x) or x.size == 0:
+        return None
+    known = np.asarray(x)  # within a compiled function JAX would make the least of a constant unknown
+    return known.min().item(), known.max().item()
 
 
 def shapes_may_depend_on_values(x: Array) -> bool:
@@ -270,7 +274,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
     a, b = upcast(a), upcast(b)
-    return jnp.einsum(spec, a, b, precision=precision, out_sharding=_out_sharding(spec, a, b))
+    factors, out = spec.split("->")
+    of_a, of_b = factors.split(",")
+    shared = "".join(x for x in out if x in of_a and x in of_b)
+    # For another order JAX swaps the factors, and XLA writes the transpose of a block of scores before the product.
+    in_order = shared + "".join(x for of_factor in (of_a, of_b) for x in of_factor if x in out and x not in shared)
+    sharding = _out_sharding(f"{factors}->{in_order}", a, b)
+    product = jnp.einsum(f"{factors}->{in_order}", a, b, precision=precision, out_sharding=sharding)
+    return product if in_order == out else product.transpose([in_order.index(x) for x in out])
 
 
 def _out_sharding(spec: str, a: Array, b: Array) -> P | None:

@@ -22,7 +22,7 @@ from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
-BLOCK = 2**20  # scores in a block
+BLOCK = 2**19  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 PARTS = 4  # loops of a causal call
@@ -47,6 +47,8 @@ def by_rows(
     block_factor: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
+    mix_scores: Array | None = None,
+    mix_weights: Array | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -64,6 +66,7 @@ def by_rows(
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
+        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
@@ -83,6 +86,8 @@ def by_rows(
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
+    if weighing is not None and weighing.keys_apart:  # few passes over the scores: large products are worth more
+        block_factor *= 2
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
@@ -128,6 +133,10 @@ def loop(
     present = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
     by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
 
+    # Heads come first in products. Keys and values are put in this order once, and so is what the blocks return: XLA
+    # would make a product write another order, which takes twice the time.
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
         row = rows.start + i * size  # the block's first
         first = min(seen.start, s - 1)
@@ -142,10 +151,11 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        return attend_rows(None, q, seen_by(k, 1), seen_by(v, 1), allowed, diagonals, **arrays)[0]
+        block_k, block_v = (seen_by(x, 2).swapaxes(1, 2) for x in (k, v))
+        return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
     recompute = jax.checkpoint(block, prevent_cse=False)
     context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
-    context = jnp.moveaxis(context, 0, 1)
+    context = jnp.moveaxis(context, (0, 3), (1, 2))
     return context.reshape(context.shape[0], count * size, *context.shape[3:])[:, :t]

@@ -5,8 +5,8 @@
 Queries and keys one after the other are t + s - 1 distances apart. A term is asked once, for the number that it adds at
 each of them, and the fast paths read these where a block of scores needs them: memory grows with the length.
 
-A term of your own has a method `bias(offset)`; JAX and PyTorch differentiate it. In NumPy a method `bias_vjp` returns
-the gradients of its arrays.
+A term of your own has a method `bias(relative_position)`; JAX and PyTorch differentiate it. In NumPy a method
+`bias_vjp` returns the gradients of its arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,14 @@ from attn_np.contract import _functions as contract
 class Term:
     """Something that is added to every score, after scale and softcap, by the distance of query and key."""
 
-    def bias(self, offset: Array) -> Array:
-        """What is added where the key is `offset` positions after the query: integers `n` -> `h n`.
+    def bias(self, relative_position: Array) -> Array:
+        """What is added at each relative position, the key's minus the query's: integers `n` -> `h n`.
 
-        Keys before the query have offsets below 0. The result may have the axes `1 n`, for all heads.
+        That of an earlier key is below 0. The result may have the axes `1 n`, for all heads.
         """
-        raise NotImplementedError(f"{type(self).__name__}: expected a method bias(offset), got none; write it")
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected a method bias(relative_position), got none; write it"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +41,9 @@ class Slopes(Term):
 
     slopes: Array
 
-    def bias(self, offset: Array) -> Array:
+    def bias(self, relative_position: Array) -> Array:
         slopes = upcast(self.slopes)
-        return -slopes[:, None] * to_dtype(abs(offset), dtype_name(slopes))
+        return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +52,14 @@ class Table(Term):
 
     Attributes:
         table: `x h`, the numbers of bucket x.
-        rows: a function from offsets, integers `n`, to the buckets that they fall into, integers `n` from 0.
+        rows: a function from relative positions, integers `n`, to the buckets that they fall into, integers `n` from 0.
     """
 
     table: Array
     rows: Callable[[Array], Array]
 
-    def bias(self, offset: Array) -> Array:
-        return take(self.table, self.rows(offset)).swapaxes(0, 1)
+    def bias(self, relative_position: Array) -> Array:
+        return take(self.table, self.rows(relative_position)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class DistanceBias:
         """The terms as a sequence."""
         return self.terms if isinstance(self.terms, list | tuple) else (self.terms,)
 
-    def offsets(self) -> Array:
+    def relative_positions(self) -> Array:
         """The key's position minus the query's on each diagonal of the scores, `1 n` or `b n`."""
         t, s = self.q.shape[1], self.k.shape[1]
         aligned = arange(max(1, t + s - 1), self.q) + (1 - s)
@@ -96,20 +98,20 @@ class DistanceBias:
 
     def by_diagonal(self) -> Array:
         """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""
-        offsets = self.offsets()
+        positions = self.relative_positions()
         heads, dtype = self.q.shape[2] if self.q.ndim == 4 else 1, dtype_name(upcast(self.q))
-        parts = [to_dtype(checked_bias(term, offsets.reshape(-1), heads), dtype) for term in self.each()]
+        parts = [to_dtype(checked_bias(term, positions.reshape(-1), heads), dtype) for term in self.each()]
         added = parts[0]
         for part in parts[1:]:
             added = added + part
-        return added.reshape(added.shape[0], *offsets.shape).swapaxes(0, 1)
+        return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
-    def at(self, offset: Array) -> Array:
+    def at(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`."""
         added = self.by_diagonal()
-        if offset.shape[1] == 1:  # of one query the diagonals are its pairs
+        if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs
             return added[:, :, None]
-        return added[:, :, offset[0] + (offset.shape[2] - 1)]
+        return added[:, :, relative_position[0] + (relative_position.shape[2] - 1)]
 
     def shape(self) -> tuple[int, ...]:
         """The shape of `by_diagonal` with an axis for queries, `b h 1 n`."""
@@ -117,16 +119,16 @@ class DistanceBias:
         return b, h, 1, n
 
 
-def checked_bias(term: Term, offsets: Array, heads: int) -> Array:
-    """What a term adds at each offset, `h n` or `1 n`.
+def checked_bias(term: Term, positions: Array, heads: int) -> Array:
+    """What a term adds at each relative position, `h n` or `1 n`.
 
     Raises:
         ValueError: it returns another shape.
         TypeError: it returns no array of floats.
     """
-    added = term.bias(offsets)
+    added = term.bias(positions)
     name = type(term).__name__
-    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, offsets)
+    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions)
     return added
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend, forms_no_weights
 from attn_jax._decode import DecodeStep, append
@@ -24,7 +24,7 @@ from attn_jax._ops import (
     tanh,
     upcast,
 )
-from attn_jax._rotary import rotate, rotation
+from attn_jax._rotary import Positions, record_positions, rotate, rotation
 from attn_jax._rows import by_rows
 from attn_np.contract.differential import Config
 
@@ -65,7 +65,7 @@ class DifferentialAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -76,7 +76,7 @@ class DifferentialAttention(Layer[Config]):
         query, key, value = prepare_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)

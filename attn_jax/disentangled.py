@@ -28,7 +28,7 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax._relative import (
-    bucketed,
+    bucket_table,
     score_distances,
     score_distances_by_keys,
 )
@@ -36,12 +36,12 @@ from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
 
 
-def rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
+def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
     distance = -relative_position
     if c.buckets is not None:
-        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+        distance = bucket_table(c, like=distance)[clip(distance, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
     of_key = -distance if c.p2c_view == "key" else distance
     return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
@@ -59,6 +59,8 @@ class DisentangledAttention(Layer[Config]):
     b_rel: Float[Array, "d"] | None
     w_rel_k: Float[Array, "d h k"] | None
     w_rel_q: Float[Array, "d h k"] | None
+    b_rel_k: Float[Array, "h k"] | None
+    b_rel_q: Float[Array, "h k"] | None
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
@@ -89,10 +91,10 @@ class DisentangledAttention(Layer[Config]):
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
-            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
         if "p2c" in c.terms:
-            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
         scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
@@ -113,7 +115,7 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = rows(c, relative_position)
+            rows_k, rows_q = table_rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
@@ -138,7 +140,7 @@ class DisentangledAttention(Layer[Config]):
             return context if lse is None else with_lse(context, lse), probs
 
         def shift(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = rows(c, relative_position)
+            row_k, row_q = table_rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))

@@ -14,6 +14,8 @@ from jax import Array
 from attn_jax._attend import attend
 from attn_jax._drop_in import dot_product_attention as dot_product_attention
 from attn_jax._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
+from attn_jax._layer import specs
+from attn_np.contract import _drop_in as contract
 from attn_np.contract._base import field_error
 
 __all__ = ["attention_fn", "dot_product_attention", "scaled_dot_product_attention"]
@@ -44,27 +46,31 @@ def attention_fn(
     """
     if module is not None:
         todo = "set sow_weights=False, or call attend with return_weights=True"
-        raise field_error("attention_fn", "module=None", type(module).__name__, todo)
+        raise field_error(contract.FLAX, "module=None", type(module).__name__, todo)
     if precision is not None:
-        raise field_error("attention_fn", "precision=None", repr(precision), "set jax_default_matmul_precision")
+        raise field_error(contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
-    batch, (t, h, _) = query.shape[:-3], query.shape[-3:]
+    mask = None if mask is None else mask.astype(bool)
+    contract.check_flax(specs(contract.FLAX, query=query, key=key, value=value, bias=bias, mask=mask))
+    batch, (t, h, _), s = query.shape[:-3], query.shape[-3:], key.shape[-3]
     q, k, v = (x.reshape((prod(batch), *x.shape[-3:])) for x in (query, key, value))
-    s = k.shape[1]
     rate, keep = 0.0 if deterministic else float(dropout_rate), None
     if rate > 0 and dropout_rng is None:
-        raise field_error("attention_fn", "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module")
+        raise field_error(contract.FLAX, "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module")
     if rate > 0 and dropout_rng is not None:
         shape = (t, s) if broadcast_dropout else (*batch, h, t, s)
         keep = jax.random.bernoulli(dropout_rng, 1.0 - rate, (1,) * (len(batch) + 3 - len(shape)) + shape)
-    bias, mask, keep = (merged(x, batch) for x in (bias, None if mask is None else mask.astype(bool), keep))
+    bias, mask, keep = (merged(x, batch) for x in (bias, mask, keep))
     if rate == 0:
         context = dot_product_attention(q, k, v, bias, mask, is_causal=is_causal)
     else:
-        causal = jnp.tril(jnp.ones((t, s), bool)) if is_causal else None
-        mask = causal if mask is None else mask if causal is None else mask & causal
-        context = attend(q, k, v, bias=bias, mask=mask, keep=keep, rate=rate)[0]
+        allowed = jnp.tril(jnp.ones((1, 1, t, s), bool)) if is_causal else jnp.ones((1, 1, t, s), bool)
+        allowed = allowed if mask is None else allowed & mask
+        seen = allowed.any(-1, keepdims=True)  # a query that sees no key weighs all alike: by scores of 0
+        bias = None if bias is None else jnp.where(seen, bias, 0)
+        q = jnp.where(jnp.broadcast_to(seen, (*seen.shape[:2], t, 1)).swapaxes(1, 2), q, 0)
+        context = attend(q, k, v, bias=bias, mask=allowed | ~seen, keep=keep, rate=rate)[0]
     return context.reshape((*batch, *context.shape[1:]))
 
 

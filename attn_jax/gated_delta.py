@@ -18,6 +18,7 @@ from attn_jax._ops import (
     l2_norm,
     linear,
     record,
+    repeat_heads,
     rms_norm,
     scan,
     scope,
@@ -132,8 +133,8 @@ def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep |
 class GatedDeltaRule(Layer[Config]):
     """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
-    w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
@@ -141,8 +142,8 @@ class GatedDeltaRule(Layer[Config]):
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h"]
     w_norm: Float[Array, "v"]
-    w_q_conv: Float[Array, "x h k"] | None
-    w_k_conv: Float[Array, "x h k"] | None
+    w_q_conv: Float[Array, "x g k"] | None
+    w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
@@ -159,8 +160,8 @@ class GatedDeltaRule(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
-        q = linear("btd,dhk->bthk", x, self.w_q, None)
-        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        q = linear("btd,dgk->btgk", x, self.w_q, None)
+        k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
@@ -171,9 +172,10 @@ class GatedDeltaRule(Layer[Config]):
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
         log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])

@@ -7,8 +7,10 @@ from attn_jax._ops import (
     Array,
     Tape,
     broadcast_to,
+    concatenate,
     dropout,
     dtype_name,
+    einsum,
     lerp,
     linear,
     record,
@@ -34,8 +36,16 @@ def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array
     return r, z, n, lerp(n, h, z)
 
 
+def cell_of_reset_state(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+    """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
+    h_gates = einsum("be,fea->bfa", h, w_h[:2])
+    r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
+    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h, w_h[2]))
+    return r, z, n, lerp(n, h, z)
+
+
 class GRULayer(Layer[LayerConfig]):
-    """One layer of a stack, which passes arrays on in the compute dtype."""
+    """One layer of a stack in one direction, which passes arrays on in the compute dtype."""
 
     w_x: Float[Array, "f d e"]
     w_h: Float[Array, "f e a"]
@@ -51,15 +61,16 @@ class GRULayer(Layer[LayerConfig]):
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
-        w_h, b_h = upcast(self.w_h), upcast(self.b_h)
+        c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
         def step(h, xs):
             x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h)
+            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
+        xs = x_gates, real
+        state, (r, z, n, h) = scan(step, state, xs, names=("r", "z", "n", "h"), tape=tape, reverse=c.backward)
         return h, state
 
 
@@ -67,13 +78,14 @@ class GatedRecurrentUnit(Layer[Config]):
     """Layers of gated recurrence, each reading the states of the one below."""
 
     layers: list[GRULayer]
+    backward_layers: list[GRULayer] | None
 
     def layer_keep_masks(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
         """The keep-mask after each layer; None after the last."""
         c = self.config
         if keep is None:
             return [None] * c.num_layers
-        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.hidden_dim))
+        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.sizes()["o"]))
         return [keep[i] for i in range(c.num_layers - 1)] + [None]
 
     def run(
@@ -86,11 +98,16 @@ class GatedRecurrentUnit(Layer[Config]):
         c, ends = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
-        start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
+        sizes, directions = c.sizes(), 2 if c.bidirectional else 1
+        start = zeros((sizes["l"], x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
-            h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
-            x = dropout(h, layer_keep, c.dropout)
+            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"))
             ends.append(end)
+            if self.backward_layers is not None:
+                back, end = self.backward_layers[i](x, start[2 * i + 1], real, scope(tape, f"backward_layers.{i}"))
+                h = concatenate([h, back], -1)
+                ends.append(end)
+            x = dropout(h, layer_keep, c.dropout)
         return x, stack(ends)
 
     def __call__(
@@ -101,10 +118,10 @@ class GatedRecurrentUnit(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
     ) -> tuple[Array, Array]:
-        """The last layer's states, `b t e`, and the state of every layer after the last step, `l b e`."""
+        """The last layer's states, `b t o`, and the state of every layer after its last step, `l b e`."""
         sizes = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
-        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=x)
+        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["o"]), like=x)
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         y, last = record(tape, y=y, last=last)
         return to_dtype(y, dtype), to_dtype(last, dtype)

@@ -15,6 +15,7 @@ from attn_jax._ops import (
     l2_norm,
     linear,
     record,
+    repeat_heads,
     rms_norm,
     sigmoid,
     silu,
@@ -30,8 +31,8 @@ from attn_np.contract.kda import Config
 class KimiDeltaAttention(Layer[Config]):
     """The gated delta rule with a decay for every channel of the keys."""
 
-    w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
     w_a_down: Float[Array, "d z"]
@@ -42,8 +43,8 @@ class KimiDeltaAttention(Layer[Config]):
     w_gate_up: Float[Array, "z h v"]
     b_gate: Float[Array, "h v"]
     w_norm: Float[Array, "v"]
-    w_q_conv: Float[Array, "x h k"] | None
-    w_k_conv: Float[Array, "x h k"] | None
+    w_q_conv: Float[Array, "x g k"] | None
+    w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
@@ -60,8 +61,8 @@ class KimiDeltaAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
-        q = linear("btd,dhk->bthk", x, self.w_q, None)
-        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        q = linear("btd,dgk->btgk", x, self.w_q, None)
+        k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
@@ -75,9 +76,10 @@ class KimiDeltaAttention(Layer[Config]):
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
         decay = record(tape, decay=exp(log_decay))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
         context, end = recurrence(q_scaled, k_unit, v_silu, beta, decay, start, size, True, tape)

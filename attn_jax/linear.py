@@ -23,9 +23,18 @@ from attn_jax._recurrence import causal_mask, chunk_length, from_chunks, to_chun
 from attn_np.contract.linear import Config
 
 
-def features(x: Array) -> Array:
+def elu_features(x: Array) -> Array:
     """elu(x) + 1: positive, x + 1 above 0 and e^x below, where the exponential cannot overflow."""
     return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))
+
+
+def random_features(x: Array, w: Array) -> Array:
+    """exp(w x' - |x'|^2 / 2) / sqrt(m), `b t h m`, with x' = x / k^(1/4): for standard normal rows of w the product of
+    those of a query and a key is on average exp(q k / sqrt(k)).
+    """
+    x = x * x.shape[-1] ** -0.25
+    square = einsum("bthk,bthk->bth", x, x)
+    return exp(einsum("bthk,mk->bthm", x, w) - 0.5 * square[..., None]) * w.shape[0] ** -0.5
 
 
 def running_states(added: Array, start: Array, tape: Tape) -> Array:
@@ -64,6 +73,13 @@ class LinearAttention(Layer[Config]):
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
+    w_features: Float[Array, "m k"] | None
+
+    def features(self, x: Array, w: Array | None) -> Array:
+        """Queries or keys by the config's feature map, with the random rows in the compute dtype."""
+        if w is not None:
+            return random_features(x, w)
+        return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 
     def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The values summed with the weights of each query, in the config's form. With `normalize`, v has a column of
@@ -108,8 +124,10 @@ class LinearAttention(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
         # The feature of 0 is 1, so padding is set to 0 after the feature map.
-        q_features, k_features = zero_unseen("bt->bthk", real, features(q)), zero_unseen("bt->bthk", real, features(k))
-        q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
+        # Cast once for both: a framework would round the gradient of each cast by itself.
+        w = upcast(self.w_features)
+        q_features = record(tape, q_features=zero_unseen("bt->bthk", real, self.features(q, w)))
+        k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
         context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))

@@ -1,12 +1,12 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
-from attn_jax._rotary import rotate, rotation
+from attn_jax._rotary import Positions, record_positions, rotate, rotation
 from attn_np.contract.mla import Config
 
 
@@ -34,7 +34,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -43,7 +43,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))

@@ -22,6 +22,7 @@ from attn_jax._ops import (
     record,
     rms_norm,
     scan,
+    sigmoid,
     silu,
     upcast,
     where,
@@ -116,6 +117,7 @@ class Retention(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"] | None
+    w_norm: Float[Array, "h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
@@ -137,11 +139,21 @@ class Retention(Layer[Config]):
         return context
 
     def norm(self, context: Array) -> Array:
-        """Each head's context by the norm of the config, which has no parameters."""
-        c = self.config
+        """The context by the norm of the config, each head by itself or all heads of a position as one."""
+        c, shape = self.config, context.shape
+        if c.norm == "none":
+            return context
+        context, weight = self.normed_axes(context)
         if c.norm == "layer":
-            return layer_norm(context, None, None, c.norm_eps)
-        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
+            return layer_norm(context, weight, None, c.norm_eps).reshape(shape)
+        return rms_norm(context, weight, c.norm_eps).reshape(shape)
+
+    def normed_axes(self, x: Array) -> tuple[Array, Array | None]:
+        """x, `b t h v`, and the norm's weight with the axes that the norm is over as the last one."""
+        (b, t, h, v), weight = x.shape, upcast(self.w_norm)
+        if self.config.norm_over == "head":
+            return x, weight
+        return x.reshape((b, t, h * v)), None if weight is None else weight.reshape((h * v,))
 
     def __call__(
         self,
@@ -162,15 +174,20 @@ class Retention(Layer[Config]):
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
+        if c.activation is not None:
+            q, k, v = record(tape, q_proj=q, k_proj=k, v_proj=v)
+            q, k, v = silu(q), silu(k), silu(v)
         q, k, v = record(tape, q=q, k=k, v=v)
         is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+        context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
-            gated = record(tape, gated=silu(gate_scores) * normed)
+            gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
+            gated = record(tape, gated=gate * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)

@@ -71,9 +71,10 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    known = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
+    arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
+    dropout_p, scale = number(dropout_p), number(scale)
     batch, heads, kv_heads = contract.check_torch(
-        known, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, has_keep=keep is not None
+        arrays, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale, has_keep=keep is not None
     )
     q = as_bthk(query, batch, heads)
     k, v = as_bthk(key, batch, kv_heads), as_bthk(value, batch, kv_heads)
@@ -83,7 +84,7 @@ def scaled_dot_product_attention(
     t, s = q.shape[1], k.shape[1]
     if is_causal and t != s:
         mask, is_causal = visible(t, s, None, 0, like=q), False
-    options: dict[str, Any] = {"causal": is_causal, "scale": number(scale), "keep": keep, "rate": float(dropout_p)}
+    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "keep": keep, "rate": float(dropout_p)}
     options["tape"] = tape  # only in NumPy: the backward pass reads it
     context = attend(q, k, v, mask=mask, bias=bias, **options)[0]
     context = context.swapaxes(1, 2)
@@ -116,10 +117,8 @@ def scaled_dot_product_attention_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of query, key, value and a float mask."""
-    known = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
-    batch, heads, kv_heads = contract.check_torch(
-        known, dropout_p=dropout_p, is_causal=False, enable_gqa=enable_gqa, has_keep=True
-    )
+    arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
+    batch, heads, kv_heads = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
     dy = as_bthk(dy, batch, heads)
     dq, dk, dv, dbias = attend_vjp(tape, dy, scale=number(scale), rate=float(dropout_p), kv_heads=kv_heads)
     gradients: dict[str, Array | None] = {
@@ -173,13 +172,14 @@ def dot_product_attention(
         TypeError: dtypes that do not fit.
     """
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
+    scale = number(scale)
     left, right = contract.check_jax(
-        specs(contract.JAX, query=query, key=key, value=value, **lengths), is_causal=is_causal,
-        window=local_window_size, implementation=implementation, return_residual=return_residual,
+        specs(contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths), is_causal=is_causal,
+        window=local_window_size, implementation=implementation, return_residual=return_residual, scale=scale,
     )  # fmt: skip
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]
-    options: dict[str, Any] = {"scale": number(scale), "bias": bias}
+    options: dict[str, Any] = {"scale": scale, "bias": bias}
     options["tape"] = tape  # only in NumPy: the backward pass reads it
     by_position = left is not None or right is not None
     if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not by_position):

@@ -53,9 +53,11 @@ def add_to_strip(strip: Array, dscores: Array, queries: Span, keys: Span, t: int
     rows = strip.shape[1]
     for start in range(queries.start, queries.stop, rows):
         stop = min(start + rows, queries.stop)
-        first = t - stop + keys.start
+        end = max(stop, rows)  # the first queries may be fewer than the strip's rows
+        first = t - end + keys.start
         part = dscores[:, :, start - queries.start : stop - queries.start]
-        strip[:, rows - (stop - start) :, first : first + keys.length] += part[0] if len(part) == 1 else part.sum(0)
+        at = np.s_[:, rows - end + start : rows - end + stop, first : first + keys.length]
+        strip[at] += part[0] if len(part) == 1 else part.sum(0)
 
 
 @cache

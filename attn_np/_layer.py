@@ -12,6 +12,7 @@ from attn_np._masks import prepare_inputs as prepare_inputs
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._rotary import with_angles_apart
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -89,6 +90,8 @@ class Layer(Decodes[Array], Generic[C]):
                 value = _values[name]
             elif start is not None:
                 value = np.full(shapes[name], start)
+            elif own[name].normal:
+                value = self.rng.normal(size=shapes[name])
             else:
                 value = self.rng.uniform(-limit, limit, shapes[name])
             setattr(self, name, value.astype(DTYPES[self.dtype]))
@@ -141,10 +144,10 @@ class Layer(Decodes[Array], Generic[C]):
             layer.training = False
         return self
 
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
-        return checked(config, dtype, specs(config.variant, **arguments))
+        return checked(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)

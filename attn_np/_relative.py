@@ -45,7 +45,7 @@ def of_distances(x: Array, at: Array) -> Array:
 
 
 @cached_array
-def bucketed(xp: Any, config: Any) -> Any:
+def bucket_table(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
 

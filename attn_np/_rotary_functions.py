@@ -9,7 +9,6 @@ from attn_np._ops import (
     Tape,
     cached_array,
     check_dtype,
-    concatenate,
     concrete,
     dtype_name,
     known_range,
@@ -17,7 +16,7 @@ from attn_np._ops import (
     to_dtype,
     upcast,
 )
-from attn_np._vjp import vjp_of
+from attn_np._vjp import sum_to, vjp_of
 from attn_np.contract import _functions as contract
 
 
@@ -89,12 +88,7 @@ def rotary_angles(
     if xpos is not None:
         tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
     cos, sin = take(tables[0], positions), take(tables[1], positions)
-    if sections is None:
-        return cos, sin
-    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
-    parts = [(i, end - n, end) for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
-    cos, sin = (concatenate([x[i][..., a:b] for i, a, b in parts], -1) for x in (cos, sin))
-    return cos, sin
+    return (cos, sin) if sections is None else (rotary.of_sections(cos, sections), rotary.of_sections(sin, sections))
 
 
 def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: bool = False) -> Array:
@@ -119,8 +113,15 @@ def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: b
 
 @vjp_of(rotate)
 def rotate_call_vjp(
-    tape: Tape, dy: Array, *, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
+    tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
 ) -> dict[str, Array]:
-    """The gradient of x: rotated back."""
-    cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
-    return {"x": rotary.rotate(dy, cos, sin, layout, inverse=not inverse)}
+    """The gradient of x, rotated back, and those of the angles, which heads share."""
+    of_rows = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
+    n, wide = cos.shape[-1], upcast(x)
+    (a, b), (da, db) = rotary.pairs(wide, n, layout), rotary.pairs(dy, n, layout)
+    dcos, dsin = a * da + b * db, b * da - a * db if inverse else a * db - b * da
+    if x.ndim == 4:
+        dcos, dsin = dcos.sum(2), dsin.sum(2)
+    shape = tuple(of_rows[0].shape)
+    dcos, dsin = (sum_to(d, shape).reshape(tuple(cos.shape)) for d in (dcos, dsin))
+    return {"x": rotary.rotate(dy, of_rows[0], of_rows[1], layout, inverse=not inverse), "cos": dcos, "sin": dsin}

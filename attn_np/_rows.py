@@ -88,6 +88,8 @@ def by_rows(
     block_factor: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
+    mix_scores: Array | None = None,
+    mix_weights: Array | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -105,21 +107,25 @@ def by_rows(
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
+        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
-    plain = all(x is None or type(x) in (np.ndarray, np.memmap) for x in arrays.values())
+    maps = mix_scores, mix_weights
+    are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.start is not None
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not plain or not aligned or needs_weights or implementation == "textbook":
+    if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
-        weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
+        together = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * BLOCK // together, ROWS))
+        weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
     if without_scores is not None and by_score["keep"] is None:

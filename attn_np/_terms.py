@@ -5,8 +5,8 @@
 Queries and keys one after the other are t + s - 1 distances apart. A term is asked once, for the number that it adds at
 each of them, and the fast paths read these where a block of scores needs them: memory grows with the length.
 
-A term of your own has a method `bias(offset)`; JAX and PyTorch differentiate it. In NumPy a method `bias_vjp` returns
-the gradients of its arrays.
+A term of your own has a method `bias(relative_position)`; JAX and PyTorch differentiate it. In NumPy a method
+`bias_vjp` returns the gradients of its arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,16 @@ from attn_np.contract import _functions as contract
 class Term:
     """Something that is added to every score, after scale and softcap, by the distance of query and key."""
 
-    def bias(self, offset: Array) -> Array:
-        """What is added where the key is `offset` positions after the query: integers `n` -> `h n`.
+    def bias(self, relative_position: Array) -> Array:
+        """What is added at each relative position, the key's minus the query's: integers `n` -> `h n`.
 
-        Keys before the query have offsets below 0. The result may have the axes `1 n`, for all heads.
+        That of an earlier key is below 0. The result may have the axes `1 n`, for all heads.
         """
-        raise NotImplementedError(f"{type(self).__name__}: expected a method bias(offset), got none; write it")
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected a method bias(relative_position), got none; write it"
+        )
 
-    def bias_vjp(self, offset: Array, dbias: Array) -> dict[str, Array]:
+    def bias_vjp(self, relative_position: Array, dbias: Array) -> dict[str, Array]:
         """The gradients of the term's arrays by the names of its attributes, from that of `bias`."""
         return {}
 
@@ -46,13 +48,13 @@ class Slopes(Term):
 
     slopes: Array
 
-    def bias(self, offset: Array) -> Array:
+    def bias(self, relative_position: Array) -> Array:
         slopes = upcast(self.slopes)
-        return -slopes[:, None] * to_dtype(abs(offset), dtype_name(slopes))
+        return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
-    def bias_vjp(self, offset: Array, dbias: Array) -> dict[str, Array]:
-        """A score falls by |offset| times the slope."""
-        return {"slopes": -np.sum(dbias * to_dtype(abs(offset), dtype_name(dbias)), axis=1)}
+    def bias_vjp(self, relative_position: Array, dbias: Array) -> dict[str, Array]:
+        """A score falls by the distance times the slope."""
+        return {"slopes": -np.sum(dbias * to_dtype(abs(relative_position), dtype_name(dbias)), axis=1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +63,18 @@ class Table(Term):
 
     Attributes:
         table: `x h`, the numbers of bucket x.
-        rows: a function from offsets, integers `n`, to the buckets that they fall into, integers `n` from 0.
+        rows: a function from relative positions, integers `n`, to the buckets that they fall into, integers `n` from 0.
     """
 
     table: Array
     rows: Callable[[Array], Array]
 
-    def bias(self, offset: Array) -> Array:
-        return take(self.table, self.rows(offset)).swapaxes(0, 1)
+    def bias(self, relative_position: Array) -> Array:
+        return take(self.table, self.rows(relative_position)).swapaxes(0, 1)
 
-    def bias_vjp(self, offset: Array, dbias: Array) -> dict[str, Array]:
+    def bias_vjp(self, relative_position: Array, dbias: Array) -> dict[str, Array]:
         """A bucket gets the gradients of all distances that fall into it."""
-        return {"table": take_vjp(self.table, self.rows(offset), dbias.swapaxes(0, 1))}
+        return {"table": take_vjp(self.table, self.rows(relative_position), dbias.swapaxes(0, 1))}
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class DistanceBias:
         """The terms as a sequence."""
         return self.terms if isinstance(self.terms, list | tuple) else (self.terms,)
 
-    def offsets(self) -> Array:
+    def relative_positions(self) -> Array:
         """The key's position minus the query's on each diagonal of the scores, `1 n` or `b n`."""
         t, s = self.q.shape[1], self.k.shape[1]
         aligned = arange(max(1, t + s - 1), self.q) + (1 - s)
@@ -111,20 +113,20 @@ class DistanceBias:
 
     def by_diagonal(self) -> Array:
         """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""
-        offsets = self.offsets()
+        positions = self.relative_positions()
         heads, dtype = self.q.shape[2] if self.q.ndim == 4 else 1, dtype_name(upcast(self.q))
-        parts = [to_dtype(checked_bias(term, offsets.reshape(-1), heads), dtype) for term in self.each()]
+        parts = [to_dtype(checked_bias(term, positions.reshape(-1), heads), dtype) for term in self.each()]
         added = parts[0]
         for part in parts[1:]:
             added = added + part
-        return added.reshape(added.shape[0], *offsets.shape).swapaxes(0, 1)
+        return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
-    def at(self, offset: Array) -> Array:
+    def at(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`."""
         added = self.by_diagonal()
-        if offset.shape[1] == 1:  # of one query the diagonals are its pairs
+        if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs
             return added[:, :, None]
-        return added[:, :, offset[0] + (offset.shape[2] - 1)]
+        return added[:, :, relative_position[0] + (relative_position.shape[2] - 1)]
 
     def shape(self) -> tuple[int, ...]:
         """The shape of `by_diagonal` with an axis for queries, `b h 1 n`."""
@@ -133,22 +135,22 @@ class DistanceBias:
 
     def vjp(self, dadded: Array) -> Any:
         """The gradients of each term's arrays by name, from that of `b h 1 n`; of several terms in their order."""
-        offsets = self.offsets().reshape(-1)
-        dadded = dadded[:, :, 0].swapaxes(0, 1).reshape(dadded.shape[1], offsets.size)
-        grads = [term.bias_vjp(offsets, sum_to(dadded, term.bias(offsets).shape)) for term in self.each()]
+        positions = self.relative_positions().reshape(-1)
+        dadded = dadded[:, :, 0].swapaxes(0, 1).reshape(dadded.shape[1], positions.size)
+        grads = [term.bias_vjp(positions, sum_to(dadded, term.bias(positions).shape)) for term in self.each()]
         return type(self.terms)(grads) if isinstance(self.terms, list | tuple) else grads[0]
 
 
-def checked_bias(term: Term, offsets: Array, heads: int) -> Array:
-    """What a term adds at each offset, `h n` or `1 n`.
+def checked_bias(term: Term, positions: Array, heads: int) -> Array:
+    """What a term adds at each relative position, `h n` or `1 n`.
 
     Raises:
         ValueError: it returns another shape.
         TypeError: it returns no array of floats.
     """
-    added = term.bias(offsets)
+    added = term.bias(positions)
     name = type(term).__name__
-    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, offsets)
+    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions)
     return added
 
 

@@ -1,17 +1,18 @@
-"""Weights that are no softmax, one block of rows after the other, in place from one matrix product to the other.
+"""Weights that `attend` does not make, one block of rows after the other, in place between the matrix products.
 
-A block is some queries of one head and the keys that they may see. Its scores stay in a core's caches while they become
-weights, and then are gone; the backward pass computes them again. Every pass over them counts: what the textbook says
-in a dozen arrays of this size is here
+A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
+in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
+them counts: what the textbook says in a dozen arrays of this size is here
 
 - for a sigmoid an exponential, a sum with 1 and a reciprocal;
+- for a softmax whose scores and weights are mixed a largest score, an exponential, a sum and a quotient;
 - for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
   (Michelot 1986). They begin where the largest of every few scores alone would have it, which is not above the
   threshold of all, since more scores only raise it. Few scores lie above that, and the remaining steps are for these.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -26,11 +27,18 @@ from attn_np.contract._weighing import Weighing
 
 GROUP = 16  # scores of which the largest is looked for
 NEAR = 2.0**-7  # steps that are shorter are not made with these
+KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+
+Heads = tuple[Span, Span]  # a sequence of the batch, and some of its heads
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A call: its arrays `b t h k`, `b s h k` and `b s h v`, mask and bias broadcastable to `b h t s`."""
+    """A call: its arrays `b t g k`, `b s g k` and `b s g v`, mask and bias broadcastable to `b h t s`.
+
+    Attributes:
+        mix_scores, mix_weights: maps across the heads before and after the weighing, `g h` and `h g`, or None.
+    """
 
     weighing: Weighing
     q: Array
@@ -40,110 +48,157 @@ class Weighed:
     bias: Array | None
     band: Band
     blocks: tuple[tuple[Span, Span], ...]
+    mix_scores: Array | None = None
+    mix_weights: Array | None = None
 
     def context(self) -> Array:
-        """The weighted sums of the values, `b t h v`."""
-        context = np.empty((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
+        """The weighted sums of the values, `b t g v`."""
+        context = zeros_by_head((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
 
-        def attend_head(head: tuple[int, int]) -> None:
-            for block in self.of_head(head, Scratch()):
-                np.matmul(block.weights, block.v, out=context[block.queries])
+        def attend_heads(heads: Heads) -> None:
+            for block in self.of_heads(heads, Scratch()):
+                part = of_positions(context, heads, block.rows)
+                part += block.mixed_weights @ block.v
 
         with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
-            in_threads(attend_head, lambda threads: self.heads)
+            in_threads(attend_heads, lambda threads: self.heads)
         return context
 
     def vjp(self, dcontext: Array) -> dict[str, Array | None]:
-        """The gradients of q, k, v and the bias."""
-        dq, dk, dv = (np.zeros_like(x) for x in (self.q, self.k, self.v))
-        bias = rank4(self.bias)
-        dbias = None if bias is None else np.zeros(bias.shape, self.q.dtype)
+        """The gradients of q, k, v and the bias, and of the maps, by the names that these have in a layer."""
+        dq, dk, dv = (zeros_by_head(x.shape, x.dtype) for x in (self.q, self.k, self.v))
+        dbias = None if self.bias is None else np.zeros(rank4(self.bias).shape, self.q.dtype)
+        maps = {"w_mix_scores": self.mix_scores, "w_mix_weights": self.mix_weights}
+        dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
 
-        def part_of_bias(head: tuple[int, int]) -> tuple[int, ...]:
-            return head if bias is None else tuple(i if n > 1 else 0 for i, n in zip(head, bias.shape, strict=False))
+        def shared_sums(heads: Heads) -> Any:
+            """What else adds to the same gradients of the bias and the maps has the same key."""
+            if dmaps or dbias is None:
+                return () if dmaps else heads
+            return tuple(x for x, n in zip(heads, dbias.shape, strict=False) if n > 1)
 
-        # Heads that share a bias are done in one thread, which adds up its gradient.
-        heads = [list(group) for _, group in groupby(sorted(self.heads, key=part_of_bias), part_of_bias)]
-
-        def attend_heads_vjp(heads: list[tuple[int, int]]) -> None:
+        def add_heads(tasks: list[Heads]) -> None:
             scratch = Scratch()
-            for head in heads:
-                for block in self.of_head(head, scratch):
-                    dy, weights = dcontext[block.queries], block.weights
-                    dv[block.keys] += weights.T @ dy
-                    dscores = np.matmul(dy, block.v.T, out=scratch("dscores", weights.shape, weights.dtype))
-                    scores_vjp_(self.weighing, weights, dscores)
-                    if dbias is not None:
-                        own = dbias[part_of_bias(head)]
-                        part = own[index(own, block.rows, block.columns)]
-                        part += sum_to(dscores, part.shape)
-                    if block.tanh is not None:
-                        slope = 1 - block.tanh * block.tanh
-                        np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
-                        dscores *= slope
-                    dq[block.queries] = (dscores @ block.k) * self.weighing.scale
-                    dk[block.keys] += dscores.T @ block.q
+            for heads in tasks:
+                for block in self.of_heads(heads, scratch):
+                    add_block(heads, block, scratch)
 
+        def add_block(heads: Heads, block: WeighedBlock, scratch: Scratch) -> None:
+            dy, weights = of_positions(dcontext, heads, block.rows), block.weights
+            dv_part, dk_part = (of_positions(x, heads, block.columns) for x in (dv, dk))
+            dq_part = of_positions(dq, heads, block.rows)
+            shape, dtype = block.mixed_weights.shape, weights.dtype
+            dv_part += block.mixed_weights.mT @ dy
+            dscores = np.matmul(dy, block.v.mT, out=scratch("dscores", shape, dtype))
+            if self.mix_weights is not None:
+                dmaps["w_mix_weights"] += by_head(weights) @ by_head(dscores).T
+                dscores = mix(self.mix_weights, dscores, scratch("dweights", weights.shape, dtype))
+            for x, dx in zip(weights[0], dscores[0], strict=True):
+                scores_vjp_(self.weighing, x, dx)
+            if dbias is not None:
+                part = dbias[index(dbias, (*heads, block.rows, block.columns))]
+                part += sum_to(dscores, part.shape)
+            if block.tanh is not None:
+                slope = 1 - block.tanh * block.tanh
+                np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
+                dscores *= slope
+            if self.mix_scores is not None:
+                dmaps["w_mix_scores"] += by_head(block.scores) @ by_head(dscores).T
+                dscores = mix(self.mix_scores, dscores, scratch("dmixed", shape, dtype))
+            dq_part += (dscores @ block.k) * self.weighing.scale
+            dk_part += dscores.mT @ block.q
+
+        tasks = [list(group) for _, group in groupby(sorted(self.heads, key=shared_sums), shared_sums)]
         with np.errstate(invalid="ignore", over="ignore"):
-            in_threads(attend_heads_vjp, lambda threads: heads)
-        return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)}  # type: ignore[union-attr]
+            in_threads(add_heads, lambda threads: tasks)
+        return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)} | dmaps  # type: ignore[union-attr]
 
     @property
-    def heads(self) -> list[tuple[int, int]]:
-        """Every head of every sequence."""
-        return [(i, j) for i in range(self.q.shape[0]) for j in range(self.q.shape[2])]
+    def heads(self) -> list[Heads]:
+        """What has blocks of its own: every head of every sequence, or all of its heads where they are mixed."""
+        maps = [x for x in (self.mix_scores, self.mix_weights) if x is not None]
+        together = max([1, *(n for x in maps for n in x.shape)])
+        b, _, g, _ = self.q.shape
+        return [(Span(i, i + 1), Span(j, j + together)) for i in range(b) for j in range(0, g, together)]
 
-    def of_head(self, head: tuple[int, int], scratch: Scratch) -> Iterator["WeighedBlock"]:
-        """The blocks of a head with their weights, each until the next one is asked for."""
-        i, j = head
+    def of_heads(self, heads: Heads, scratch: Scratch) -> Iterator["WeighedBlock"]:
+        """The blocks of some heads with their weights, each until the next one is asked for."""
+        arrays = (of_positions(x, heads, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
         # In one order in memory, and keys as columns, products take two thirds of the time.
-        all_q = self.q[i, :, j] * self.q.dtype.type(self.weighing.scale)
-        all_k, all_v, columns_of_k = (
-            np.ascontiguousarray(x) for x in (self.k[i, :, j], self.v[i, :, j], self.k[i, :, j].T)
+        all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)
+        all_q, columns_of_k = all_q * self.q.dtype.type(self.weighing.scale), np.ascontiguousarray(all_k.mT)
+        for rows, seen in self.blocks:
+            of_rows, width = self.weighing, KEYS if self.weighing.keys_apart else seen.length
+            if self.weighing.keys_apart and self.weighing.score_offset is None:
+                count = visible_keys(self.allowed(heads, rows, seen), (rows.length, seen.length))
+                of_rows = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
+            for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+                q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
+                shape, tanh = (q.shape[1], rows.length, columns.length), None
+                scores = np.matmul(q, columns_of_k[..., slice(*columns)], out=scratch("scores", (1, *shape), q.dtype))
+                weights = scores
+                if self.mix_scores is not None:
+                    shape = len(self.mix_scores.T), *shape[1:]
+                    weights = mix(self.mix_scores.T, scores, scratch("weights", (1, *shape), q.dtype))
+                if self.weighing.softcap is not None:
+                    tanh = np.tanh(np.divide(weights, self.weighing.softcap, out=weights), out=weights).copy()
+                    weights *= self.weighing.softcap
+                if self.bias is not None:
+                    bias = rank4(self.bias)
+                    weights += upcast(bias[index(bias, (*heads, rows, columns))])
+                allowed = self.allowed(heads, rows, columns)
+                for i, x in enumerate(weights[0]):
+                    weigh_(of_rows, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
+                mixed_weights = weights
+                if self.mix_weights is not None:
+                    shape = len(self.mix_weights.T), *shape[1:]
+                    mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
+                yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
+
+    def allowed(self, heads: Heads, rows: Span, columns: Span) -> Array | None:
+        """Which queries of a block see which of its keys, broadcastable to `1 h t s`; None: each sees all."""
+        mask, bias = (
+            None if x is None else rank4(x)[index(rank4(x), (*heads, rows, columns))] for x in (self.mask, self.bias)
         )
-        for rows, columns in self.blocks:
-            queries, keys = np.s_[i, slice(*rows), j], np.s_[i, slice(*columns), j]
-            q, k, v = all_q[slice(*rows)], all_k[slice(*columns)], all_v[slice(*columns)]
-            scores = np.matmul(
-                q, columns_of_k[:, slice(*columns)], out=scratch("scores", (rows.length, columns.length), q.dtype)
-            )
-            tanh = None
-            if self.weighing.softcap is not None:
-                tanh = np.tanh(np.divide(scores, self.weighing.softcap, out=scores), out=scores).copy()
-                scores *= self.weighing.softcap
-            mask, bias = (None if x is None else of_head(rank4(x), head, rows, columns) for x in (self.mask, self.bias))
-            if bias is not None:
-                scores += upcast(bias)
-            allowed = hide_by_bias(mask, bias)
-            if not self.band.covers(rows, columns):
-                positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
-                in_band = in_window(*positions, self.band.left, self.band.right)[0]
-                allowed = in_band if allowed is None else in_band & allowed
-            weigh_(self.weighing, scores, allowed)
-            yield WeighedBlock(rows, columns, queries, keys, q, k, v, scores, tanh)
+        allowed = hide_by_bias(mask, bias)
+        if self.band.covers(rows, columns):
+            return allowed
+        positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
+        in_band = in_window(*positions, self.band.left, self.band.right)[None]
+        return in_band if allowed is None else in_band & allowed
 
 
 @dataclass(frozen=True)
 class WeighedBlock:
-    """Some queries of a head and the keys that they may see.
+    """Some queries of some heads and the keys that they may see.
 
     Attributes:
         rows, columns: which they are.
-        queries, keys: their index in an array `b t h k` and `b s h k`.
-        q, k, v: theirs; the queries are scaled.
-        weights: `t s`.
+        q, k, v: theirs, `1 g t k`, `1 g s k` and `1 g s v`; the queries are scaled.
+        scores, weights, mixed_weights: `1 g t s`, `1 h t s` and `1 g t s`; one array where heads are not mixed.
         tanh: that of the softcap.
     """
 
     rows: Span
     columns: Span
-    queries: tuple[Any, ...]
-    keys: tuple[Any, ...]
     q: Array
     k: Array
     v: Array
+    scores: Array
     weights: Array
+    mixed_weights: Array
     tanh: Array | None
+
+
+def zeros_by_head(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Zeros `b t h k`, in memory head by head: what one block adds to lies side by side."""
+    b, t, h, k = shape
+    return np.zeros((b, h, t, k), dtype).swapaxes(1, 2)
+
+
+def of_positions(x: Array, heads: Heads, positions: Span) -> Array:
+    """The view `1 n t k` of some heads and positions of an array `b t h k`."""
+    return x[slice(*heads[0]), slice(*positions), slice(*heads[1])].swapaxes(1, 2)
 
 
 def rank4(x: Any) -> Any:
@@ -151,35 +206,60 @@ def rank4(x: Any) -> Any:
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def index(x: Array, rows: Span, columns: Span) -> Any:
-    """The index of a block in an array `t s`; an axis of length 1 serves all."""
-    return tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, (rows, columns), strict=True))
+def index(x: Array, spans: tuple[Span, ...]) -> Any:
+    """The index of a block in an array `b h t s`; an axis of length 1 serves all."""
+    return tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))
 
 
-def of_head(x: Array, head: tuple[int, int], rows: Span, columns: Span) -> Array:
-    """A block of an array `b h t s`, of one head; an axis of length 1 serves all."""
-    x = x[tuple(i if n > 1 else 0 for i, n in zip(head, x.shape, strict=False))]
-    return x[index(x, rows, columns)]
+def by_head(x: Array) -> Array:
+    """Scores `1 h t s` as a row for each head."""
+    return x.reshape(x.shape[1], -1)
+
+
+def mix(matrix: Array, x: Array, out: Array) -> Array:
+    """The sums over the heads of `1 g t s` times a matrix `h g`, `1 h t s`: one product, for which heads are rows."""
+    np.matmul(matrix, by_head(x), out=by_head(out))
+    return out
+
+
+def visible_keys(allowed: Array | None, shape: tuple[int, int]) -> Array:
+    """How many keys each query of a head sees, `t 1`; `1 1` where each sees all."""
+    if allowed is None:
+        return np.full((1, 1), shape[1])
+    return np.broadcast_to(allowed, (1, 1, *shape))[0, 0].sum(-1, keepdims=True)
 
 
 # In place -------------------------------------------------------------------------------------------------------------
 
 
 def weigh_(weighing: Weighing, scores: Array, allowed: Array | None) -> None:
-    """Turn scores `t s` into weights, in place."""
+    """Turn scores `t s` into weights, in place; a sigmoid's offset is a number or a column."""
+    if weighing.name == "softmax":
+        softmax_(scores, allowed)
+        return
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.score_offset
-    if offset is None:
-        seen = np.asarray(scores.shape[1]) if allowed is None else np.broadcast_to(allowed, scores.shape).sum(1)
-        offset = -np.log(np.maximum(seen, 1).astype(scores.dtype))[..., None]
-    np.subtract(-offset, scores, out=scores, dtype=scores.dtype)
+    np.subtract(-weighing.score_offset, scores, out=scores, dtype=scores.dtype)
     np.exp(scores, out=scores)  # inf where a weight is too small to be told from 0
     scores += 1
     np.reciprocal(scores, out=scores)
     if allowed is not None:
         np.copyto(scores, 0, where=~allowed)
+
+
+def softmax_(scores: Array, allowed: Array | None) -> None:
+    """A softmax, in place: 0 where nothing is allowed, NaN where what is allowed is all -inf."""
+    if allowed is not None:
+        np.copyto(scores, -np.inf, where=~allowed)
+    top = scores.max(1, keepdims=True)
+    nothing = top == -np.inf
+    scores -= np.where(nothing, 0, top)
+    np.exp(scores, out=scores)
+    total = scores @ np.ones((scores.shape[1], 1), scores.dtype)
+    total[nothing] = 1
+    total[nothing & (True if allowed is None else np.any(allowed, axis=1, keepdims=True))] = np.nan
+    scores /= total
 
 
 def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
@@ -236,6 +316,10 @@ def scores_vjp_(weighing: Weighing, weights: Array, dweights: Array) -> None:
     if weighing.name == "sigmoid":  # p (1 - p)
         dweights *= weights
         dweights *= np.subtract(1, weights, out=weights)
+        return
+    if weighing.name == "softmax":  # p (dp - sum of p dp)
+        dweights -= np.einsum("ts,ts->t", weights, dweights)[:, None]
+        dweights *= weights
         return
     # The slope of a weight is p^(2 - alpha): 1 or its root on the support. The threshold moves by the mean of dp.
     slope = np.sign(weights, out=weights) if weighing.name == "sparsemax" else np.sqrt(weights, out=weights)

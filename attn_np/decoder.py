@@ -1,12 +1,30 @@
 """Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
 
-from jaxtyping import Bool, Float, Int
+from typing import Any
+
+from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
-from attn_np._rotary import rotate, rotation
+from attn_np._masks import token_positions
+from attn_np._ops import (
+    Array,
+    Tape,
+    cached_array,
+    clip,
+    dtype_name,
+    known_range,
+    layer_norm,
+    linear,
+    record,
+    rms_norm,
+    sigmoid,
+    take,
+    upcast,
+    where,
+)
+from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -18,6 +36,7 @@ from attn_np._vjp import (
     sigmoid_vjp,
     total,
 )
+from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 
 
@@ -67,6 +86,28 @@ def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
     return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
 
 
+@cached_array
+def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
+    numbers = xp.arange(1, count + 1, dtype=xp.float64)
+    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
+
+
+def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
+    """The factor on each query, `b t 1 1`; None if the config has none."""
+    if c.temperature_growth is None or c.temperature_interval is None:
+        return None
+    if positions is None:
+        count = max(t, 1) if step is None else step.cache.max_length
+        positions = clip(token_positions(t, t, like=like, step=step)[0], 0, count - 1)
+    else:
+        count, known = c.max_positions or 1, known_range(positions)
+        if known is not None:
+            c.check_range(*known)
+    factors = temperatures(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    return take(factors, positions)[:, :, None, None]
+
+
 class DecoderAttention(Layer[Config]):
     """The attention of today's decoder-only models, whose parts are fields."""
 
@@ -95,7 +136,7 @@ class DecoderAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -103,8 +144,11 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
-        positions = record(tape, positions=positions)
+        pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
+        )
+        positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
@@ -120,12 +164,14 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
+        factor = temperature(c, positions, sizes["t"], like=query, step=step)
+        q = q if factor is None else record(tape, q_tempered=q * factor)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            pattern=pattern, sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
@@ -138,7 +184,7 @@ class DecoderAttention(Layer[Config]):
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
-        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
             dquery_gate = None
@@ -154,6 +200,8 @@ class DecoderAttention(Layer[Config]):
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
+        factor = temperature(c, tape.get("positions"), dy.shape[1], like=dy)
+        dq = dq if factor is None else record(tape, dq_tempered=dq) * factor
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.rope_layout, inverse=True), rotate(dk, cos, sin, c.rope_layout, inverse=True)
         if c.clip_qkv is not None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp, forms_no_weights
 from attn_np._decode import DecodeStep, append
@@ -27,7 +27,7 @@ from attn_np._ops import (
     tanh,
     upcast,
 )
-from attn_np._rotary import rotate, rotation
+from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
@@ -83,7 +83,7 @@ class DifferentialAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -94,7 +94,7 @@ class DifferentialAttention(Layer[Config]):
         query, key, value = prepare_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
@@ -160,7 +160,7 @@ class DifferentialAttention(Layer[Config]):
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_constant())
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)

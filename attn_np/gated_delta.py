@@ -19,6 +19,7 @@ from attn_np._ops import (
     l2_norm,
     linear,
     record,
+    repeat_heads,
     rms_norm,
     scan,
     scope,
@@ -45,6 +46,7 @@ from attn_np._vjp import (
     grads,
     l2_norm_vjp,
     linear_vjp,
+    repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
@@ -249,8 +251,8 @@ def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep |
 class GatedDeltaRule(Layer[Config]):
     """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
-    w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
@@ -258,8 +260,8 @@ class GatedDeltaRule(Layer[Config]):
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h"]
     w_norm: Float[Array, "v"]
-    w_q_conv: Float[Array, "x h k"] | None
-    w_k_conv: Float[Array, "x h k"] | None
+    w_q_conv: Float[Array, "x g k"] | None
+    w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
@@ -276,8 +278,8 @@ class GatedDeltaRule(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
-        q = linear("btd,dhk->bthk", x, self.w_q, None)
-        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        q = linear("btd,dgk->btgk", x, self.w_q, None)
+        k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
@@ -288,9 +290,10 @@ class GatedDeltaRule(Layer[Config]):
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
         log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
@@ -313,6 +316,7 @@ class GatedDeltaRule(Layer[Config]):
             tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
         )
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         a, log_decay = tape["a"], tape["log_decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
@@ -329,10 +333,11 @@ class GatedDeltaRule(Layer[Config]):
         else:
             cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dlog_decay = cotangents
-        dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
+        dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
+        dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dv_silu, dlog_decay = record(tape, dv_silu=dv_silu, dlog_decay=dlog_decay)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.unit_eps(), zero_unseen("bt->btgk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.unit_eps(), zero_unseen("bt->btgk", real, dk_unit)))
         # log_decay = -rate softplus(a) with rate = exp(a_log)
         dlog_decay, rate = zero_unseen("bt->bth", real, dlog_decay), exp(upcast(self.a_log))
         w["a_log"] = -sum_to(dlog_decay * softplus(a), self.a_log.shape) * rate
@@ -349,7 +354,7 @@ class GatedDeltaRule(Layer[Config]):
         dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
-        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
-        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
         dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
         return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

@@ -24,7 +24,18 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, dropout_vjp, grads, lerp_vjp, linear_vjp, sigmoid_vjp, tanh_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    lerp_vjp,
+    linear_vjp,
+    sigmoid_vjp,
+    tanh_vjp,
+    total,
+)
 from attn_np.contract.gru import Config, LayerConfig
 
 
@@ -53,13 +64,31 @@ def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, h_n: Array) -> t
     return stack([dr, dz, dn], axis=1), dh
 
 
+def cell_of_reset_state(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+    """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
+    h_gates = einsum("be,fea->bfa", h, w_h[:2])
+    r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
+    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h, w_h[2]))
+    return r, z, n, lerp(n, h, z)
+
+
+def cell_of_reset_state_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, w_h: Array) -> tuple[Array, Array]:
+    """The gradients of x_gates, and of the state before by the paths around r and z: the above in reverse."""
+    dn, dh, dz = lerp_vjp(n, h, z, dh)
+    dn = tanh_vjp(n, dn)
+    dz = sigmoid_vjp(z, dz)
+    dreset_state = einsum("ba,ea->be", dn, w_h[2])
+    dr = sigmoid_vjp(r, dreset_state * h)
+    return stack([dr, dz, dn], axis=1), dh + dreset_state * r
+
+
 def h_gates_vjp(dx_gates: Array, r: Array) -> Array:
     """The gradient of the recurrent products: as for x_gates, but that of n passes the reset gate."""
     return concatenate([dx_gates[..., :2, :], dx_gates[..., 2:, :] * r[..., None, :]], axis=-2)
 
 
 class GRULayer(Layer[LayerConfig]):
-    """One layer of a stack, which passes arrays on in the compute dtype."""
+    """One layer of a stack in one direction, which passes arrays on in the compute dtype."""
 
     w_x: Float[Array, "f d e"]
     w_h: Float[Array, "f e a"]
@@ -75,24 +104,28 @@ class GRULayer(Layer[LayerConfig]):
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
-        w_h, b_h = upcast(self.w_h), upcast(self.b_h)
+        c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
         def step(h, xs):
             x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h)
+            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
+        xs = x_gates, real
+        state, (r, z, n, h) = scan(step, state, xs, names=("r", "z", "n", "h"), tape=tape, reverse=c.backward)
         return h, state
 
     def inputs_of_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
         """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
-        h = concatenate([start[:, None], h], axis=1)[:, :-1]
+        if self.config.backward:
+            h = concatenate([h, start[:, None]], axis=1)[:, 1:]
+        else:
+            h = concatenate([start[:, None], h], axis=1)[:, :-1]
         return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
 
     def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
-        """The gradients, by the forward in reverse; the scan runs backwards in time.
+        """The gradients, by the forward in reverse; the scan runs against the layer's direction.
 
         A state is used three times: as an output, around the gates of the next step, and in them. The product with
         w_h for the third is computed at the beginning of the step before, so that the carry holds the gradients at
@@ -100,22 +133,26 @@ class GRULayer(Layer[LayerConfig]):
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
         h, h_n = self.inputs_of_vjp(tape["state"], tape["h"])
-        w_h = upcast(self.w_h)
+        c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gates, r):
-            return dh_around + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
+            dgates, w = (h_gates_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
+            return dh_around + einsum("bfa,fea->be", dgates, w)
 
         def step(carry, xs):
             dy, real, r, z, n, h, h_n = xs
             dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
-            dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, h_n)
+            if c.reset_after:
+                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, h_n)
+            else:
+                dx_gates, dh_around = cell_of_reset_state_vjp(dnew, r, z, n, h, w_h)
             dh_around = dh_around if real is None else where(real[:, None], dh_around, dh)
             return (dh_around, dx_gates, r), (dx_gates,)
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h, h_n
-        carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=True)
+        carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
         shared = self.gates_vjp(x, h, r, dx_gates)
         dx, dstate = record(tape, dx=shared.inputs["x"], dstate=dstate_before(*carry))
         return Grads({"x": dx, "state": dstate}, shared.params)
@@ -123,7 +160,10 @@ class GRULayer(Layer[LayerConfig]):
     def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""
         w = {}
-        _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
+        if self.config.reset_after:
+            _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
+        else:
+            _, w["w_h"] = einsum_vjp("btfe,fea->btfa", stack([h, h, r * h], axis=2), self.w_h, dx_gates)
         dx, w["w_x"], w["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
         return Grads({"x": dx}, w)
 
@@ -132,13 +172,14 @@ class GatedRecurrentUnit(Layer[Config]):
     """Layers of gated recurrence, each reading the states of the one below."""
 
     layers: list[GRULayer]
+    backward_layers: list[GRULayer] | None
 
     def layer_keep_masks(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
         """The keep-mask after each layer; None after the last."""
         c = self.config
         if keep is None:
             return [None] * c.num_layers
-        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.hidden_dim))
+        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.sizes()["o"]))
         return [keep[i] for i in range(c.num_layers - 1)] + [None]
 
     def run(
@@ -151,11 +192,16 @@ class GatedRecurrentUnit(Layer[Config]):
         c, ends = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
-        start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
+        sizes, directions = c.sizes(), 2 if c.bidirectional else 1
+        start = zeros((sizes["l"], x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
-            h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
-            x = dropout(h, layer_keep, c.dropout)
+            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"))
             ends.append(end)
+            if self.backward_layers is not None:
+                back, end = self.backward_layers[i](x, start[2 * i + 1], real, scope(tape, f"backward_layers.{i}"))
+                h = concatenate([h, back], -1)
+                ends.append(end)
+            x = dropout(h, layer_keep, c.dropout)
         return x, stack(ends)
 
     def __call__(
@@ -166,10 +212,10 @@ class GatedRecurrentUnit(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
     ) -> tuple[Array, Array]:
-        """The last layer's states, `b t e`, and the state of every layer after the last step, `l b e`."""
+        """The last layer's states, `b t o`, and the state of every layer after its last step, `l b e`."""
         sizes = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
-        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=x)
+        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["o"]), like=x)
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         y, last = record(tape, y=y, last=last)
         return to_dtype(y, dtype), to_dtype(last, dtype)
@@ -178,19 +224,26 @@ class GatedRecurrentUnit(Layer[Config]):
         """The gradients, by `run` in reverse, layer by layer."""
         c, w, dstates, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
         b, t, _ = dy.shape
-        dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
+        sizes, directions, e = c.sizes(), 2 if c.bidirectional else 1, c.hidden_dim
+        dlast = zeros((sizes["l"], b, e), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
-            dh = dropout_vjp(dy, layer_keep, c.dropout)
-            layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
+            dh, backward_dx = dropout_vjp(dy, layer_keep, c.dropout), None
+            if self.backward_layers is not None:
+                inner = scope(tape, f"backward_layers.{i}")
+                layer_grads = self.backward_layers[i].vjp(inner, dh[..., e:], dlast[2 * i + 1], real)
+                w |= {f"backward_layers.{i}.{name}": value for name, value in layer_grads.params.items()}
+                backward_dx = layer_grads.inputs["x"]
+                dstates.append(layer_grads.inputs["state"])
+            layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh[..., :e], dlast[directions * i], real)
             w |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-            dy = layer_grads.inputs["x"]
+            dy = layer_grads.inputs["x"] if backward_dx is None else total(layer_grads.inputs["x"], backward_dx)
             dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
             return Grads({"x": dx}, w)
         return Grads({"x": dx, "state": record(tape, dstate=stack(dstates[::-1]))}, w)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))

@@ -15,6 +15,7 @@ from attn_np._ops import (
     l2_norm,
     linear,
     record,
+    repeat_heads,
     rms_norm,
     sigmoid,
     silu,
@@ -30,6 +31,7 @@ from attn_np._vjp import (
     grads,
     l2_norm_vjp,
     linear_vjp,
+    repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
@@ -44,8 +46,8 @@ from attn_np.gated_delta import convolve, windows_vjp
 class KimiDeltaAttention(Layer[Config]):
     """The gated delta rule with a decay for every channel of the keys."""
 
-    w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
     w_a_down: Float[Array, "d z"]
@@ -56,8 +58,8 @@ class KimiDeltaAttention(Layer[Config]):
     w_gate_up: Float[Array, "z h v"]
     b_gate: Float[Array, "h v"]
     w_norm: Float[Array, "v"]
-    w_q_conv: Float[Array, "x h k"] | None
-    w_k_conv: Float[Array, "x h k"] | None
+    w_q_conv: Float[Array, "x g k"] | None
+    w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
@@ -74,8 +76,8 @@ class KimiDeltaAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
-        q = linear("btd,dhk->bthk", x, self.w_q, None)
-        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        q = linear("btd,dgk->btgk", x, self.w_q, None)
+        k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
@@ -89,9 +91,10 @@ class KimiDeltaAttention(Layer[Config]):
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
         decay = record(tape, decay=exp(log_decay))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
         context, end = recurrence(q_scaled, k_unit, v_silu, beta, decay, start, size, True, tape)
@@ -109,6 +112,7 @@ class KimiDeltaAttention(Layer[Config]):
         c, w = self.config, {}
         x, q, k, v, a, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "a", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
+        q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         gate, decay = tape["gate"], tape["decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
@@ -121,16 +125,17 @@ class KimiDeltaAttention(Layer[Config]):
         dx_gate, w["w_gate_down"], _ = linear_vjp("btd,dz->btz", x, self.w_gate_down, None, dgate_latent)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        start = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
+        start = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
             tape, q_unit * scale, k_unit, v_silu, beta, decay, start, size, True, dcontext, start
         )
         dq_scaled, dk_unit, dv_silu, dbeta, ddecay, _ = cotangents
-        dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
+        dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
+        dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dv_silu, ddecay = record(tape, dv_silu=dv_silu, ddecay=ddecay)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.unit_eps(), zero_unseen("bt->btgk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.unit_eps(), zero_unseen("bt->btgk", real, dk_unit)))
         # log_decay = -rate softplus(a) with rate = exp(a_log)
         dlog_decay, rate = record(tape, dlog_decay=ddecay * decay), exp(upcast(self.a_log))[:, None]
         dlog_decay = zero_unseen("bt->bthk", real, dlog_decay)
@@ -149,7 +154,7 @@ class KimiDeltaAttention(Layer[Config]):
         dx_a, w["w_a_down"], _ = linear_vjp("btd,dz->btz", x, self.w_a_down, None, record(tape, dlatent=dlatent))
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
-        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
-        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
         dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
         return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

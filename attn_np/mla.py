@@ -1,13 +1,13 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
-from attn_np._rotary import rotate, rotation
+from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
 from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
 
@@ -36,7 +36,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -45,7 +45,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
@@ -81,7 +81,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         c, w, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         if c.absorbed:
             dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)

@@ -22,6 +22,7 @@ from attn_np._ops import (
     record,
     rms_norm,
     scan,
+    sigmoid,
     silu,
     upcast,
     where,
@@ -37,6 +38,7 @@ from attn_np._vjp import (
     layer_norm_vjp,
     linear_vjp,
     rms_norm_vjp,
+    sigmoid_vjp,
     silu_vjp,
     total,
 )
@@ -166,6 +168,7 @@ class Retention(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"] | None
+    w_norm: Float[Array, "h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
@@ -187,11 +190,21 @@ class Retention(Layer[Config]):
         return context
 
     def norm(self, context: Array) -> Array:
-        """Each head's context by the norm of the config, which has no parameters."""
-        c = self.config
+        """The context by the norm of the config, each head by itself or all heads of a position as one."""
+        c, shape = self.config, context.shape
+        if c.norm == "none":
+            return context
+        context, weight = self.normed_axes(context)
         if c.norm == "layer":
-            return layer_norm(context, None, None, c.norm_eps)
-        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
+            return layer_norm(context, weight, None, c.norm_eps).reshape(shape)
+        return rms_norm(context, weight, c.norm_eps).reshape(shape)
+
+    def normed_axes(self, x: Array) -> tuple[Array, Array | None]:
+        """x, `b t h v`, and the norm's weight with the axes that the norm is over as the last one."""
+        (b, t, h, v), weight = x.shape, upcast(self.w_norm)
+        if self.config.norm_over == "head":
+            return x, weight
+        return x.reshape((b, t, h * v)), None if weight is None else weight.reshape((h * v,))
 
     def __call__(
         self,
@@ -212,16 +225,21 @@ class Retention(Layer[Config]):
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
+        if c.activation is not None:
+            q, k, v = record(tape, q_proj=q, k_proj=k, v_proj=v)
+            q, k, v = silu(q), silu(k), silu(v)
         q, k, v = record(tape, q=q, k=k, v=v)
         is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+        context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
-            gated = record(tape, gated=silu(gate_scores) * normed)
+            gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
+            gated = record(tape, gated=gate * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
@@ -233,30 +251,38 @@ class Retention(Layer[Config]):
             return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
         return chunked_vjp(tape, q, k, v, real, log_decays, size, dcontext)
 
-    def norm_vjp(self, context: Array, dnormed: Array) -> Array:
-        """The gradient of a context: `norm` in reverse."""
-        c = self.config
+    def norm_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
+        """The gradients of a context and of the norm's weight: `norm` in reverse."""
+        c, shape = self.config, context.shape
+        if c.norm == "none":
+            return dnormed, None
+        context, weight = self.normed_axes(context)
+        dnormed = dnormed.reshape(context.shape)
         if c.norm == "layer":
-            return layer_norm_vjp(context, None, None, c.norm_eps, dnormed)[0]
-        return rms_norm_vjp(context, None, c.norm_eps, dnormed)[0] if c.norm == "rms" else dnormed
+            dcontext, dweight, _ = layer_norm_vjp(context, weight, None, c.norm_eps, dnormed)
+        else:
+            dcontext, dweight = rms_norm_vjp(context, weight, c.norm_eps, dnormed)
+        return dcontext.reshape(shape), None if weight is None or dweight is None else dweight.reshape(shape[2:])
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, gate_scores, real = (tape.get(name) for name in ("seen_query", *names, "v", "gate_scores", "real"))
-        normed, context, scale = tape["normed"], tape["context"], 1 / sqrt(q.shape[-1])
+        normed, context = tape["normed"], tape["context"]
+        scale = 1 / sqrt(q.shape[-1]) if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         gated, dxs = normed if self.w_gate is None else tape["gated"], list[Array]()
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", gated, self.w_o, self.b_o, dy)
         if self.w_gate is not None:
             dgated = record(tape, dgated=dnormed)
-            dnormed, dgate_scores = record(
-                tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * normed)
-            )
+            gate, dgate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores), dgated * normed
+            dgate_scores = silu_vjp(gate_scores, dgate) if c.gate_activation == "silu" else sigmoid_vjp(gate, dgate)
+            dnormed, dgate_scores = record(tape, dnormed=dgated * gate, dgate_scores=dgate_scores)
             dx_gate, w["w_gate"], w["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
             dxs = [dx_gate]
-        dcontext = record(tape, dcontext=self.norm_vjp(context, dnormed))
+        dcontext, w["w_norm"] = self.norm_vjp(context, dnormed)
+        dcontext = record(tape, dcontext=dcontext)
         is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
@@ -268,6 +294,9 @@ class Retention(Layer[Config]):
                 rotate(dk, cos, sin, c.rope_layout, inverse=True),
             )
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+        if c.activation is not None:
+            dq, dk, dv = (silu_vjp(tape[f"{name}_proj"], dz) for name, dz in (("q", dq), ("k", dk), ("v", dv)))
+            dq, dk, dv = record(tape, dq_proj=dq, dk_proj=dk, dv_proj=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)

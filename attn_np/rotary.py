@@ -1,12 +1,12 @@
 """Attention with rotary positions: queries and keys rotate with their positions, so scores depend on the distance."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._rotary import rotate, rotation
+from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract.rotary import Config
 
@@ -30,7 +30,7 @@ class RotaryAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -39,7 +39,7 @@ class RotaryAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)
         k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.rope_layout)
@@ -63,7 +63,7 @@ class RotaryAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dk = rotate(dk, cos, sin, c.rope_layout, inverse=True)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)

@@ -94,7 +94,7 @@ class ShawAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            relative_index = self.rows(relative_position)
+            relative_index = self.table_rows(relative_position)
             relative_index = (
                 relative_index
                 if relative_index.shape[-1] != k.shape[1]
@@ -128,13 +128,13 @@ class ShawAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def rows(self, relative_position: Array) -> Array:
+    def table_rows(self, relative_position: Array) -> Array:
         """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
     def shift(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
-        row = self.rows(relative_position)
+        row = self.table_rows(relative_position)
         k = k + take(self.w_rel_k, row)
         return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
 
@@ -142,7 +142,7 @@ class ShawAttention(Layer[Config]):
         self, q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array
     ) -> dict[str, Array]:
         """The gradients of queries, keys, values and tables."""
-        row, grads = self.rows(relative_position), {"q": dq, "k": dk, "v": dv}
+        row, grads = self.table_rows(relative_position), {"q": dq, "k": dk, "v": dv}
         grads["w_rel_k"] = take_vjp(self.w_rel_k, row, sum_to(dk, (1, dk.shape[-1])))
         if self.w_rel_v is not None:
             grads["w_rel_v"] = take_vjp(self.w_rel_v, row, sum_to(dv, (1, dv.shape[-1])))

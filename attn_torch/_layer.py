@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._rotary import with_angles_apart
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import prepare_inputs as prepare_inputs
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, to_dtype, upcast
@@ -83,10 +84,12 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
             if param is None:
                 continue
             start, limit = own[name].initial_value(), fans[name] ** -0.5
-            if start is None:
-                param.uniform_(-limit, limit)
-            else:
+            if start is not None:
                 param.copy_(torch.tensor(start, device=param.device, dtype=param.dtype))
+            elif own[name].normal:
+                param.normal_()
+            else:
+                param.uniform_(-limit, limit)
 
     def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
@@ -119,12 +122,12 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
             for name, param in params.items():
                 param.copy_(values[name])
 
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return checked(config, dtype, specs(config.variant, **arguments))
+        return checked(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]

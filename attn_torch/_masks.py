@@ -137,17 +137,17 @@ def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
     return amin_detached(x, 2), amax_detached(x, 2)
 
 
-def largest_places(scores: Array, allowed: Array, count: int) -> Array:
-    """The places of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
+def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
+    """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
-    Where fewer are allowed, the length of the axis, which is no place. Without a gradient.
+    Where fewer are allowed, the length of the axis, which is no index. Without a gradient.
     """
-    n, places = scores.shape[-1], []
+    n, indices = scores.shape[-1], []
     for _ in range(count):
-        place = argmax(where(allowed, scores, -inf), -1)
-        places.append(where(any_over(allowed, (-1,)), place, n))
-        allowed = allowed & (arange(n, scores) != place[..., None])
-    return stack(places, -1) if places else argmax(scores, -1)[..., None][..., :0]
+        index = argmax(where(allowed, scores, -inf), -1)
+        indices.append(where(any_over(allowed, (-1,)), index, n))
+        allowed = allowed & (arange(n, scores) != index[..., None])
+    return stack(indices, -1) if indices else argmax(scores, -1)[..., None][..., :0]
 
 
 def visibility(

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from jaxtyping import Float, Int
+
 from attn_torch._decode import DecodeStep
 from attn_torch._masks import token_positions
 from attn_torch._ops import (
     Array,
+    Tape,
     any_over,
     cached_array,
     clip,
@@ -14,10 +17,21 @@ from attn_torch._ops import (
     cumsum,
     dtype_name,
     known_range,
+    record,
     stack,
     take,
     where,
 )
+
+# Of tokens: integers, on one axis or several, or cosines and sines in their place.
+Positions = Int[Array, "b t"] | Int[Array, "a b t"] | tuple[Float[Array, "..."], Float[Array, "..."]]
+
+
+def record_positions(tape: Tape, positions: Any) -> Any:
+    """The positions of a call, or the cosines and sines in their place, recorded."""
+    if isinstance(positions, tuple):
+        return record(tape, cos=positions[0], sin=positions[1])
+    return record(tape, positions=positions)
 
 
 @cached_array
@@ -41,7 +55,7 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
     if not config.depends_on_length(count):
         return tables(config, count, count, dtype, like=like)
     if longest is None and concrete(positions):
-        longest = int(positions.max()) + 1 if 0 not in positions.shape else 1
+        longest = int((known_range(positions) or (0, 0))[1]) + 1
     if longest is not None:
         return tables(config, count, longest, dtype, like=like)
     config.check_traced_length()
@@ -50,9 +64,16 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
     return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
 
 
+def of_sections(x: Array, sections: tuple[int, ...]) -> Array:
+    """Of cosines or sines of positions on several axes, `a ... r`, those of each pair by the axis that rotates it."""
+    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
+    parts = [x[i][..., end - n : end] for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
+    return concatenate(parts, -1)
+
+
 def rotation(
     config: Any,
-    positions: Array | None,
+    positions: Any,
     t: int,
     *,
     like: Array,
@@ -63,13 +84,17 @@ def rotation(
 
     By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
     `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
-    largest of them and one more. With `real`, `b t`, only real positions are counted.
+    largest of them and one more. With `real`, `b t`, only real positions are counted. Positions on axes, `a b t`,
+    rotate a section of the pairs each. A pair (cos, sin), `t r` or `b t r`, comes back as it is.
 
     Raises:
         ValueError: positions beyond the tables, if their values are known.
     """
     if config.rope_base is None:
         return None, None
+    if isinstance(positions, tuple):
+        cos, sin = (x if x.ndim == 3 else x[None] for x in positions)
+        return cos, sin
     if positions is None:
         length = max(t, 1) if step is None else step.cache.max_length
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
@@ -81,7 +106,15 @@ def rotation(
             config.check_range(*known)
         longest = None if step is None else step.cache.max_length
         cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
-    return take(cos_sin[0], positions), take(cos_sin[1], positions)
+    cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
+    if positions.ndim == 2:
+        return cos, sin
+    return of_sections(cos, config.rope_sections), of_sections(sin, config.rope_sections)
+
+
+def pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
+    """The first and the second numbers of the n pairs that rotate."""
+    return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
 
 
 def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
@@ -95,7 +128,7 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inver
     n = cos.shape[-1]
     if x.ndim == 4:
         cos, sin = cos[:, :, None], sin[:, :, None]
-    a, b = (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
+    a, b = pairs(x, n, layout)
     sin = -sin if inverse else sin
     a, b = a * cos - b * sin, b * cos + a * sin
     rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))

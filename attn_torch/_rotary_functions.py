@@ -9,7 +9,6 @@ from attn_torch._ops import (
     Array,
     cached_array,
     check_dtype,
-    concatenate,
     concrete,
     dtype_name,
     known_range,
@@ -87,12 +86,7 @@ def rotary_angles(
     if xpos is not None:
         tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
     cos, sin = take(tables[0], positions), take(tables[1], positions)
-    if sections is None:
-        return cos, sin
-    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
-    parts = [(i, end - n, end) for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
-    cos, sin = (concatenate([x[i][..., a:b] for i, a, b in parts], -1) for x in (cos, sin))
-    return cos, sin
+    return (cos, sin) if sections is None else (rotary.of_sections(cos, sections), rotary.of_sections(sin, sections))
 
 
 def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: bool = False) -> Array:

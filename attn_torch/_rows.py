@@ -54,6 +54,8 @@ def by_rows(
     block_factor: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
+    mix_scores: Array | None = None,
+    mix_weights: Array | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -74,12 +76,14 @@ def by_rows(
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
+        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
-    arrays = q, k, v, mask, *by_score.values()
+    maps = mix_scores, mix_weights
+    arrays = q, k, v, mask, *by_score.values(), *maps
     one_block = (
         tape is not None
         or return_weights
@@ -96,8 +100,9 @@ def by_rows(
         return without_scores(tape, q, k, v, mask, by_score["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
-        blocks = tuple(band.row_blocks(CPU_BLOCK, ROWS))
-        context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], weighing, band, blocks)
+        together = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * CPU_BLOCK // together, ROWS))
+        context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], *maps, weighing, band, blocks)
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:

@@ -1,16 +1,20 @@
-"""Weights that are no softmax, one block of rows after the other, in place from one matrix product to the other.
+"""Weights that `attend` does not make, one block of rows after the other, in place between the matrix products.
 
-A block is some queries of one head and the keys that they may see. Its scores stay in a core's caches while they become
-weights, and then are gone; the backward pass computes them again. Every pass over them counts: what the textbook says
-in a dozen arrays of this size is here
+A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
+in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
+them counts: what the textbook says in a dozen arrays of this size is here
 
 - for a sigmoid one function in place;
+- for a softmax whose scores and weights are mixed PyTorch's own;
 - for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
   (Michelot 1986). They begin where the largest of every few scores alone would have it, which is not above the
   threshold of all, since more scores only raise it; so two or three steps remain.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -24,25 +28,30 @@ from attn_torch._ops import upcast, without_autocast
 
 GROUP = 16  # scores of which the largest is looked for
 NEAR = 2.0**-7  # steps that are shorter are not made with these
+KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+
+Heads = tuple[int, Span]  # a sequence of the batch, and some of its heads
+Place = tuple[Heads, Span, Span]  # which heads, queries and keys a block has
 
 
 class WeighedRows(Function):
-    """The weighted sums of the values, `b t h v`, of q `b t h k`, k `b s h k` and v `b s h v`.
+    """The weighted sums of the values, `b t g v`, of q `b t g k`, k `b s g k` and v `b s g v`.
 
-    Mask and bias are broadcastable to `b h t s`.
+    Mask and bias are broadcastable to `b h t s`. Maps across the heads before and after the weighing, `g h` and `h g`,
+    may be None.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, bias, weighing, band, blocks):
-        ctx.save_for_backward(q, k, v, mask, bias)
+    def forward(ctx, q, k, v, mask, bias, mix_scores, mix_weights, weighing, band, blocks):
+        ctx.save_for_backward(q, k, v, mask, bias, mix_scores, mix_weights)
         ctx.call = weighing, band, blocks
-        return context_of(q, k, v, mask, bias, *ctx.call)
+        return context_of(q, k, v, mask, bias, mix_scores, mix_weights, *ctx.call)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         inputs = *grad_outputs, *ctx.saved_tensors, *ctx.call, ctx.needs_input_grad[4]
-        dq, dk, dv, dbias = RowGradients.apply(*inputs)
-        return dq, dk, dv, None, dbias, None, None, None
+        dq, dk, dv, dbias, *dmaps = RowGradients.apply(*inputs)
+        return dq, dk, dv, None, dbias, *dmaps, None, None, None
 
 
 class RowGradients(Function):
@@ -61,54 +70,80 @@ class RowGradients(Function):
 
 @without_autocast
 def context_of(q: Tensor, *arguments: Any) -> Tensor:
-    """The context, `b t h v`."""
-    context = q.new_empty((*q.shape[:3], arguments[1].shape[-1]))
+    """The context, `b t g v`."""
+    b, t, g, _ = q.shape
+    context = q.new_zeros((b, g, t, arguments[1].shape[-1]))
     for block in weighed_blocks(q, *arguments):
-        context[block.queries] = block.weights @ block.v
-    return context
+        heads, rows, _ = block.place
+        part(context, heads, rows).baddbmm_(block.mixed_weights, block.v)
+    return context.transpose(1, 2)
 
 
 @without_autocast
 def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, *rest: Any) -> Any:
-    """The gradients of q, k, v and, where the last argument is True, the bias."""
-    *call, with_bias = rest
-    scale, dq, dk, dv = call[0].scale, torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    """The gradients of q, k, v, of the bias where the last argument is True, and of the maps."""
+    mix_scores, mix_weights, *call, with_bias = rest
+    in_order: Any = {"memory_format": torch.contiguous_format}
+    weighing, (dq, dk, dv) = call[0], (torch.zeros_like(x.transpose(1, 2), **in_order) for x in (q, k, v))
+    dmix_scores, dmix_weights = (None if x is None else torch.zeros_like(x) for x in (mix_scores, mix_weights))
     dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
-    for block in weighed_blocks(q, k, v, mask, bias, *call):
-        dy, weights = dcontext[block.queries], block.weights
-        dv[block.keys] += weights.mT @ dy
-        dscores = dy @ block.v.mT
-        scores_vjp_(call[0], weights, dscores)
+    buffers, dcontext = Buffers(q), dcontext.transpose(1, 2).contiguous()
+    for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
+        heads, rows, columns = block.place
+        dy = part(dcontext, heads, rows)
+        part(dv, heads, columns).baddbmm_(block.mixed_weights.mT, dy)
+        dscores = torch.bmm(dy, block.v.mT, out=buffers("dscores", block.mixed_weights.shape))
+        if dmix_weights is not None:
+            dmix_weights += by_head(block.weights) @ by_head(dscores).mT
+            dscores = mix(mix_weights, dscores, buffers("dweights", block.weights.shape))
+        scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
         if dbias is not None:
-            part = of_block(dbias, block)
-            part += dscores.sum_to_size(part.shape)
+            of_bias = of_block(dbias, block.place)
+            of_bias += dscores.sum_to_size(of_bias.shape)
         if block.tanh is not None:
             slope = 1 - block.tanh * block.tanh
             dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
-        dq[block.queries] = (dscores @ block.k) * scale
-        dk[block.keys] += dscores.mT @ block.q
-    return dq, dk, dv, None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
+        if dmix_scores is not None:
+            dmix_scores += by_head(block.scores) @ by_head(dscores).mT
+            dscores = mix(mix_scores, dscores, buffers("dmixed", block.scores.shape))
+        part(dq, heads, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
+        part(dk, heads, columns).baddbmm_(dscores.mT, block.q)
+    dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
+    dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
+    return dq, dk, dv, dbias, dmix_scores, dmix_weights
+
+
+class Buffers(dict[str, Tensor]):
+    """Memory by name, used again for every block: fresh memory costs a page fault every 4 kB."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        count = prod(shape)
+        if name not in self or self[name].numel() < count:
+            self[name] = self.like.new_empty(count)
+        return self[name][:count].view(shape)
 
 
 class WeighedBlock(NamedTuple):
-    """Some queries of a head and the keys that they may see.
+    """Some queries of some heads of a sequence, and some of the keys that they may see.
 
     Attributes:
-        rows, columns: which they are.
-        queries, keys: their index in an array `b t h k` and `b s h k`.
-        q, k, v: theirs; the queries are scaled.
-        weights: `t s`, which the next block writes over.
+        place: which they are.
+        q, k, v: theirs, `g t k`, `g s k` and `g s v`; the queries are scaled.
+        scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
+            heads are not mixed.
         tanh: that of the softcap.
     """
 
-    rows: Span
-    columns: Span
-    queries: tuple[Any, ...]
-    keys: tuple[Any, ...]
+    place: Place
     q: Tensor
     k: Tensor
     v: Tensor
+    scores: Tensor
     weights: Tensor
+    mixed_weights: Tensor
     tanh: Tensor | None
 
 
@@ -118,35 +153,62 @@ def weighed_blocks(
     v: Tensor,
     mask: Tensor | None,
     bias: Tensor | None,
+    mix_scores: Tensor | None,
+    mix_weights: Tensor | None,
     weighing: Weighing,
     band: Band,
     blocks: tuple[tuple[Span, Span], ...],
 ) -> Iterator[WeighedBlock]:
-    """Every block of every head with its weights, each until the next one is asked for."""
+    """Every block of every head, or of all heads where they are mixed, with its weights, each until the next one is
+    asked for.
+    """
     mask, bias = rank4(mask), rank4(bias)
-    by_head = [x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)]
-    memory = q.new_empty(max(rows.length * columns.length for rows, columns in blocks))
-    for i, j, (rows, columns) in [(i, j, n) for i in range(q.shape[0]) for j in range(q.shape[2]) for n in blocks]:
-        queries, keys = (i, slice(*rows), j), (i, slice(*columns), j)
-        part_q, part_k, part_v = (
-            x[i, j, slice(*span)] for x, span in zip(by_head, (rows, columns, columns), strict=True)
-        )
-        scores = memory[: rows.length * columns.length].view(rows.length, columns.length)
-        block = WeighedBlock(rows, columns, queries, keys, part_q, part_k, part_v, scores, None)
-        torch.mm(part_q, part_k.mT, out=scores)
-        if weighing.softcap is not None:
-            block = block._replace(tanh=scores.div_(weighing.softcap).tanh_().clone())
-            scores.mul_(weighing.softcap)
-        part_mask, part_bias = (None if x is None else of_block(x, block) for x in (mask, bias))
-        allowed = hide_by_bias(part_mask, part_bias)
-        if part_bias is not None:
-            scores.add_(upcast(part_bias))
-        if not band.covers(rows, columns):
-            at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, columns))
-            in_band = in_window(at + (band.s - band.t), to, band.left, band.right)[0]
-            allowed = in_band if allowed is None else in_band & allowed
-        weigh_(weighing, scores, allowed)
-        yield block
+    (all_q, all_k, all_v), buffers = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Buffers(q)
+    together = max([1, *(n for x in (mix_scores, mix_weights) if x is not None for n in x.shape)])
+    all_heads = [(i, Span(j, j + together)) for i in range(q.shape[0]) for j in range(0, q.shape[2], together)]
+    for heads, (rows, seen) in product(all_heads, blocks):
+        of_rows, width = weighing, KEYS if weighing.keys_apart else seen.length
+        if weighing.keys_apart and weighing.score_offset is None:
+            allowed = allowed_pairs(mask, bias, band, (heads, rows, seen), q)
+            count = visible_keys(allowed, (rows.length, seen.length), q).to(q.dtype)
+            of_rows = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
+        for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+            place = heads, rows, columns
+            part_q, part_k, part_v = part(all_q, heads, rows), part(all_k, heads, columns), part(all_v, heads, columns)
+            shape, tanh = (len(part_q), rows.length, columns.length), None
+            scores = weights = torch.bmm(part_q, part_k.mT, out=buffers("scores", shape))
+            if mix_scores is not None:
+                shape = mix_scores.shape[1], *shape[1:]
+                weights = mix(mix_scores.mT, scores, buffers("mixed_scores", shape))
+            if weighing.softcap is not None:
+                tanh = weights.div_(weighing.softcap).tanh_().clone()
+                weights.mul_(weighing.softcap)
+            if bias is not None:
+                weights.add_(upcast(of_block(bias, place)))
+            allowed = allowed_pairs(mask, bias, band, place, q)
+            allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
+            weigh_(of_rows, weights.flatten(0, 1), allowed)
+            mixed = weights
+            if mix_weights is not None:
+                mixed = mix(mix_weights.mT, weights, buffers("mixed_weights", (mix_weights.shape[1], *shape[1:])))
+            yield WeighedBlock(place, part_q, part_k, part_v, scores, weights, mixed, tanh)
+
+
+def allowed_pairs(mask: Tensor | None, bias: Tensor | None, band: Band, place: Place, like: Tensor) -> Tensor | None:
+    """Which queries of a block see which of its keys, broadcastable to `h t s`; None: each sees all."""
+    allowed = hide_by_bias(*(None if x is None else of_block(x, place) for x in (mask, bias)))
+    _, rows, columns = place
+    if band.covers(rows, columns):
+        return allowed
+    at, to = (torch.arange(*span, device=like.device)[None] for span in (rows, columns))
+    in_band = in_window(at + (band.s - band.t), to, band.left, band.right)
+    return in_band if allowed is None else in_band & allowed
+
+
+def part(x: Tensor, heads: Heads, positions: Span) -> Tensor:
+    """The view `n t k` of some heads and positions of an array `b h t k`."""
+    i, some = heads
+    return x[i, slice(*some), slice(*positions)]
 
 
 def rank4(x: Any) -> Any:
@@ -154,28 +216,54 @@ def rank4(x: Any) -> Any:
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
-def of_block(x: Tensor, block: WeighedBlock) -> Tensor:
-    """A block's part `t s` of an array `b h t s`; an axis of length 1 serves all."""
-    (i, _, j), spans = block.queries, (block.rows, block.columns)
-    x = x[i if x.shape[0] > 1 else 0, j if x.shape[1] > 1 else 0]
-    return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))]
+def of_block(x: Tensor, place: Place) -> Tensor:
+    """A block's part `h t s` of an array `b h t s`; an axis of length 1 serves all."""
+    (i, heads), rows, columns = place
+    spans = Span(i, i + 1), heads, rows, columns
+    return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))][0]
+
+
+def by_head(x: Tensor) -> Tensor:
+    """Scores `h t s` as a row for each head."""
+    return x.flatten(1)
+
+
+def mix(matrix: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """The sums over the heads of `g t s` times a matrix `h g`, `h t s`: one product, for which heads are rows."""
+    torch.mm(matrix, by_head(x), out=by_head(out))
+    return out
+
+
+def visible_keys(allowed: Tensor | None, shape: tuple[int, int], like: Tensor) -> Tensor:
+    """How many keys each query of a head sees, `t 1`; `1 1` where each sees all."""
+    if allowed is None:
+        return like.new_full((1, 1), shape[1])
+    return allowed.expand(1, *shape)[0].sum(-1, keepdim=True)
 
 
 # In place -------------------------------------------------------------------------------------------------------------
 
 
 def weigh_(weighing: Weighing, scores: Tensor, allowed: Tensor | None) -> None:
-    """Turn scores `t s` into weights, in place."""
+    """Turn scores `t s` into weights, in place; a sigmoid's offset is a number or a column."""
+    if weighing.name == "softmax":
+        softmax_(scores, allowed)
+        return
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.score_offset
-    if offset is None:
-        seen = scores.new_full((1,), scores.shape[1]) if allowed is None else allowed.expand_as(scores).sum(1)
-        offset = -torch.log(seen.to(scores.dtype).clamp_(min=1))[..., None]
-    scores.add_(offset).sigmoid_()
+    scores.add_(weighing.score_offset).sigmoid_()
     if allowed is not None:
         scores.masked_fill_(~allowed, 0.0)
+
+
+def softmax_(scores: Tensor, allowed: Tensor | None) -> None:
+    """A softmax, in place: 0 where nothing is allowed, NaN where what is allowed is all -inf."""
+    if allowed is not None:
+        scores.masked_fill_(~allowed, -torch.inf)
+    torch.softmax(scores, -1, out=scores)
+    if allowed is not None:
+        scores.masked_fill_(~allowed.any(1, keepdim=True), 0.0)
 
 
 def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
@@ -223,10 +311,14 @@ def threshold_from_below(z: Tensor, tau: Tensor, power: int, enough: float) -> T
 def scores_vjp_(weighing: Weighing, weights: Tensor, dweights: Tensor) -> None:
     """Turn the gradient of the weights `t s` into that of the scores, in place; the weights are used up."""
     if weighing.name == "sigmoid":  # p (1 - p)
-        dweights.mul_(weights).mul_(weights.neg_().add_(1))
+        dweights.mul_(weights).addcmul_(dweights, weights, value=-1)
         return
-    # The slope of a weight is p^(2 - alpha): 1 or its root on the support. The threshold moves by the mean of dp.
-    slope = weights.sign_() if weighing.name == "sparsemax" else weights.sqrt_()
-    slopes = slope.sum(1)
-    mean = torch.einsum("ts,ts->t", slope, dweights) / torch.where(slopes == 0, 1.0, slopes)
-    dweights.sub_(mean[:, None]).mul_(slope)
+    # The others lose what the row gains: a softmax p (dp - sum of p dp), sparse weights by the slope of a weight on the
+    # support, p^(2 - alpha), which is 1 or the root, and by the mean of dp. `einsum` would sum in ten times the time.
+    slope, total = weights, 1.0
+    if weighing.name != "softmax":
+        slope = weights.sign_() if weighing.name == "sparsemax" else weights.sqrt_()
+        total = slope.sum(1, keepdim=True)
+        total.masked_fill_(total == 0, 1.0)
+    mean = dweights.mul_(slope).sum(1, keepdim=True) / total
+    dweights.addcmul_(slope, mean, value=-1)

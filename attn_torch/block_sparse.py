@@ -7,7 +7,7 @@ from attn_np.contract.block_sparse import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, cast_output
-from attn_torch._masks import largest_places, token_positions, visible_pairs
+from attn_torch._masks import token_positions, top_k_indices, visible_pairs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -59,7 +59,7 @@ class BlockSparseAttention(Layer[Config]):
         real = where((key_positions >= 0)[..., None, None], k, 0.0)
         means = record(tape, means=einsum("bsn,bshk->bnhk", inside, real) / where(size == 0, 1.0, size))
         affinity = record(tape, affinity=einsum("bthk,bnhk->bhtn", q[:, :: c.query_block], means))
-        chosen = largest_places(affinity, eligible[:, None], c.chosen_blocks)
+        chosen = top_k_indices(affinity, eligible[:, None], c.chosen_blocks)
         return record(tape, chosen=chosen[:, :, arange(t, q) // c.query_block])
 
     def pattern(self, chosen: Array) -> Pattern:

@@ -1,13 +1,32 @@
 """Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
 
-from jaxtyping import Bool, Float, Int
+from typing import Any
 
+from jaxtyping import Bool, Float
+
+from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
-from attn_torch._rotary import rotate, rotation
+from attn_torch._masks import token_positions
+from attn_torch._ops import (
+    Array,
+    Tape,
+    cached_array,
+    clip,
+    dtype_name,
+    known_range,
+    layer_norm,
+    linear,
+    record,
+    rms_norm,
+    sigmoid,
+    take,
+    upcast,
+    where,
+)
+from attn_torch._rotary import Positions, record_positions, rotate, rotation
 
 
 def offset_weight(c: Config, weight: Array | None) -> Array | None:
@@ -31,6 +50,28 @@ def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> 
 def clipped(x: Array, limit: float) -> Array:
     """x, with numbers above the limit in size replaced by the limit."""
     return where(x > limit, limit, where(x < -limit, -limit, x))
+
+
+@cached_array
+def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
+    numbers = xp.arange(1, count + 1, dtype=xp.float64)
+    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
+
+
+def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
+    """The factor on each query, `b t 1 1`; None if the config has none."""
+    if c.temperature_growth is None or c.temperature_interval is None:
+        return None
+    if positions is None:
+        count = max(t, 1) if step is None else step.cache.max_length
+        positions = clip(token_positions(t, t, like=like, step=step)[0], 0, count - 1)
+    else:
+        count, known = c.max_positions or 1, known_range(positions)
+        if known is not None:
+            c.check_range(*known)
+    factors = temperatures(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    return take(factors, positions)[:, :, None, None]
 
 
 class DecoderAttention(Layer[Config]):
@@ -61,7 +102,7 @@ class DecoderAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -69,8 +110,11 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
-        positions = record(tape, positions=positions)
+        pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
+        )
+        positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
@@ -86,12 +130,14 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
+        factor = temperature(c, positions, sizes["t"], like=query, step=step)
+        q = q if factor is None else record(tape, q_tempered=q * factor)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            pattern=pattern, sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_np.contract import _drop_in as contract
 from attn_np.contract._base import field_error
 from attn_torch import _drop_in
 from attn_torch._attend import attend
 from attn_torch._drop_in import dot_product_attention as dot_product_attention
+from attn_torch._functions import number
+from attn_torch._layer import specs
 
 __all__ = ["dot_product_attention", "register", "scaled_dot_product_attention", "transformers_attention"]
 
@@ -41,10 +44,11 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    keep = None
+    keep, dropout_p = None, number(dropout_p)
     if isinstance(dropout_p, float) and 0 < dropout_p < 1:
-        heads = torch.broadcast_shapes(query.shape[:-2], *([] if enable_gqa else [key.shape[:-2]]))
-        shape = (*heads, query.shape[-2], key.shape[-2])
+        arrays = specs(contract.TORCH, query=query, key=key, value=value)
+        batch, heads, _ = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
+        shape = (*batch, heads, query.shape[-2], key.shape[-2])
         keep = torch.rand(shape, device=query.device, dtype=torch.float32) >= dropout_p
     return _drop_in.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, keep=keep
@@ -75,7 +79,9 @@ def transformers_attention(
     unknown = [name for name in OTHERS if options.get(name) is not None]
     if unknown:
         todo = 'set attn_implementation="eager" for this model'
-        raise field_error("transformers_attention", "no other input of the scores", ", ".join(unknown), todo)
+        raise field_error(contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), todo)
+    arrays = {"query": query, "key": key, "value": value, "s_aux": s_aux}
+    contract.check_transformers(specs(contract.HUGGING_FACE, attention_mask=attention_mask, **arrays), scaling, softcap)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     t, s = query.shape[2], key.shape[2]
     causal = bool(is_causal) and attention_mask is None and t > 1

@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
+from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import full_mask, hide_by_bias, zero_unseen
+from attn_torch._masks import attention_mask, full_mask, hide_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -57,16 +58,23 @@ class LuongAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
+        step: DecodeStep | None = None,
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = hide_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
+        b, t, s = sizes["b"], sizes["t"], sizes["s"]
+        mask = attention_mask(mask, t, s, like=query, causal=c.causal, step=step, head_axis=False)
+        # In a step the mask knows how many keys there are.
+        allowed, shape = hide_by_bias(mask, bias), (b, t, s if step is None or mask is None else mask.shape[-1])
         if c.half_window is not None and self.w_center is None:
-            allowed, key_number, _ = visible_positions(allowed, query, shape)
-            # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
-            offset = key_number - (arange(sizes["t"], query)[:, None] + 1)
+            allowed, key_number, length = visible_positions(allowed, query, shape)
+            # p_t = t: queries and keys are counted from 1, hidden keys are not. A causal query is at the last key that
+            # it sees.
+            center = length[:, :, None] if c.causal else arange(t, query)[:, None] + 1
+            offset = key_number - center
             mask = allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        mask = record(tape, allowed=mask)
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, step=step)
         keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         gaussian = None
@@ -80,11 +88,13 @@ class LuongAttention(Layer[Config]):
             # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
             gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
             allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
-            key, value = zero_unseen_keys(tape, allowed, key, value)
+            if step is None:
+                key, value = zero_unseen_keys(tape, allowed, key, value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is computed once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)
             k = einsum("bsi,ie->bse", key, self.w_k)
+            k, v = append(step, k=k, v=value)
             q, k = record(tape, q=q, k=k)
             # b t 1 e + b 1 s e -> b t s e: every query meets every key.
             features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
@@ -92,7 +102,8 @@ class LuongAttention(Layer[Config]):
         else:
             # Without a matrix queries are as wide as keys.
             q = query if self.w is None else record(tape, q=einsum("btd,di->bti", query, self.w))
-            scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
+            k, v = append(step, k=key, v=value)
+            scores = record(tape, scores=einsum("bti,bsi->bts", q, k))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = softmax(scores, allowed)
@@ -100,6 +111,8 @@ class LuongAttention(Layer[Config]):
             probs = record(tape, align=probs) * gaussian
         probs = record(tape, probs=probs)
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bts,bsv->btv", kept, value))
+        # A cached value outside the windows of these queries may be NaN.
+        v = v if step is None else zero_unseen("bts->bsv", allowed, v)
+        context = record(tape, context=einsum("bts,bsv->btv", kept, v))
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)

@@ -1,13 +1,13 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_np.contract.mla import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
-from attn_torch._rotary import rotate, rotation
+from attn_torch._rotary import Positions, record_positions, rotate, rotation
 
 
 class MultiHeadLatentAttention(Layer[Config]):
@@ -34,7 +34,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -43,7 +43,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))

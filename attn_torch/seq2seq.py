@@ -110,7 +110,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
-        last, found = scan(
+        last, (_, *stacked) = scan(
             self.make_step(k, memory, w, bool(weights)),
             tuple(state[i] for i in range(count)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
@@ -118,7 +118,8 @@ class AttentionDecoder(Layer[DecoderConfig]):
             tape=tape,
             recompute=True,
         )
-        return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(last), found[1] if weights else None
+        probs, gates_and_states = (stacked[0], stacked[1:]) if weights else (None, stacked)
+        return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(
         self,

@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
+from attn_np.contract._weighing import Weighing
 from attn_np.contract.talking_heads import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
@@ -50,6 +51,8 @@ class TalkingHeadsAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
         ) -> Any:
@@ -61,7 +64,6 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
             scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
@@ -78,7 +80,8 @@ class TalkingHeadsAttention(Layer[Config]):
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, bias=bias, keep=keep,
+            return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
+            mix_scores=upcast(self.w_mix_scores), mix_weights=upcast(self.w_mix_weights),
         )  # fmt: skip
         y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -28,13 +28,14 @@ class Param:
     range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. A parameter
     that is not drawn, such as the weight of a norm, has `init`: a number, or a function that returns a number or
     one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
-    been checked.
+    been checked. With `normal` the initial values are standard normal.
     """
 
     axes: str
     inputs: str
     fan: str | None = None
     init: float | Callable[[], float | tuple[float, ...]] | None = None
+    normal: bool = False
 
     def initial_value(self) -> float | tuple[float, ...] | None:
         """The initial value; None if it is drawn."""

@@ -1,12 +1,47 @@
 """The contracts of the functions that stand in for those of PyTorch and JAX: what they refuse, and batch axes."""
 
 from collections.abc import Mapping
-from math import prod
+from dataclasses import dataclass
+from math import isfinite, prod
 from typing import Any
 
-from attn_np.contract._base import Spec, field_error, is_integer, is_number, require
+from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_integer, is_number, require
+from attn_np.contract._functions import check_floats
 
-TORCH, JAX = "scaled_dot_product_attention", "dot_product_attention"
+TORCH, JAX, FLAX = "scaled_dot_product_attention", "dot_product_attention", "attention_fn"
+HUGGING_FACE = "transformers_attention"
+ARRAYS = ("query", "key", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsLast(Config):
+    """The arrays of a call of JAX's function, and of Flax's, checked as the arguments of a layer are.
+
+    Attributes:
+        batched: whether query, key and value have an axis of sequences.
+    """
+
+    batched: bool
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def arguments(self) -> dict[str, Arg]:
+        axes = {"query": "b t h k", "key": "b s g k", "value": "b s g v"}
+        masks = {"bias": Arg("b h t s", "bias", optional=True), "mask": Arg("b h t s", "mask", optional=True)}
+        arrays = {name: Arg(letters) if self.batched else Arg(letters).without("b") for name, letters in axes.items()}
+        return arrays | masks
+
+
+class OfJax(HeadsLast):
+    """Those of `jax.nn.dot_product_attention`."""
+
+
+class OfFlax(HeadsLast):
+    """Those of an `attention_fn`."""
+
+
+OfJax.variant, OfFlax.variant = JAX, FLAX
 
 
 def flag(who: str, name: str, value: Any) -> None:
@@ -19,24 +54,94 @@ def flag(who: str, name: str, value: Any) -> None:
         raise field_error(who, f"{name} to be True or False", repr(value), f"set {name}=")
 
 
-def common(who: str, name: str, sizes: tuple[int, ...]) -> int:
+def shape_of(spec: Spec | None) -> tuple[int, ...]:
+    """The shape of an array; none where it was left out."""
+    return () if spec is None else spec[0]
+
+
+def common(who: str, name: str, *sizes: int) -> int:
     """The size that some axes are broadcast to.
 
     Raises:
         ValueError: two sizes other than 1.
     """
-    others = {size for size in sizes if size != 1}
-    require(len(others) <= 1, who, f"one size for the axis of {name} in query, key and value", sizes, "broadcast them")
-    return max(others, default=1) if others else 1
+    whole = 1
+    for size in sizes:
+        fits = size == 1 or whole == 1 or size == whole
+        require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, "broadcast them")
+        whole = size if whole == 1 else whole
+    return whole
+
+
+def check_heads_first(
+    who: str, specs: Mapping[str, Spec | None], mask_name: str, *, shares_heads: bool
+) -> tuple[tuple[int, ...], int, int]:
+    """The batch axes of arrays `... h t k`, the heads of the queries, and those of keys and values.
+
+    Args:
+        who: the function, as its caller wrote it.
+        specs: shape and dtype name of query, key, value, a mask, and of `keep` where there is one.
+        mask_name: what the caller calls the mask.
+        shares_heads: whether several heads of queries may share one of keys and values.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    query, key, value = shapes = [shape_of(specs[name]) for name in ARRAYS]
+    dtype = (specs["query"] or ((), ""))[1]
+    for name, shape in zip(ARRAYS, shapes, strict=True):
+        spec = specs[name]
+        check_floats(who, name, spec)
+        got = spec and spec[1]
+        if got != dtype:
+            raise TypeError(f"{who}: expected {name} of dtype {dtype}, as query, got {got}; convert it")
+        require(len(shape) >= 2, who, f"{name} of shape (..., h, t, k)", shape, "give it its axes in this order")
+    fits, todo = key[-1] == query[-1] and query[-1] > 0, "they are multiplied with each other"
+    require(fits, who, "key of the width of query, at least 1, on the last axis", f"{key} and {query}", todo)
+    expected, todo = "value of the length of key on the axis before the last", "give each key a value"
+    require(value[-2] == key[-2], who, expected, f"{value} and {key}", todo)
+    rank = max(4, *map(len, shapes))
+    full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    batch = tuple(common(who, "the batch", *sizes) for sizes in zip(*(shape[:-3] for shape in full), strict=True))
+    heads, kv_heads = full[0][-3], common(who, "heads", full[1][-3], full[2][-3])
+    if shares_heads:
+        fits, todo = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
+        require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", todo)
+    else:
+        heads = common(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
+    scores = (*batch, heads, query[-2], key[-2])
+    for name in (mask_name, "keep"):
+        spec = specs.get(name)
+        if spec is not None:
+            check_broadcast(who, name, spec[0], scores)
+    mask, keep = specs.get(mask_name), specs.get("keep")
+    if mask is not None and mask[1] not in (*FLOATS, "bool"):
+        raise TypeError(f"{who}: expected {mask_name} to be bool or float, got {mask[1]}; pass {mask_name} == 1")
+    if keep is not None and keep[1] != "bool":
+        raise TypeError(f"{who}: expected a boolean keep (True = not dropped), got {keep[1]}; pass keep == 1")
+    return batch, heads, kv_heads
+
+
+def check_broadcast(who: str, name: str, shape: tuple[int, ...], scores: tuple[int, ...]) -> None:
+    """Refuse a mask that does not fit scores `... h t s`.
+
+    Raises:
+        ValueError: naming the mask.
+    """
+    pairs = zip(reversed(shape), reversed(scores), strict=False)
+    fits = len(shape) <= len(scores) and all(n == 1 or n == size for n, size in pairs)
+    todo = "add axes of size 1 where it does not vary"
+    require(fits, who, f"{name} broadcastable to the scores' shape {scores}", shape, todo)
 
 
 def check_torch(
-    specs: Mapping[str, Spec | None], *, dropout_p: float, is_causal: Any, enable_gqa: Any, has_keep: bool
+    specs: Mapping[str, Spec | None], *, dropout_p: float, is_causal: Any, enable_gqa: Any, scale: Any, has_keep: bool
 ) -> tuple[tuple[int, ...], int, int]:
     """The batch axes of a call, the heads of the queries, and those of keys and values.
 
     Args:
-        specs: shape and dtype name of query, key, value and attn_mask; None for one that was left out.
+        specs: shape and dtype name of query, key, value, attn_mask and keep; None for one that was left out.
         has_keep: whether the call says which weights dropout keeps.
 
     Raises:
@@ -44,35 +149,52 @@ def check_torch(
     """
     flag(TORCH, "is_causal", is_causal)
     flag(TORCH, "enable_gqa", enable_gqa)
+    check_scale(TORCH, "scale", scale)
     known = is_number(dropout_p) and 0 <= dropout_p < 1
     if not known:
         raise field_error(TORCH, "dropout_p in [0, 1)", repr(dropout_p), "it is the share of weights set to 0")
     if dropout_p > 0 and not has_keep:
         todo = "draw it, or leave dropout_p out; attn_torch.drop_in draws by itself"
         raise field_error(TORCH, "keep=, True where a weight is not dropped, with dropout_p", "none", todo)
-    shapes = [spec[0] for name in ("query", "key", "value") if (spec := specs[name])]
-    for name, shape in zip(("query", "key", "value"), shapes, strict=True):
-        require(len(shape) >= 2, TORCH, f"{name} of shape (..., h, t, k)", shape, "give it its axes in this order")
-    mask = specs["attn_mask"]
-    if mask is not None and is_causal:
+    if specs["attn_mask"] is not None and is_causal:
         todo = "put causality into the mask: PyTorch refuses both, or not, by the kernel that it chooses"
         raise field_error(TORCH, "attn_mask or is_causal=True", "both", todo)
-    if mask is not None and mask[1].startswith(("int", "uint")):
-        raise TypeError(f"{TORCH}: expected attn_mask to be bool or float, got {mask[1]}; pass attn_mask == 1")
-    full = [(1,) * (4 - len(shape)) + shape for shape in shapes]
-    rank = max(map(len, full))
-    full = [(1,) * (rank - len(shape)) + shape for shape in full]
-    batch = tuple(common(TORCH, "the batch", sizes) for sizes in zip(*(shape[:-3] for shape in full), strict=True))
-    heads, kv_heads = full[0][-3], common(TORCH, "heads", (full[1][-3], full[2][-3]))
-    if enable_gqa:
-        fits, expected = (
-            kv_heads > 0 and heads % kv_heads == 0,
-            "heads of query as a multiple of those of key and value",
+    return check_heads_first(TORCH, specs, "attn_mask", shares_heads=enable_gqa)
+
+
+def check_scale(who: str, name: str, value: Any) -> None:
+    """Refuse a factor on the scores that is no finite number.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if value is not None and not (is_number(value) and isfinite(value)):
+        raise field_error(who, f"{name} to be a finite int or float", repr(value), f"set {name}=, None for 1/sqrt(K)")
+
+
+def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: Any) -> None:
+    """Refuse a call of an attention function of `transformers` that cannot be right.
+
+    Args:
+        specs: of query, key and value `b h t k`, of attention_mask, which may have more keys, and of the sinks s_aux.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+    who, mask, sinks, key = HUGGING_FACE, specs["attention_mask"], specs["s_aux"], specs["key"]
+    check_scale(who, "scaling", scaling)
+    check_scale(who, "softcap", softcap)
+    for name in ARRAYS:
+        spec = specs[name]
+        require(
+            spec is not None and len(spec[0]) == 4, who, f"{name} of shape (b, h, t, k)", spec and spec[0], "reshape it"
         )
-        require(fits, TORCH, expected, f"{heads} and {kv_heads}", "share each among equally many")
-    else:
-        heads = common(TORCH, "heads (enable_gqa=True for shared ones)", (heads, kv_heads))
-    return batch, heads, kv_heads
+    if mask is not None and key is not None:  # of a mask for a longer cache the first keys count
+        mask = ((*mask[0][:-1], min(mask[0][-1], key[0][-2])), mask[1])
+    masked = {**specs, "attention_mask": mask}
+    _, heads, _ = check_heads_first(who, masked, "attention_mask", shares_heads=True)
+    fits = sinks is None or sinks[0] == (heads,)
+    require(fits, who, f"s_aux of shape ({heads},), one sink for each head of query", sinks and sinks[0], "reshape it")
 
 
 def batch_mask(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -85,8 +207,56 @@ def merged(batch: tuple[int, ...]) -> int:
     return prod(batch)
 
 
+def check_heads_last(arrays: type[HeadsLast], specs: Mapping[str, Spec | None]) -> None:
+    """Refuse arrays `b t h k`, or `t h k`, that cannot be right.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    who, rank, dtype = arrays.variant, len((specs["query"] or ((),))[0]), (specs["query"] or ((), ""))[1]
+    for name in ARRAYS:
+        spec = specs[name]
+        fits = spec is None or (len(spec[0]) in (3, 4) and len(spec[0]) == rank)
+        expected = f"{name} of shape (b, t, h, k) or (t, h, k), as query"
+        require(fits, who, expected, spec and spec[0], "give it these axes")
+    bias = specs.get("bias")
+    as_query = {"bias": (bias[0], dtype)} if bias is not None and bias[1] in FLOATS else {}
+    sizes = arrays(batched=rank == 4).check(None, **{**specs, **as_query})
+    fits, todo = sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0, "share each among equally many"
+    got = f"{sizes['h']} and {sizes['g']}"
+    require(fits, who, "heads of query as a multiple of those of key and value", got, todo)
+    require(sizes["k"] > 0, who, "query and key of width at least 1", "width 0", "give them at least one dimension")
+
+
+def check_flax(specs: Mapping[str, Spec | None]) -> None:
+    """Refuse arrays `... t h k` that cannot be right.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    query, key, value = (shape_of(specs[name]) for name in ARRAYS)
+    batch, last = query[:-3], {}
+    for name, shape in zip(ARRAYS, (query, key, value), strict=True):
+        fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"
+        require(fits, FLAX, expected, shape, "give it these axes")
+        last[name] = (shape[-3:], (specs[name] or ((), ""))[1])
+    check_heads_last(OfFlax, last)
+    for name in ("bias", "mask"):
+        spec = specs[name]
+        if spec is not None:
+            check_broadcast(FLAX, name, spec[0], (*batch, query[-2], query[-3], key[-3]))
+
+
 def check_jax(
-    specs: Mapping[str, Spec | None], *, is_causal: Any, window: Any, implementation: Any, return_residual: Any
+    specs: Mapping[str, Spec | None],
+    *,
+    is_causal: Any,
+    window: Any,
+    implementation: Any,
+    return_residual: Any,
+    scale: Any,
 ) -> tuple[int | None, int | None]:
     """How many keys before and after its own position a query sees, None for all.
 
@@ -98,12 +268,9 @@ def check_jax(
         raise field_error(JAX, "implementation=None or 'xla'", repr(implementation), "call jax.nn's for cuDNN's")
     if return_residual is not False:
         raise field_error(JAX, "return_residual=False", repr(return_residual), "call jax.nn's for the residual")
+    check_scale(JAX, "scale", scale)
+    check_heads_last(OfJax, specs)
     query = specs["query"]
-    for name in ("query", "key", "value"):
-        spec = specs[name]
-        if query is not None and spec is not None:
-            fits = len(spec[0]) in (3, 4) and len(spec[0]) == len(query[0])
-            require(fits, JAX, f"{name} of shape (b, t, h, k) or (t, h, k), as query", spec[0], "give it these axes")
     for name in ("query_seq_lengths", "key_value_seq_lengths"):
         spec, batch = specs[name], query[0][0] if query is not None and len(query[0]) == 4 else 1
         if spec is not None and (spec[0] != (batch,) or not spec[1].startswith("int")):

@@ -42,7 +42,9 @@ def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> 
     return band if pattern is None else band & pattern
 
 
-def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any) -> None:
+def check_offset_and_lengths(
+    specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any
+) -> None:
     """Refuse positions of the queries and lengths that cannot be right, and what they are combined with.
 
     Args:
@@ -90,21 +92,21 @@ def check_terms(terms: Any, term: type) -> None:
             raise TypeError(f"{expected}, got {got}; pass an array of what is added to the scores as bias=")
 
 
-def check_term_bias(name: str, spec: Spec | None, heads: int, offsets: Any) -> None:
+def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) -> None:
     """Refuse what a term's method `bias` returned.
 
     Raises:
-        ValueError: another shape than one number for each head, or for all, and each offset.
+        ValueError: another shape than one number for each head, or for all, and each relative position.
         TypeError: no floats.
     """
     shape, dtype = spec if spec is not None else ((), "None")
-    n = offsets.shape[0]
+    n = positions.shape[0]
     # Not `in`: under torch.compile sizes may be symbols, which no `in` finds.
     fits = len(shape) == 2 and (shape[0] == 1 or shape[0] == heads) and shape[1] == n
-    expected = f"bias(offset) of shape (h, n) = ({heads}, {n}), or (1, {n}) for all heads"
-    require(fits, name, expected, shape if spec is not None else "None", "return a number for each head and offset")
+    expected = f"bias(relative_position) of shape (h, n) = ({heads}, {n}), or (1, {n}) for all heads"
+    require(fits, name, expected, shape if spec is not None else "None", "return a number for each head and position")
     if dtype not in FLOATS:
-        raise TypeError(f"{name}: expected floats from bias(offset), got {dtype}; convert them")
+        raise TypeError(f"{name}: expected floats from bias(relative_position), got {dtype}; convert them")
 
 
 def check_lengths(known: tuple[int, int] | None) -> None:
@@ -142,7 +144,7 @@ def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
     require(not has_softmax_fn and normalize_over == "keys", "attend", expected, got, "leave one of them out")
 
 
-def checked_pairs(parts: Any) -> list[Any]:
+def checked_parts(parts: Any) -> list[Any]:
     """The parts of a call of `merge`, which must be pairs.
 
     Raises:
@@ -238,12 +240,7 @@ class Angles(Rotary):
         self.check_rotary()
         self.check_number("xpos")
         require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
-        if self.sections is not None:
-            pairs, sections = self.width // 2, self.sections
-            are_counts = isinstance(sections, tuple) and all(type(n) is int and n > 0 for n in sections)
-            fits = are_counts and sum(sections) == pairs
-            expected = f"sections to be counts of pairs that add up to {pairs}"
-            require(fits, self.variant, expected, repr(sections), "say how many pairs each axis of positions rotates")
+        self.check_sections("sections")
 
     def sizes(self) -> dict[str, int]:
         return {"k": self.width}

@@ -13,7 +13,7 @@ LETTERS = {
     "k": "width of queries and keys; with heads, that of one head",
     "v": "width of values; with heads, that of one head",
     "e": "hidden width",
-    "a": "next hidden state",
+    "a": "next hidden state; axis that positions are counted on",
     "f": "gate",
     "z": "latent",
     "l": "layer",

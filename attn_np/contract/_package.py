@@ -18,6 +18,12 @@ FUNCTIONS = {
     "softmax": "_simplex",
 }
 
+# Functions that people know by a name that is a variant's module here, once that is loaded.
+KNOWN_AS = {
+    "entmax15": "call entmax(scores, mask, alpha=1.5), or build('entmax15')",
+    "sparsemax": "call entmax(scores, mask, alpha=2), or build('sparsemax')",
+}
+
 
 def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
     """Refuse to import a tree whose framework is not installed, and say what to install.
@@ -49,7 +55,8 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
             return getattr(import_module(f"{package}.{file_of[name]}"), name)
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {nearest(name, names)}")
+        todo = KNOWN_AS.get(name) or nearest(name, names)
+        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {todo}")
 
     def dir_() -> list[str]:
         return names

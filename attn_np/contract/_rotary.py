@@ -3,7 +3,7 @@
 from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
-from attn_np.contract._base import Arg, Config, Spec, field_error, is_number, require
+from attn_np.contract._base import Arg, Config, Spec, field_error, is_integer, is_number, require
 
 LAYOUTS = ("half", "interleaved")
 
@@ -34,6 +34,7 @@ class Rotary(Config):
     rope_base: Any  # a number; None where a contract has layers without positions
     rotary_dim: int | None = None
     rope_layout: str
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -50,6 +51,23 @@ class Rotary(Config):
     def rotary_width(self) -> int:
         """How many dimensions of a head are rotated."""
         return self.rotary_dim or self.sizes()["k"]
+
+    def position_axes(self) -> dict[str, int]:
+        """The size of the axis of positions that are counted on several axes; nothing for one."""
+        return {"a": len(self.rope_sections)} if isinstance(self.rope_sections, tuple) else {}
+
+    def check_sections(self, name: str) -> None:
+        """Refuse sections that do not deal out all rotated pairs.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        sections, pairs = getattr(self, name), self.rotary_width() // 2
+        are_counts = isinstance(sections, tuple) and all(is_integer(n) and n > 0 for n in sections)
+        if sections is not None and not (are_counts and sum(sections) == pairs):
+            expected = f"{name} to be counts of pairs that add up to {pairs}"
+            todo = "say how many pairs each axis of positions rotates"
+            raise field_error(self.variant, expected, repr(sections), todo)
 
     def check_rotary(self) -> None:
         """Refuse fields that cannot be right.
@@ -95,6 +113,10 @@ class Rotary(Config):
             if not fits:
                 todo = "give one for each rotated pair"
                 raise field_error(v, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
+        self.check_sections("rope_sections")
+        if self.rope_sections is not None:
+            expected, todo = "max_positions for rope_sections", "set it above the largest position"
+            require(self.max_positions is not None, v, expected, "none", todo)
         if self.rope_scaling == "dynamic":
             require(
                 width > 2, v, "more than one rotated pair for rope_scaling='dynamic'", width // 2, "set rotary_dim="
@@ -105,6 +127,18 @@ class Rotary(Config):
         if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
+    def check_optional_rotary(self) -> None:
+        """As `check_rotary`, where `rope_base=None` is no rotation, beside which other fields of it would mean nothing.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        fields = (self.rope_base, self.rope_scaling, self.rotary_dim, self.rope_sections)
+        if any(field is not None for field in fields):
+            self.check_rotary()
+            rotates, expected = self.rope_base is not None, "rope_base for rope_scaling=, rotary_dim= or rope_sections="
+            require(rotates, self.variant, expected, "none", "set rope_base=")
+
     def arguments(self) -> dict[str, Arg]:
         arguments = {
             "query": Arg("b t d"),
@@ -113,14 +147,37 @@ class Rotary(Config):
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+            axes = "b t" if self.rope_sections is None else "a b t"
+            arguments["positions"] = Arg(axes, "tokens", optional=True, below=self.max_positions)
         return arguments
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         todo = "set max_positions= above the largest position"
         allowed = self.max_positions is not None or specs.get("positions") is None
         require(allowed, self.variant, "no positions without max_positions", "some", todo)
-        return super().check(dtype, **specs)
+        cos, sin = specs.pop("cos", None), specs.pop("sin", None)
+        sizes = super().check(dtype, **specs)
+        if cos is not None and sin is not None:
+            self.check_angles((cos, sin), sizes, dtype)
+        return sizes
+
+    def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+        """Refuse cosines and sines that cannot be those of a call's positions.
+
+        Raises:
+            ValueError: a shape that does not fit.
+            TypeError: a dtype that does not fit.
+        """
+        v, wide = self.variant, "float64" if dtype == "float64" else "float32"
+        require(self.rope_base is not None, v, "no (cos, sin) without rope_base", "them", "set rope_base=")
+        b, t, pairs = sizes["b"], sizes["t"], self.rotary_width() // 2
+        for name, (shape, got) in zip(("cos", "sin"), pair, strict=True):
+            if got != wide:
+                raise TypeError(f"{v}: expected {name} of dtype {wide}, as it is computed in, got {got}; convert it")
+            fits = shape in ((t, pairs), (1, t, pairs), (b, t, pairs))
+            expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
+            todo = "make it by rotary_angles; of a model that has each angle twice, take the first half"
+            require(fits, v, expected, shape, todo)
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse positions beyond the tables, if their values are known.
@@ -200,3 +257,17 @@ class Rotary(Config):
         if factor > 1 and self.rope_scaling == "longrope":
             return sqrt(1 + log(factor) / log(self.original_max_positions or 1))
         return 1.0
+
+
+def with_angles_apart(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call; cosines and sines that stand for positions as two of their own.
+
+    Raises:
+        ValueError: positions that are neither an array nor a pair.
+    """
+    positions = arguments.get("positions")
+    if not isinstance(positions, tuple):
+        return arguments
+    expected, got = "positions as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"
+    require(len(positions) == 2, variant, expected, got, "make the pair by rotary_angles")
+    return {**arguments, "positions": None, "cos": positions[0], "sin": positions[1]}

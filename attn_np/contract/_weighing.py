@@ -1,6 +1,7 @@
 """How scores become weights where that is no softmax: what a fast path for blocks of rows has to know."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -8,7 +9,7 @@ class Weighing:
     """A function from scores to weights, each row by itself.
 
     Attributes:
-        name: "sigmoid", "sparsemax" or "entmax15".
+        name: "sigmoid", "sparsemax", "entmax15", or "softmax" where maps mix the heads.
         scale: factor on the scores.
         softcap: scores become softcap * tanh(scores / softcap); None: they stay.
         score_offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.
@@ -17,4 +18,9 @@ class Weighing:
     name: str
     scale: float
     softcap: float | None
-    score_offset: float | None = None
+    score_offset: Any = None
+
+    @property
+    def keys_apart(self) -> bool:
+        """Whether the weight of a key does not depend on the other keys' scores."""
+        return self.name == "sigmoid"

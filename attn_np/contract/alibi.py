@@ -19,6 +19,7 @@ class Config(_heads.Config):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
+        scale_slopes: the scale multiplies the biases as well, as in Falcon, which adds them before it scales.
     """
 
     layer = "AlibiAttention"
@@ -48,30 +49,39 @@ class Config(_heads.Config):
         "lower power and then every second one of twice that power, so checkpoints have other slopes, in this order",
         "a bias m_h s of the key's position alone, as some models have it, gives the same weights as long as every "
         "key precedes the query, but without causality it rewards later keys",
-        "slopes times sqrt(K), when the bias is added before the scores are scaled",
+        "a bias that is added before the scores are scaled, as in Falcon: scale_slopes; elsewhere it is a mistake that "
+        "makes slopes smaller by sqrt(K)",
         "positions counted from the padding on the left",
         "distances in 16 bits: beyond 256 bfloat16 cannot tell neighbours apart",
     )
 
     window: tuple[int | None, int | None] | None = None
+    scale_slopes: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_limits("window")
+        self.check_flag("scale_slopes")
 
     def exempt(self) -> dict[str, str]:
         order = "scores depend on the distance of queries and keys"
         added = "a part of the scores does not depend on the queries"
-        return {
+        reasons = {
             "keys_have_no_order": order,
             "twice_the_scores_square_the_weights": added,
             "indifferent_scores_share_evenly": added,
             "heads_stand_alone": "the slope of a head depends on how many there are",
         }
+        if self.scale_slopes:
+            reasons["the_scale_belongs_to_the_queries"] = "it is the slopes' as well"
+        return reasons
 
     def slopes(self) -> tuple[float, ...]:
         """How much a score falls per position of distance, by head."""
-        return slopes(self.num_heads)
+        factor = 1.0
+        if self.scale_slopes:
+            factor = self.sizes()["k"] ** -0.5 if self.scale is None else self.scale
+        return tuple(factor * slope for slope in slopes(self.num_heads))
 
 
 def slopes(heads: int) -> tuple[float, ...]:
@@ -87,6 +97,6 @@ def slopes(heads: int) -> tuple[float, ...]:
 
 EXAMPLES = {
     "causal": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, scale=0.5, causal=True, use_bias=False),
-    "both": Config(d_model=6, num_heads=2, dropout=0.25),
+    "both": Config(d_model=6, num_heads=2, dropout=0.25, scale_slopes=True),
     "ring": Config(d_model=5, num_heads=2, head_dim=3, causal=True, window=(2, None)),
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Param
+from attn_np.contract._base import Param, Spec
 from attn_np.contract._rotary import Rotary
 
 
@@ -21,6 +21,7 @@ class Config(Rotary):
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit. A model
             with a window of W tokens, the query's own included, has left = W - 1.
+        chunk_size: a query sees the keys of its own chunk of so many positions; None: no chunks.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         qkv_bias: biases on the projections of queries, keys, values and gates.
@@ -33,13 +34,19 @@ class Config(Rotary):
         norm_eps: added under the root.
         clip_qkv: queries, keys and values are clipped to numbers of at most this size, after the norm and before the
             rotation; None: no limit.
+        temperature_growth: queries are multiplied by 1 + temperature_growth * log(1 + floor((position + 1) /
+            temperature_interval)), so that weights stay sharp among many keys; 0.1 in Llama 4. None: by 1.
+        temperature_interval: after how many positions the factor grows; 8192 in Llama 4.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (GPT-J, Cohere).
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) of `rotary_angles` as `positions`.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, and the largest position + 1 if a full pass is given positions.
@@ -82,7 +89,11 @@ class Config(Rotary):
         "GPT-J": "rope_layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
+        "Llama 4, layers with rotation": "rope_layout='interleaved', norm='rms', norm_weight=None, chunk_size=8192",
+        "attn_scale, floor_scale of attn_temperature_tuning (Llama 4, layers without rotation)": "temperature_growth, "
+        "temperature_interval, rope_base=None",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
+        "Qwen2-VL": "qkv_bias, rope_sections=(16, 24, 24)",
         "gpt-oss": "sinks, both biases, rope_scaling='yarn', yarn_truncate=False, a window in every other layer",
     }
     cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
@@ -104,6 +115,7 @@ class Config(Rotary):
         "a sliding window of 4096 tokens counts the query's own: left is 4095",
         "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
         "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
+        "Llama 4's temperature counts the query's own position, floor((position + 1) / interval); Ministral 3 does not",
         "the gate multiplies the heads' outputs before the output projection, not the layer's output",
     )
 
@@ -115,6 +127,7 @@ class Config(Rotary):
     scale: float | None = None
     causal: bool = True
     window: tuple[int | None, int | None] | None = None
+    chunk_size: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
     qkv_bias: bool = False
@@ -126,11 +139,14 @@ class Config(Rotary):
     norm_offset: float = 0.0
     norm_eps: float = 0.000001
     clip_qkv: float | None = None
+    temperature_growth: float | None = None
+    temperature_interval: int | None = None
     sinks: bool = False
     gate: bool = False
     rope_base: float | None = 10000.0
     rotary_dim: int | None = None
     rope_layout: str = "half"
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -151,6 +167,8 @@ class Config(Rotary):
         self.check_number("softcap", above=0.0)
         self.check_number("norm_eps", above=0.0)
         self.check_number("clip_qkv", above=0.0)
+        self.check_number("temperature_growth")
+        self.check_positive("temperature_interval", "chunk_size")
         self.check_limits("window")
         self.check_rate("dropout")
         self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
@@ -171,10 +189,20 @@ class Config(Rotary):
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
-        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
-            self.check_rotary()
-            rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
+        if (self.temperature_growth is None) != (self.temperature_interval is None):
+            expected = "both of temperature_growth and temperature_interval, or none"
+            got = f"temperature_growth={self.temperature_growth}, temperature_interval={self.temperature_interval}"
+            raise _base.field_error(self.variant, expected, got, "give both or none of them")
+        if self.temperature_growth is not None:
+            todo = "leave one of them out"
+            on_one = self.rope_sections is None
+            _base.require(on_one, self.variant, "no rope_sections with temperature_growth=", "both", todo)
+        self.check_optional_rotary()
+
+    def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+        known = self.temperature_growth is None
+        _base.require(known, self.variant, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
+        super().check_angles(pair, sizes, dtype)
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
@@ -182,7 +210,14 @@ class Config(Rotary):
 
     def sizes(self) -> dict[str, int]:
         k, h = self.head_dim or self.d_model // self.num_heads, self.num_heads
-        return {"d": self.d_model, "h": h, "g": self.num_kv_heads or h, "k": k, "v": self.value_head_dim or k}
+        return {
+            "d": self.d_model,
+            "h": h,
+            "g": self.num_kv_heads or h,
+            "k": k,
+            "v": self.value_head_dim or k,
+            **self.position_axes(),
+        }
 
     def own_params(self) -> dict[str, Param]:
         params = {"w_q": Param("d h k", "d"), "w_k": Param("d g k", "d"), "w_v": Param("d g v", "d")}
@@ -202,10 +237,21 @@ class Config(Rotary):
             params |= {"w_q_norm_heads": Param("h k", "k", init=start), "w_k_norm_heads": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
+    def reach(self) -> int | None:
+        left, chunk = super().reach(), self.chunk_size
+        return left if chunk is None else chunk if left is None else min(left, chunk)
+
     def exempt(self) -> dict[str, str]:
         reasons = {}
+        if self.chunk_size is not None:
+            names = "weights_add_up_to_one", "a_large_bias_decides", "indifferent_scores_share_evenly"
+            reasons |= dict.fromkeys(("keys_have_no_order", *names), "keys of other chunks are hidden too")
+            why = "without some keys, others belong to another chunk"
+            reasons["hidden_keys_may_as_well_not_be_there"] = why
         if self.rope_base is not None:
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        if self.temperature_growth is not None:
+            reasons["keys_have_no_order"] = "scores depend on the query's position"
         if self.norm is not None:
             reasons["twice_the_scores_square_the_weights"] = "larger queries are normalised to the same length"
             reasons["the_scale_belongs_to_the_queries"] = "larger queries are normalised to the same length"
@@ -243,6 +289,8 @@ EXAMPLES = {
         norm="layer",
         norm_bias=True,
         norm_offset=1.0,
+        temperature_growth=0.5,
+        temperature_interval=2,
         sinks=True,
         rotary_dim=4,
         max_positions=13,
@@ -272,6 +320,8 @@ EXAMPLES = {
         gate=True,
         rope_base=50.0,
         rope_layout="interleaved",
+        rope_sections=(2, 1),
+        max_positions=13,
         rope_scaling="llama3",
         rope_scaling_factor=3.0,
         original_max_positions=23,
@@ -282,6 +332,7 @@ EXAMPLES = {
         d_model=11,
         num_heads=3,
         head_dim=5,
+        chunk_size=3,
         norm="rms",
         norm_weight=None,
         rotary_dim=4,

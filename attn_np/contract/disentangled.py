@@ -27,6 +27,7 @@ class Config(_heads.Config):
             of them have one each, and larger ones share them in buckets that grow with the distance.
         p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
         shared: embeddings are projected by w_q and w_k with their biases, not by separate weights.
+        rel_bias: biases on the separate projections of embeddings.
         norm_rel: embeddings have a layer norm before they are projected.
         norm_eps: added under its root.
     """
@@ -49,8 +50,8 @@ class Config(_heads.Config):
         "k (maximum relative distance)": "max_distance, D in the formula",
         "layer norm of P (norm_rel_ebd of the code)": "rel, x d, with norm_rel; w_rel_norm, b_rel",
         "Q^c, K^c, V^c": "q, k, v; W_q,c, W_k,c, W_v,c: w_q, w_k, w_v",
-        "K^r = P W_k,r": "rel_k, x h k; W_k,r: w_rel_k",
-        "Q^r = P W_q,r": "rel_q, x h k; W_q,r: w_rel_q",
+        "K^r = P W_k,r": "rel_k, x h k; W_k,r: w_rel_k, with b_rel_k",
+        "Q^r = P W_q,r": "rel_q, x h k; W_q,r: w_rel_q, with b_rel_q",
         "max_relative_positions, position_buckets, share_att_key of the code": "max_distance, buckets, shared",
         "A~ (terms a, b, c)": "content_scores, c2p_scores, p2c_scores; their sum, scaled: scores",
     }
@@ -67,7 +68,8 @@ class Config(_heads.Config):
         "so that -(D - 1) has row 1 and D - 1 the last",
         "the scale counts the terms: with one of them left out it is 1/sqrt(2 K)",
         "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
-        "distances in buckets; version 1 has weights of their own, and for Q^r a bias, which is left out here",
+        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_bias, whose part for K^r "
+        "adds the same to all scores of a query",
         "a bucket's logarithm is rounded up here and down in T5",
         "published models of versions 2 and 3 norm the table of distances: norm_rel",
         "dropout on the table of distances belongs to the model around the layer",
@@ -78,6 +80,7 @@ class Config(_heads.Config):
     buckets: int | None = None
     p2c_view: str = "key"
     shared: bool = False
+    rel_bias: bool = False
     norm_rel: bool = False
     norm_eps: float = 0.0000001
 
@@ -85,7 +88,7 @@ class Config(_heads.Config):
         super().__post_init__()
         self.check_positive("max_distance", "buckets")
         self.check_one_of("p2c_view", ("key", "query"))
-        self.check_flag("shared", "norm_rel")
+        self.check_flag("shared", "rel_bias", "norm_rel")
         self.check_number("norm_eps", above=0.0)
         known = isinstance(self.terms, tuple) and all(term in TERMS for term in self.terms)
         _base.require(
@@ -95,6 +98,9 @@ class Config(_heads.Config):
             repr(self.terms),
             "without any of them use mha",
         )
+        apart = not (self.shared and self.rel_bias)
+        todo = "leave rel_bias out: they are projected as contents are, with use_bias"
+        _base.require(apart, self.variant, "separate projections of embeddings for rel_bias=", "shared=True", todo)
         _base.require(
             self.buckets is None or (self.buckets % 2 == 0 and self.buckets < 2 * self.max_distance - 2),
             self.variant,
@@ -123,6 +129,8 @@ class Config(_heads.Config):
             return super().own_params() | more
         more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.terms else {}
         more |= {"w_rel_q": Param("d h k", "d")} if "p2c" in self.terms else {}
+        if self.rel_bias:
+            more |= {f"b_{name[2:]}": Param("h k", "d") for name in ("w_rel_k", "w_rel_q") if name in more}
         return super().own_params() | more
 
     def exempt(self) -> dict[str, str]:
@@ -163,9 +171,12 @@ EXAMPLES = {
     "both": Config(
         d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True, norm_rel=True, norm_eps=0.0625,
     ),
-    "c2p": Config(d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), causal=True),
+    "c2p": Config(
+        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), rel_bias=True,
+        causal=True,
+    ),
     "p2c": Config(
         d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,
-        p2c_view="query",
+        p2c_view="query", rel_bias=True,
     ),
 }  # fmt: skip

@@ -16,13 +16,16 @@ class Config(_base.Config):
     Attributes:
         d_model: width of queries and outputs.
         num_heads: how many heads, each with a state.
+        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
+            heads of values in a row use the same.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        norm_eps: added under the roots of the norms of queries, keys and contexts.
+        norm_eps: added under the roots of the norms of contexts, and of queries and keys.
+        qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
             keys and values before SiLU. None: no convolution.
     """
@@ -74,33 +77,41 @@ class Config(_base.Config):
 
     d_model: int
     num_heads: int
+    num_key_heads: int | None = None
     head_dim: int | None = None
     value_head_dim: int | None = None
     form: str = "auto"
     chunk_size: int = 64
     norm_eps: float = 0.000001
+    qk_norm_eps: float | None = None
     conv_size: int | None = None
 
     def __post_init__(self) -> None:
         self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
+        self.check_positive("num_key_heads")
         self.check_number("norm_eps", above=0.0)
+        self.check_number("qk_norm_eps", above=0.0)
         self.check_one_of("form", FORMS)
         self.check_divisible("d_model", "num_heads", unless="head_dim")
+        fits = self.num_heads % (self.num_key_heads or self.num_heads) == 0
+        got = f"num_heads={self.num_heads}, num_key_heads={self.num_key_heads}"
+        _base.require(fits, self.variant, "num_heads divisible by num_key_heads", got, "change one of them")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        sizes = {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        h, v = self.num_heads, self.value_head_dim or k
+        sizes = {"d": self.d_model, "h": h, "g": self.num_key_heads or h, "k": k, "v": v}
         return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
         convolutions = {
-            "w_q_conv": Param("x h k", "x"),
-            "w_k_conv": Param("x h k", "x"),
+            "w_q_conv": Param("x g k", "x"),
+            "w_k_conv": Param("x g k", "x"),
             "w_v_conv": Param("x h v", "x"),
         }
         return ({} if self.conv_size is None else convolutions) | {
-            "w_q": Param("d h k", "d"),
-            "w_k": Param("d h k", "d"),
+            "w_q": Param("d g k", "d"),
+            "w_k": Param("d g k", "d"),
             "w_v": Param("d h v", "d"),
             "w_gate": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
@@ -124,8 +135,12 @@ class Config(_base.Config):
 
     def cached(self) -> dict[str, str]:
         state = {"state": "b h k v"}
-        windows = {"q_conv": "b x h k", "k_conv": "b x h k", "v_conv": "b x h v"}
+        windows = {"q_conv": "b x g k", "k_conv": "b x g k", "v_conv": "b x h v"}
         return state if self.conv_size is None else state | windows
+
+    def unit_eps(self) -> float:
+        """What is added under the roots of the norms of queries and keys."""
+        return self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
 
     def reach(self) -> int | None:
         return 1
@@ -139,5 +154,8 @@ def spread(low: float, high: float, n: int) -> tuple[float, ...]:
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", norm_eps=0.25, conv_size=2),
-    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2, conv_size=3),
-}
+    "chunked": Config(
+        d_model=5, num_heads=6, num_key_heads=2, head_dim=3, value_head_dim=7, chunk_size=2, conv_size=3,
+        qk_norm_eps=0.25,
+    ),
+}  # fmt: skip

@@ -14,13 +14,16 @@ class Config(gated_delta.Config):
     Attributes:
         d_model: width of queries and outputs.
         num_heads: how many heads, each with a state.
+        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
+            heads of values in a row use the same.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        norm_eps: added under the roots of the norms of queries, keys and contexts.
+        norm_eps: added under the roots of the norms of contexts, and of queries and keys.
+        qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
             keys and values before SiLU. None: no convolution.
         rank: width of the latents that decays and output gates are made from; that of a head's values by default.
@@ -98,5 +101,8 @@ class Config(gated_delta.Config):
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, form="recurrent", norm_eps=0.25, conv_size=2),
-    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=11, chunk_size=2, conv_size=3),
-}
+    "chunked": Config(
+        d_model=5, num_heads=6, num_key_heads=2, head_dim=3, value_head_dim=7, rank=11, chunk_size=2, conv_size=3,
+        qk_norm_eps=0.25,
+    ),
+}  # fmt: skip

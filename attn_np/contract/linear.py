@@ -6,6 +6,7 @@ from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
 
 FORMS = ("auto", "parallel", "recurrent", "chunked")
+FEATURE_MAPS = ("elu", "relu", "exp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,8 @@ class Config(_base.Config):
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        feature_map: phi: "elu", elu(x) + 1; "relu"; "exp", Performer's positive features of softmax attention.
+        num_features: "exp": how many features, the rows of w_features, there are; more of them come closer to softmax.
         causal: query i sees the keys up to its own position.
         form: how a causal layer is computed, with the same result: "recurrent" passes a state from position to
             position, "chunked" scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel"
@@ -34,11 +37,14 @@ class Config(_base.Config):
     idea = (
         "Softmax weighs a key by exp(q k), which has to be computed for every pair. With phi(q) phi(k) instead, the "
         "sums over the keys come first: phi(k) v summed up is a matrix of fixed size that any query can read. Causal, "
-        "that matrix is the state of a recurrent network."
+        "that matrix is the state of a recurrent network. Any phi that is nowhere negative will do: a shifted elu, a "
+        "relu, or random exponentials whose products are on average exp(q k)."
     )
     formula = (
         r"s_t = s_{t-1} + \phi(k_t)\, v_t^\top,\quad z_t = z_{t-1} + \phi(k_t),\quad "
         r"c_t = \frac{\phi(q_t)^\top s_t}{\phi(q_t)^\top z_t + \epsilon},\quad \phi(x) = \mathrm{elu}(x) + 1"
+        r"\ \ (\mathrm{elu}),\quad \max(x, 0)\ \ (\mathrm{relu}),\quad \tfrac{1}{\sqrt{M}}\, "
+        r"e^{w_{features} x' - |x'|^2 / 2},\ x' = x / K^{1/4}\ \ (\mathrm{exp})"
     )
     notation = {
         "D, M (widths of queries and values)": "K = head_dim, V = value_head_dim",
@@ -46,11 +52,13 @@ class Config(_base.Config):
         "S_i (attention memory), Z_i (normalizer memory)": "the cache's state and key_sum; on the tape Z is the last "
         "column of the states, beside the values",
         "numerator and denominator of equation 12": "the columns of sums on the tape, the denominator last",
+        "omega_1 ... omega_m of Performer": "the rows of w_features, of all heads; standard normal at first",
     }
     cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
     paper = (
         "Katharopoulos et al. 2020, Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention, "
-        "arXiv:2006.16236, equations 5 to 7 and 16 to 20"
+        "arXiv:2006.16236, equations 5 to 7 and 16 to 20; exp: Choromanski et al. 2021, Rethinking Attention with "
+        "Performers, arXiv:2009.14794, equation 7"
     )
     equals = (
         "the three forms: each other",
@@ -59,6 +67,10 @@ class Config(_base.Config):
     traps = (
         "elu(x) + 1 written as where(x > 0, x + 1, exp(x)) has NaN for a gradient where exp(x) overflows: guard it",
         "phi(0) is 1, not 0: a padded key is hidden after the feature map",
+        "the features of exp estimate softmax as long as w_features is standard normal: a parameter that is trained "
+        "moves away from it, and one that is drawn anew for each tree makes them differ",
+        "the scale 1/sqrt(K) of softmax is inside of exp's features: each of q and k is divided by K^(1/4)",
+        "of long queries and keys exp's features underflow, and their weights are 0",
         "a normaliser that misses the query's own key, or counts padding, shows in the first positions only",
         "a chunk that reads the state after itself sees its own keys twice",
     )
@@ -67,6 +79,8 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    feature_map: str = "elu"
+    num_features: int | None = None
     causal: bool = False
     form: str = "auto"
     chunk_size: int = 64
@@ -75,18 +89,34 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "num_features", "chunk_size")
         self.check_number("eps")
         self.check_one_of("form", FORMS)
+        self.check_one_of("feature_map", FEATURE_MAPS)
         self.check_flag("causal", "normalize", "use_bias")
         _base.require(
             self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
+        )
+        _base.require(
+            self.eps > 0 or self.feature_map != "relu" or not self.normalize,
+            self.variant,
+            "eps above 0 for feature_map='relu'",
+            repr(self.eps),
+            "the weights of a query may all be 0",
+        )
+        _base.require(
+            (self.feature_map == "exp") == (self.num_features is not None),
+            self.variant,
+            "num_features for feature_map='exp', and for it only",
+            f"num_features={self.num_features}, feature_map={self.feature_map!r}",
+            "give both or none of them",
         )
         self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        sizes = {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        return sizes if self.num_features is None else sizes | {"m": self.num_features}
 
     def own_params(self) -> dict[str, Param]:
         weights = {
@@ -95,6 +125,8 @@ class Config(_base.Config):
             "w_v": Param("d h v", "d"),
             "w_o": Param("h v d", "h v"),
         }
+        if self.num_features is not None:
+            weights["w_features"] = Param("m k", "k", normal=True)
         biases = {
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "d"),
@@ -109,7 +141,8 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         if not self.causal:
             return {}
-        return {"state": "b h k v"} | ({"key_sum": "b h k"} if self.normalize else {})
+        m = "k" if self.num_features is None else "m"
+        return {"state": f"b h {m} v"} | ({"key_sum": f"b h {m}"} if self.normalize else {})
 
     def reach(self) -> int | None:
         return 1
@@ -120,4 +153,7 @@ EXAMPLES = {
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, causal=True, form="recurrent", normalize=False),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True, chunk_size=2,
                       eps=0.25, use_bias=False),
+    "relu": Config(d_model=7, num_heads=2, head_dim=3, feature_map="relu", causal=True, chunk_size=3, use_bias=False),
+    "random": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=2, feature_map="exp", num_features=7,
+                     causal=True, chunk_size=2),
 }  # fmt: skip

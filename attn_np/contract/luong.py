@@ -15,6 +15,7 @@ class Config(_base.Config):
         key_dim: width of the keys; query_dim by default, and nothing else for the score "dot".
         hidden_dim: width of the hidden layer of the score "concat", query_dim by default; no other score has one.
         score: "dot": query times key; "general": a matrix in between; "concat": a hidden layer over both.
+        causal: query i sees the keys up to its own position, aligned at the last key.
         local: None: every key is seen; "m": query t sees a window around key t; "p": around a center that it predicts.
         half_window: how many keys to each side of the center a query sees; 10 in the paper.
         position_dim: width of the hidden layer that predicts centers, query_dim by default; for local="p" only.
@@ -79,13 +80,14 @@ class Config(_base.Config):
         "S is the length of the sentence, not of the padded array: it and the keys' positions are counted over the "
         "visible keys, from 1",
         "queries are counted from the first, as keys are: with local='m' queries passed one by one are each at "
-        "position 1",
+        "position 1; a causal query is at the last key that it sees",
     )
 
     query_dim: int
     key_dim: int | None = None
     hidden_dim: int | None = None
     score: str = "general"
+    causal: bool = False
     local: str | None = None
     half_window: int | None = None
     position_dim: int | None = None
@@ -94,6 +96,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.check_positive("query_dim", "key_dim", "hidden_dim", "half_window", "position_dim")
         self.check_one_of("score", ("dot", "general", "concat"))
+        self.check_flag("causal")
         self.check_rate("dropout")
         _base.require(
             self.score != "dot" or self.key_dim in (None, self.query_dim),
@@ -154,6 +157,10 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        keys = "b s e" if self.score == "concat" else "b s i"
+        return {"k": keys, "v": "b s v"} if self.causal else {}
+
     def exempt(self) -> dict[str, str]:
         if self.local is None:
             return {}
@@ -169,7 +176,8 @@ class Config(_base.Config):
         if self.local == "p":
             return reasons | {"twice_the_scores_square_the_weights": "weights fall with the distance after the softmax"}
         first = "queries are counted from the first"
-        return reasons | {"queries_have_no_order": first, "the_last_queries_stand_alone": first}
+        counted = {"queries_have_no_order": first, "the_last_queries_stand_alone": first}
+        return reasons if self.causal else reasons | counted
 
 
 EXAMPLES = {
@@ -177,4 +185,5 @@ EXAMPLES = {
     "dot": Config(query_dim=5, score="dot", local="m", half_window=2),
     "concat": Config(query_dim=3, key_dim=13, hidden_dim=11, score="concat", dropout=0.5),
     "predicted": Config(query_dim=5, key_dim=3, local="p", half_window=3, position_dim=7),
+    "causal": Config(query_dim=5, hidden_dim=7, score="concat", causal=True, local="m", half_window=2),
 }

@@ -25,9 +25,12 @@ class Config(Rotary):
         scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
-        rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position.
+        rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position; None: no rotation, as in Kimi Linear.
         rope_layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) of `rotary_angles` as `positions`.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, and the largest position + 1 if a full pass is given positions.
@@ -98,8 +101,9 @@ class Config(Rotary):
     scale: float | None = None
     causal: bool = False
     dropout: float = 0.0
-    rope_base: float = 10000.0
+    rope_base: float | None = 10000.0
     rope_layout: str = "interleaved"
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -119,7 +123,7 @@ class Config(Rotary):
         self.check_number("scale")
         self.check_rate("dropout")
         self.check_flag("absorbed", "causal", "use_bias")
-        self.check_rotary()
+        self.check_optional_rotary()
 
     def rotary_width(self) -> int:
         return self.rope_dim
@@ -138,6 +142,7 @@ class Config(Rotary):
             "y": self.rope_dim,
             "k": self.nope_dim + self.rope_dim,
             "v": self.value_head_dim,
+            **self.position_axes(),
         }
 
     def own_params(self) -> dict[str, Param]:
@@ -156,7 +161,8 @@ class Config(Rotary):
         return weights | biases if self.use_bias else weights
 
     def exempt(self) -> dict[str, str]:
-        return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+        rotated = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+        return {} if self.rope_base is None else rotated
 
     def cached(self) -> dict[str, str]:
         return {"latent": "b s z", "k_rot": "b s y"} if self.causal else {}
@@ -209,6 +215,8 @@ EXAMPLES = {
         q_rank=2,
         scale=0.25,
         dropout=0.25,
+        rope_sections=(1, 2),
+        max_positions=13,
         rope_scaling="longrope",
         original_max_positions=1,
         attention_factor=1.25,

@@ -9,6 +9,7 @@ from attn_np.contract._rotary import LAYOUTS
 
 FORMS = ("auto", "parallel", "recurrent", "chunked")
 SPACINGS = ("closed", "open")
+DECAY_RULES = ("retnet", "alibi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +21,24 @@ class Config(_base.Config):
         num_heads: how many heads, each with a decay of its own.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        activation: "silu", of queries, keys and values; None: they are the projections.
         exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
             as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in what `torch.export`
             makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        decay: for each head the factor by which its state decays per position, instead of those of `exponent`.
+        decay: for each head the factor by which its state decays per position, instead of those of `decay_rule`.
+        decay_rule: "retnet": by `exponent`; "alibi": head h of H decays by e^-m with ALiBi's slope
+            m = 2^(-8 (h + 1) / H).
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only, "none"
             leaves it.
+        norm_over: "head": each head by itself; "all": all heads of a position together.
+        norm_weight: "own": the norm has a weight for each dimension of each head; None: no weight.
         norm_eps: added to the mean square in that norm.
-        use_gate: the normed context is multiplied by silu of a projection of the input.
+        use_gate: the normed context is multiplied by a function of a projection of the input.
+        gate_activation: that function, "silu" or "sigmoid".
         use_bias: biases on the projections.
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
             about 1 / rope_base; None: no rotation.
@@ -58,6 +66,7 @@ class Config(_base.Config):
         "W_G, W_O": "w_gate, w_o",
         "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k rotated by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
+        "slope_rate, norm, output_gate (MiniMax)": "the negative logarithm of decay, w_norm, w_gate",
     }
     cost = (
         "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t) and b (t / c)^2 h k v between them; "
@@ -78,20 +87,27 @@ class Config(_base.Config):
         "weights that were trained with it do not fit",
         "the authors' code spaces the angles of n pairs by n - 1, spacing='closed'; others by n, as in `rotary`",
         "the paper's three normalisations of scores only scale a head's context, which the norm undoes but for eps",
-        "the norm is over each head's width, not over all heads together",
+        "the norm is over each head's width, not over all heads together; that of lightning attention is over all",
+        "MiniMax's rates are ALiBi's slopes times 1 - layer / (layers - 1 + 1e-5) + 1e-5: late layers forget less",
     )
 
     d_model: int
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    scale: float | None = None
+    activation: str | None = None
     exponent: float = 5.0
     form: str = "auto"
     chunk_size: int = 64
     decay: tuple[float, ...] | None = None
+    decay_rule: str = "retnet"
     norm: str = "layer"
+    norm_over: str = "head"
+    norm_weight: str | None = None
     norm_eps: float = 0.00001
     use_gate: bool = True
+    gate_activation: str = "silu"
     use_bias: bool = False
     rope_base: float | None = None
     rope_layout: str = "interleaved"
@@ -102,14 +118,43 @@ class Config(_base.Config):
         self.check_number("exponent", above=0.0)
         self.check_number("norm_eps", above=0.0)
         self.check_one_of("form", FORMS)
+        self.check_number("scale")
+        if self.activation is not None:
+            self.check_one_of("activation", ("silu",))
+        self.check_one_of("decay_rule", DECAY_RULES)
         self.check_one_of("norm", ("layer", "rms", "none"))
+        self.check_one_of("norm_over", ("head", "all"))
+        if self.norm_weight is not None:
+            self.check_one_of("norm_weight", ("own",))
+        self.check_one_of("gate_activation", ("silu", "sigmoid"))
         self.check_flag("use_gate", "use_bias")
         self.check_number("rope_base", above=1.0)
         self.check_one_of("rope_layout", LAYOUTS)
         self.check_one_of("spacing", SPACINGS)
         self.check_divisible("d_model", "num_heads", unless="head_dim")
 
+        _base.require(
+            self.norm != "none" or (self.norm_over == "head" and self.norm_weight is None),
+            self.variant,
+            "a norm for norm_over= or norm_weight=",
+            "norm='none'",
+            "leave them out",
+        )
+        _base.require(
+            self.use_gate or self.gate_activation == "silu",
+            self.variant,
+            "a gate for gate_activation=",
+            "use_gate=False",
+            "leave gate_activation out",
+        )
         factors = self.decay
+        _base.require(
+            factors is None or self.decay_rule == "retnet",
+            self.variant,
+            "decay= or decay_rule=, not both",
+            f"decay={factors}, decay_rule={self.decay_rule!r}",
+            "leave one of them out",
+        )
         are_numbers = isinstance(factors, tuple) and all(type(x) in (int, float) for x in factors)
         are_factors = are_numbers and all(0 < x <= 1 for x in factors or ())
         _base.require(
@@ -141,6 +186,8 @@ class Config(_base.Config):
         """Logarithm of the factor by which each head's state decays per position."""
         if self.decay is not None:
             return tuple(log(factor) for factor in self.decay)
+        if self.decay_rule == "alibi":
+            return tuple(-(2 ** (-8 * (h + 1) / self.num_heads)) for h in range(self.num_heads))
         return tuple(log(1 - 2 ** -(self.exponent + h)) for h in range(self.num_heads))
 
     def sizes(self) -> dict[str, int]:
@@ -164,6 +211,8 @@ class Config(_base.Config):
         }
         if not self.use_gate:
             del weights["w_gate"], biases["b_gate"]
+        if self.norm_weight is not None:
+            weights["w_norm"] = Param("h v", "v", init=1.0)
         return weights | biases if self.use_bias else weights
 
     def arguments(self) -> dict[str, Arg]:
@@ -176,7 +225,10 @@ class Config(_base.Config):
         return 1
 
     def exempt(self) -> dict[str, str]:
-        return {"heads_stand_alone": "each head decays at a rate of its own"}
+        reasons = {"heads_stand_alone": "each head decays at a rate of its own"}
+        if self.norm_over == "all":
+            reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
+        return reasons
 
 
 PRESETS = {
@@ -188,6 +240,27 @@ PRESETS = {
         ),
         paper="Sun et al. 2023, RetNet, arXiv:2307.08621, section 2.1, equations 3 to 6",
         fields={"rope_base": 10000.0},
+    ),
+    "lightning": Preset(
+        title="Lightning attention",
+        idea=(
+            "Linear attention whose state decays, as in retention, with positions left to the decay alone: silu of the "
+            "projections instead of a feature map, no scale, one norm over all heads and a sigmoid as the gate."
+        ),
+        paper=(
+            "MiniMax 2025, MiniMax-01: Scaling Foundation Models with Lightning Attention, arXiv:2501.08313, "
+            "section 2.2; each layer of the model has rates of its own, given by decay="
+        ),
+        fields={
+            "scale": 1.0,
+            "activation": "silu",
+            "decay_rule": "alibi",
+            "norm": "rms",
+            "norm_over": "all",
+            "norm_weight": "own",
+            "norm_eps": 0.000001,
+            "gate_activation": "sigmoid",
+        },
     ),
 }
 
@@ -226,4 +299,18 @@ EXAMPLES = {
         use_bias=True,
     ),
     "pairs": Config(d_model=6, num_heads=2, form="parallel", use_bias=True),
+    "lightning": Config(
+        d_model=5,
+        num_heads=2,
+        head_dim=3,
+        value_head_dim=7,
+        scale=0.75,
+        activation="silu",
+        chunk_size=2,
+        decay_rule="alibi",
+        norm="rms",
+        norm_over="all",
+        norm_weight="own",
+        gate_activation="sigmoid",
+    ),
 }

@@ -25,7 +25,10 @@ class Config(Rotary, Heads):
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (the paper, GPT-J).
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) of `rotary_angles` as `positions`.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, so that all keys in it agree, and the largest position + 1 if a full pass is given positions.
@@ -91,6 +94,7 @@ class Config(Rotary, Heads):
     rope_base: float = 10000.0
     rotary_dim: int | None = None
     rope_layout: str = "half"
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -110,6 +114,9 @@ class Config(Rotary, Heads):
         self.check_limits("window")
         self.check_flag("causal")
         self.check_rotary()
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | self.position_axes()
 
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
@@ -144,6 +151,8 @@ EXAMPLES = {
         rope_base=50.0,
         rotary_dim=6,
         rope_layout="interleaved",
+        rope_sections=(1, 2),
+        max_positions=13,
         rope_scaling="llama3",
         rope_scaling_factor=3.0,
         original_max_positions=23,

@@ -16,7 +16,7 @@ from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, loca
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import DottedNames, Tensors
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import Step, consistent, steps, unsupported_fields
+from attn_np.weights.layouts._base import Step, consistent, file_steps, unsupported_fields
 
 
 def read_foreign(
@@ -167,7 +167,7 @@ def plan_steps(file: str, name: str, table: Table, config: Config) -> list[Step]
         ConfigMismatchError: a config that the layout cannot represent.
     """
     try:
-        return steps(table, config)
+        return file_steps(table, config)
     except ValueError as error:
         todo = f"choose another layout than {name}"
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", str(error), todo) from None

@@ -173,7 +173,7 @@ class BlockedCall:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
         keys, queries = positions[block.s], torch.arange(block.t.start, block.t.stop, device=self.q.device).int()
-        if block.allowed is None:
+        if block.allowed is None and len(keys) > 0:
             must = of_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
             unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:

@@ -218,7 +218,9 @@ def page(variant: str, drawn: Picture | None) -> str:
             rows = [(code(n), code(p.axes), code(holder.shapes()[n]), str(holder.fans()[n])) for n, p in new.items()]
             out += table(("Name", "Axes", "Shape", "Fan"), rows)
     if params:
-        out += ["Initial values are uniform in (-1/sqrt(fan), 1/sqrt(fan)).", ""]
+        normal = [code(n) for n, p in params.items() if p.normal]
+        others = f"; those of {', '.join(normal)} are standard normal" if normal else ""
+        out += [f"Initial values are uniform in (-1/sqrt(fan), 1/sqrt(fan)){others}.", ""]
     else:
         out += ["None: it works on the queries, keys and values that it is given.", ""]
 

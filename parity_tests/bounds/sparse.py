@@ -205,12 +205,12 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     return ErrArray(hard, np.where(lost, np.inf, b))
 
 
-@rule(FUNCTIONS, _masks.largest_places)
-def largest_places(scores: Any, allowed: Any, count: int) -> np.ndarray:
+@rule(FUNCTIONS, _masks.top_k_indices)
+def top_k_indices(scores: Any, allowed: Any, count: int) -> np.ndarray:
     """A decision by the values. Scores of random inputs are hardly ever as near as their bounds; where they are, two
     candidates may choose differently, and one of them is alarmed.
     """
-    return plain(_masks.largest_places)(lift(scores).v, allowed, count)
+    return plain(_masks.top_k_indices)(lift(scores).v, allowed, count)
 
 
 @rule(FUNCTIONS, _sparse.straight_through)

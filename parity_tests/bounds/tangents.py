@@ -313,10 +313,10 @@ def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     return dual(_sparse.hardmax(scores.v, allowed))
 
 
-@rule(FUNCTIONS, _masks.largest_places)
-def largest_places(scores: Dual, allowed: Any, count: int) -> Any:
+@rule(FUNCTIONS, _masks.top_k_indices)
+def top_k_indices(scores: Dual, allowed: Any, count: int) -> Any:
     """Numbers of places, which have no tangent."""
-    return _masks.largest_places(scores.v, allowed, count)
+    return _masks.top_k_indices(scores.v, allowed, count)
 
 
 @rule(FUNCTIONS, _sparse.straight_through)

@@ -1,8 +1,8 @@
 """Mistakes in the recurrent layers: gates, states, and the decoder that looks back."""
 
-from parity_tests.mistakes.plant import SHARED, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
-gru = at("gru.py", "gru", "stacked")
+gru, both = at("gru.py", "gru", "stacked"), at("gru.py", "gru", "both")
 seq2seq, words = at("seq2seq.py", "seq2seq", "free"), at("seq2seq.py", "seq2seq", "words")
 
 N = "n = tanh(x_gates[:, 2] + r * h_gates[:, 2])"
@@ -91,7 +91,7 @@ MUTANTS = (
     gru(
         "every layer begins with the first layer's state",
         "give every layer its own initial state",
-        "x, start[i], real",
+        "x, start[directions * i], real",
         "x, start[0], real",
     ),
     gru(
@@ -110,8 +110,33 @@ MUTANTS = (
     gru(
         "sequence read backwards",
         "read the sequence from its first position",
-        'names=("r", "z", "n", "h"), tape=tape)',
-        'names=("r", "z", "n", "h"), tape=tape, reverse=True)',
+        'names=("r", "z", "n", "h"), tape=tape, reverse=c.backward)',
+        'names=("r", "z", "n", "h"), tape=tape, reverse=not c.backward)',
+    ),
+    both(
+        "second direction read forwards",
+        "let the second direction begin at the last position",
+        "tape=tape, reverse=c.backward)",
+        "tape=tape, reverse=False)",
+    ),
+    both(
+        "states of both directions exchanged",
+        "keep states by layers, and in each the forward one first",
+        "x, start[2 * i + 1], real",
+        "x, start[2 * i], real",
+    ),
+    both(
+        "reset after the recurrent product",
+        "with reset_after=False reset the state before the product: n = tanh(W x + b + U (r * h))",
+        'einsum("be,ea->ba", r * h, w_h[2])',
+        'r * einsum("be,ea->ba", h, w_h[2])',
+    ),
+    both(
+        "gradient through the reset state left out",
+        "the reset gate passes on a gradient to the state that it resets",
+        "dh + dreset_state * r",
+        "dh",
+        trees=NUMPY,
     ),
     gru(
         "dropout between layers left out",
@@ -194,13 +219,13 @@ MUTANTS = (
     seq2seq(
         "output read from the first layer",
         "read the output from the last layer's state",
-        "found[-1], self.w_o, self.b_o), stack(last)",
+        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
         "gates_and_states[3], self.w_o, self.b_o), stack(last)",
     ),
     seq2seq(
         "bias of the decoder's output dropped",
         "add the bias of the output",
-        "found[-1], self.w_o, self.b_o), stack(last)",
+        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
         "gates_and_states[-1], self.w_o, None), stack(last)",
     ),
     # Running freely

@@ -83,6 +83,12 @@ MUTANTS = (
         "config.rope_base ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width())",
     ),
     interleaved(
+        "all pairs rotated by the first axis of the positions",
+        "deal the pairs out to the axes by their sections: time, row and column in M-RoPE",
+        "x[i][..., end - n : end] for",
+        "x[0][..., end - n : end] for",
+    ),
+    interleaved(
         "rotated along the heads",
         BY_POSITION,
         "cos, sin = cos[:, :, None], sin[:, :, None]",

@@ -54,10 +54,10 @@ class Peer(Protocol):
 
 
 class InFloat64(TorchFunctionMode):
-    """PyTorch with float64 wherever code asks for float32.
+    """PyTorch with float64 wherever code asks for float32 or bfloat16.
 
-    Models turn to float32 for norms, positions and softmax, whatever their weights are in. What is compared is what
-    they compute, not in which type, and in float64 an error has nowhere to hide.
+    Models turn to float32 for norms, positions and softmax, whatever their weights are in, and Falcon to bfloat16 for
+    its slopes. What is compared is what they compute, not in which type, and in float64 an error has nowhere to hide.
     """
 
     def __enter__(self) -> Any:
@@ -70,7 +70,7 @@ class InFloat64(TorchFunctionMode):
         torch.set_default_dtype(self.before)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.float:
+        if func is torch.Tensor.float or func is torch.Tensor.bfloat16:
             func = torch.Tensor.double
         args = tuple(torch.float64 if x is torch.float32 else x for x in args)
         kwargs = {name: torch.float64 if x is torch.float32 else x for name, x in (kwargs or {}).items()}
@@ -107,6 +107,7 @@ class Model:
         key: the keyword with which a module gets what its keys are made of, where that is not the query.
         shards: the size of a file, to have several.
         prepare: sets what must not be drawn, once all parameters are.
+        attention: which of the library's implementations computes it.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Model:
     key: str | None = None
     shards: str = "1GB"
     prepare: Callable[[Any], None] = lambda model: None
+    attention: str = "eager"
     fields: Mapping[str, Any] = field(default_factory=dict)
     library = "transformers"
 
@@ -148,7 +150,7 @@ class Model:
         transformers.logging.disable_progress_bar()
         kind = getattr(transformers, self.name)
         with InFloat64(), torch.no_grad():
-            model = kind._from_config(kind.config_class(**self.config), attn_implementation="eager")
+            model = kind._from_config(kind.config_class(**self.config), attn_implementation=self.attention)
             draw = torch.Generator().manual_seed(3)
             for param in model.parameters():
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)

@@ -59,6 +59,10 @@ PEERS = {
     "as version 3": peer("DebertaV2Model", "", norm_rel_ebd="layer_norm"),
     "another epsilon": peer("DebertaV2Model", "", (1,), norm_rel_ebd="layer_norm", layer_norm_eps=0.0625),
     "distances": peer("DebertaV2Model", "", (1,), position_buckets=-1, max_relative_positions=3),
+    "projections of their own": peer("DebertaV2ForMaskedLM", "deberta.", share_att_key=False),
+    "one term, a projection of its own": peer(
+        "DebertaV2Model", "", (1,), pos_att_type=["p2c"], share_att_key=False, num_attention_heads=6
+    ),
     "one term": peer("DebertaV2Model", "", (1,), pos_att_type="p2c", num_attention_heads=6),
     "a convolution beside": replace(
         peer("DebertaV2Model", "", (1,), conv_kernel_size=3, max_relative_positions=-1), given=whole, meaning=all_keys
@@ -68,7 +72,6 @@ PEERS = {
 PLAIN = PEERS["buckets"]
 REFUSED = {
     "no distances": (PLAIN, {"relative_attention": False}, "'relative_attention': expected true"),
-    "projections of their own": (PLAIN, {"share_att_key": False}, "'share_att_key': expected true"),
     "another norm of distances": (PLAIN, {"norm_rel_ebd": "rms_norm"}, "'norm_rel_ebd'"),
     "no terms": (PLAIN, {"pos_att_type": None}, "terms to be some of c2p, p2c"),
     "heads of another width": (PLAIN, {"attention_head_size": 5}, "'attention_head_size'"),

@@ -1,4 +1,4 @@
-"""Falcon: one head of keys, several in groups, and one for each query head, with and without biases."""
+"""Falcon: one head of keys, several in groups, and one for each query head, with rotary positions and slopes."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ SMALL: dict[str, Any] = {"vocab_size": 11, "hidden_size": 24, "num_hidden_layers
 SMALL |= {"ffn_hidden_size": 5, "max_position_embeddings": 32}
 AT = "transformer.h.{layer}.self_attention"
 GROUPED = {"new_decoder_architecture": True, "num_kv_heads": 3, "bias": True}
+SLOPES = {"alibi": True, "multi_query": False}
 TURNS = {"rope_theta": 100.0, "rope_type": "linear", "factor": 3.0}
 
 PEERS = {
@@ -17,6 +18,13 @@ PEERS = {
     "a head of keys for each": Model(
         "FalconModel", SMALL | {"multi_query": False, "rope_parameters": TURNS}, "h.{layer}.self_attention", layers=(1,)
     ),
+    # The other implementation adds the slopes' biases twice: to the scores, and with the mask.
+    "slopes": Model("FalconForCausalLM", SMALL | SLOPES | {"bias": True}, AT, attention="sdpa"),
+    "slopes, no biases": Model(
+        "FalconModel", SMALL | SLOPES, "h.{layer}.self_attention", layers=(1,), attention="sdpa"
+    ),
 }
 
-REFUSED = {"slopes": (PEERS["groups"], {"alibi": True}, "'alibi': expected one of False")}
+REFUSED = {
+    "slopes beside groups": (PEERS["groups"], {"alibi": True}, "'alibi': expected false beside 3 heads of keys for 6"),
+}

@@ -1,6 +1,6 @@
 """The three trees behind one face, for tests that ask the same question of each: arrays in, arrays out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -213,10 +213,10 @@ def inputs_for(variant: str, example: str, call: str = "plain", dtype: str = "fl
     return draw(Case(variant, example, call, dtype)).inputs
 
 
-def shapes_for(config: Config, call: str, **sizes: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arguments that a call gives, with some axes of another size."""
+def shapes_for(config: Config, call: str | Collection[str], **sizes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arguments that a call gives, or of those that are named, with some axes of another size."""
     arguments, known = config.arguments(), call_sizes(config) | sizes | config.sizes()
-    names = given(config, call)
+    names = given(config, call) if isinstance(call, str) else tuple(name for name in arguments if name in call)
     for name, arg in arguments.items():
         if name not in names and arg.default is not None:
             source = arguments[arg.default].axes.split()
@@ -244,7 +244,7 @@ def first_difference(a: Arrays, b: Arrays) -> str | None:
     return None
 
 
-def random_inputs(config: Config, call: str, **sizes: int) -> Arrays:
+def random_inputs(config: Config, call: str | Collection[str], **sizes: int) -> Arrays:
     """Random float64 inputs with some axes of another size; nothing is masked or dropped on purpose."""
     rng = np.random.default_rng(3)
     inputs: Arrays = {}

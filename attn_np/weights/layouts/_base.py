@@ -54,10 +54,14 @@ class Table:
         """The Config fields that a caller may give."""
         return (*self.letters, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
 
-    def required_keys(self) -> list[str]:
-        """The keys of the parameters that every config has."""
+    def required_rules(self) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
+        """The rules of the parameters that every file has."""
         optional = {name for names in self.flags.values() for name in names}
-        return [key for params, keys, _ in expand_rules(self) if not optional & set(params) for key in keys]
+        return [rule for rule in expand_rules(self) if not optional & set(rule[0])]
+
+    def required_keys(self) -> list[str]:
+        """The keys of the parameters that every file has."""
+        return [key for _, keys, _ in self.required_rules() for key in keys]
 
 
 @dataclass(frozen=True)
@@ -200,14 +204,31 @@ def steps(table: Table, config: Config) -> list[Step]:
         ValueError: parameters of one rule that differ in shape, or a parameter without a rule.
     """
     shapes = config.shapes()
-    plan = [
-        Step(params, keys, pattern, letter_sizes(table, config.variant, params, keys, pattern, shapes))
-        for params, keys, pattern in expand_rules(table, shapes)
-    ]
+    plan: list[Step] = []
+    before: dict[str, int] = {}
+    for params, keys, pattern in expand_rules(table, shapes):
+        sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
+        before |= sizes
+        plan.append(Step(params, keys, pattern, sizes))
     missing = sorted(set(shapes) - {name for step in plan for name in step.params} - set(table.zeros))
     if missing:
         got = f"none for {', '.join(missing)}"
         raise ValueError(f"{config.variant}: expected a rule for each parameter, got {got}; use another layout")
+    return plan
+
+
+def file_steps(table: Table, config: Config) -> list[Step]:
+    """The rules for the parameters of a config in a file, which has the keys of every file.
+
+    Raises:
+        ValueError: as `steps`, or a config without a parameter that every file has.
+    """
+    plan = steps(table, config)
+    required = {name for names, _, _ in table.required_rules() for name in names}
+    lacking = sorted(required - {name for step in plan for name in step.params})
+    if lacking:
+        words = "expected the parameters that every layer of this layout has"
+        raise ValueError(f"{config.variant}: {words}, got no {', '.join(lacking)}; use another layout")
     return plan
 
 
@@ -218,15 +239,24 @@ def letter_sizes(
     keys: tuple[str, ...],
     pattern: str,
     shapes: Mapping[str, tuple[int, ...]],
+    before: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each letter of a rule, from the shapes of our parameters."""
+    """The size of each letter of a rule, from the shapes of our parameters, and from the rules before where those of a
+    concatenation leave one open: how many groups there are, if every part has them.
+    """
     concat = concatenation(pattern)
     if concat:
-        sizes = dict(table.constants)
-        for _ in params:  # each round may give a letter that another part waits for
-            for name, part_pattern in zip(params, concat.patterns, strict=True):
-                sizes |= solve(parse(part_pattern)[1], shapes[name], sizes)
-        return sizes
+        sides = [parse(part_pattern)[1] for part_pattern in concat.patterns]
+        needed = {letter for side in sides for axis in side for letter in axis}
+        for known in ({}, {letter: n for letter, n in before.items() if letter in needed}):
+            sizes = dict(table.constants) | known
+            for _ in params:  # each round may give a letter that another part waits for
+                for name, side in zip(params, sides, strict=True):
+                    sizes |= solve(side, shapes[name], sizes)
+            if needed <= set(sizes):
+                return sizes
+        got = ", ".join(str(shapes[name]) for name in params)
+        raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {got}; use another layout")
     left, right = parse(pattern)
     sizes = dict(table.constants) | stack_size(right, params) | stack_size(left, keys)
     shape = shapes[params[0]]
@@ -276,11 +306,11 @@ def consistent(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether each letter that is an axis by itself has one size in all of some arrays, which have as many axes."""
     sizes: dict[str, int] = {}
     for _, keys, pattern in expand_rules(table):
-        axes = parse(pattern)[0]
+        concat = concatenation(pattern)
+        axes = parse(concat.patterns[0] if concat else pattern)[0]
+        alone = [n for n, axis in enumerate(axes) if len(axis) == 1 and (concat is None or n != concat.axis)]
         for shape in (shapes[key] for key in keys if key in shapes):
-            if len(shape) != len(axes):
-                return False
-            if any(sizes.setdefault(axis[0], n) != n for axis, n in zip(axes, shape, strict=True) if len(axis) == 1):
+            if len(shape) != len(axes) or any(sizes.setdefault(axes[n][0], shape[n]) != shape[n] for n in alone):
                 return False
     return True
 

@@ -274,6 +274,19 @@ def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
     return fields
 
 
+def typed_rotary(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
+    """Our fields of rotary positions, from the parameters that `rope_parameters` has for a type of layers.
+
+    Raises:
+        ConfigMismatchError: it has none, or none that say the base.
+    """
+    types = hf.nested("rope_parameters")
+    if layer_type not in types:
+        types.refuse(layer_type, "the positions of such layers")
+    types.nested(layer_type).number("rope_theta")
+    return full_rotary(hf, head_dim, layer_type=layer_type)
+
+
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:
     """YaRN's scale of cosines and sines for positions stretched by a factor."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,63 +1,85 @@
 """DeBERTa versions 2 and 3 as `transformers` names them: all layers share a table of distances beside them."""
 
+from dataclasses import replace
 from typing import Any
 
-from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._base import Layout, Names, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `DebertaV2Config`. Distances share the projections of contents, as in our layer."""
+    """The table and fields of a `DebertaV2Config`: distances share the projections of contents, or have their own."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     hf.only("attention_head_size", width // max(heads, 1))
-    for key in ("relative_attention", "share_att_key"):
-        if not hf.flag(key, False):
-            hf.refuse(key, "true, as layers here use distances and project them like contents", False)
+    if not hf.flag("relative_attention", False):
+        hf.refuse("relative_attention", "true, as layers here use distances", False)
+    shared = hf.flag("share_att_key", False)
     norm = hf.only("norm_rel_ebd", "none", "layer_norm") == "layer_norm"
     hf.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
     hf.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
     terms = hf.get("pos_att_type", ())
-    terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
+    terms = sorted(term.strip() for term in terms.lower().split("|")) if isinstance(terms, str) else sorted(terms)
     distance = hf.get("max_relative_positions", -1)
     if type(distance) is not int or distance < 1:
         distance = hf.integer("max_position_embeddings", 512)
     buckets = hf.get("position_buckets", -1)
-    return "disentangled", {
+    own = ", ".join(terms)
+    return own if not shared and own in LAYOUT.tables else "disentangled", {
         "d_model": width,
         "num_heads": heads,
         "max_distance": distance,
-        "terms": tuple(sorted(terms)),
+        "terms": tuple(terms),
         "buckets": buckets if type(buckets) is int and buckets > 0 else None,
         "p2c_view": "query",
-        "shared": True,
+        "shared": shared,
+        "rel_bias": not shared,
         **({"norm_rel": True, "norm_eps": hf.number("layer_norm_eps", 1e-7)} if norm else {}),
     }
+
+
+RULES: dict[Names, tuple[Names, str]] = {
+    "w_q": ("attention.self.query_proj.weight", "(h k) d -> d h k"),
+    "w_k": ("attention.self.key_proj.weight", "(h k) d -> d h k"),
+    "w_v": ("attention.self.value_proj.weight", "(h v) d -> d h v"),
+    "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
+    "b_q": ("attention.self.query_proj.bias", "(h k) -> h k"),
+    "b_k": ("attention.self.key_proj.bias", "(h k) -> h k"),
+    "b_v": ("attention.self.value_proj.bias", "(h v) -> h v"),
+    "b_o": ("attention.output.dense.bias", "d -> d"),
+    "w_rel": ("rel_embeddings.weight", "x d -> x d"),
+    "w_rel_norm": ("LayerNorm.weight", "d -> d"),
+    "b_rel": ("LayerNorm.bias", "d -> d"),
+}
+SHARED = Table(
+    rules=RULES,
+    letters={"d_model": "d", "num_heads": "h"},
+    flags={"norm_rel": ("w_rel_norm", "b_rel")},
+    free=("max_distance", "buckets", "terms", "norm_eps"),
+    fixed={"p2c_view": "query", "shared": True},
+    stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
+)
+
+
+def apart(*terms: str) -> Table:
+    """The table for distances with projections of their own, one for each term beside content to content."""
+    rules = dict(RULES)
+    for term in terms:
+        ours, theirs = {"c2p": ("rel_k", "pos_key_proj"), "p2c": ("rel_q", "pos_query_proj")}[term]
+        rules[f"w_{ours}"] = f"attention.self.{theirs}.weight", "(h k) d -> d h k"
+        rules[f"b_{ours}"] = f"attention.self.{theirs}.bias", "(h k) -> h k"
+    fixed = {"p2c_view": "query", "rel_bias": True, "terms": terms}
+    free = tuple(name for name in SHARED.free if name != "terms")
+    return replace(SHARED, rules=rules, free=free, fixed=fixed, variant="disentangled")
 
 
 LAYOUT = Layout(
     origin="transformers: DebertaV2Model",
     prefixes=("encoder.layer.{layer}.", "deberta.encoder.layer.{layer}."),
     tables={
-        "disentangled": Table(
-            rules={
-                "w_q": ("attention.self.query_proj.weight", "(h k) d -> d h k"),
-                "w_k": ("attention.self.key_proj.weight", "(h k) d -> d h k"),
-                "w_v": ("attention.self.value_proj.weight", "(h v) d -> d h v"),
-                "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
-                "b_q": ("attention.self.query_proj.bias", "(h k) -> h k"),
-                "b_k": ("attention.self.key_proj.bias", "(h k) -> h k"),
-                "b_v": ("attention.self.value_proj.bias", "(h v) -> h v"),
-                "b_o": ("attention.output.dense.bias", "d -> d"),
-                "w_rel": ("rel_embeddings.weight", "x d -> x d"),
-                "w_rel_norm": ("LayerNorm.weight", "d -> d"),
-                "b_rel": ("LayerNorm.bias", "d -> d"),
-            },
-            letters={"d_model": "d", "num_heads": "h"},
-            flags={"norm_rel": ("w_rel_norm", "b_rel")},
-            free=("max_distance", "buckets", "terms", "norm_eps"),
-            fixed={"p2c_view": "query", "shared": True},
-            stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
-        )
+        "disentangled": SHARED,
+        "c2p, p2c": apart("c2p", "p2c"),
+        "c2p": apart("c2p"),
+        "p2c": apart("p2c"),
     },
     ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),
     elsewhere=(

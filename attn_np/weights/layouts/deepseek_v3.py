@@ -17,12 +17,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.only("num_key_value_heads", heads)
     # The other rotary layout has tensors of the same shapes, so its files could not be told apart from ours.
     hf.only("rope_interleave", True)
-    hf.skip(
-        "head_dim", "qk_head_dim", "n_group", "topk_group", "topk_method", "n_routed_experts", "num_local_experts",
-        "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_layer_freq", "first_k_dense_replace",
-        "norm_topk_prob", "routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "ep_size",
-        "num_nextn_predict_layers", "num_mtp_layers", "output_router_logits",
-    )  # fmt: skip
+    hf.skip("head_dim", "qk_head_dim", *MIXTURE)
     nope_dim, rope_dim = hf.integer("qk_nope_head_dim", 128), hf.integer("qk_rope_head_dim", 64)
     fields = {
         "d_model": hf.integer("hidden_size"),
@@ -38,6 +33,15 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     if hf.is_null("q_lora_rank"):
         return "mla", fields
     return "queries of a latent", fields | {"q_rank": hf.integer("q_lora_rank", 1536)}
+
+
+# Fields of the experts, and of layers that predict further.
+MIXTURE = (
+    "n_group", "topk_group", "topk_method", "n_routed_experts", "num_local_experts", "n_shared_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "moe_layer_freq", "first_k_dense_replace", "norm_topk_prob",
+    "routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers",
+    "num_mtp_layers", "output_router_logits",
+)  # fmt: skip
 
 
 def score_scale(hf: HFConfig, width: int) -> dict[str, Any]:

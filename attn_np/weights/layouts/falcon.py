@@ -1,17 +1,19 @@
 """Falcon as `transformers` names it: the rows of a key/value head's queries, key and value are one block.
 
-One pattern covers the three kinds: one key/value head for all queries (7B), some (40B), and one for each query head.
+One pattern covers the three kinds: one key/value head for all queries (7B), some (40B), and one for each query head,
+which may have slopes instead of rotary positions (RW). The library adds biases before it scales, and rounds them to
+bfloat16: beyond 256 positions they are not all apart there. Ours are as exact as the other numbers.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._decoder import unrotated
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `FalconConfig`. Its `alibi` slopes, rounded and scaled, are not ours: refused."""
-    hf.only("alibi", False)
+    """The table and fields of a `FalconConfig`: slopes are for models with as many key/value heads as query heads."""
     hf.skip("parallel_attn", "ffn_hidden_size", "activation", "num_ln_in_parallel_attn")
     hf.skip("apply_residual_connection_post_layernorm")
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
@@ -19,6 +21,11 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     if not hf.flag("new_decoder_architecture", False):
         kv_heads = 1 if multi_query else heads
     bias = hf.flag("bias", False)
+    if hf.flag("alibi", False):
+        if kv_heads != heads:
+            hf.refuse("alibi", f"false beside {kv_heads} heads of keys for {heads} of queries", True)
+        unrotated(hf)
+        return "alibi", {"d_model": width, "num_heads": heads, "use_bias": bias} | SLOPES
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
@@ -29,6 +36,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     }
 
 
+SLOPES = {"causal": True, "scale_slopes": True}
 LAYOUT = Layout(
     origin="transformers: FalconModel",
     prefixes=("transformer.h.{layer}.", "h.{layer}."),
@@ -49,7 +57,18 @@ LAYOUT = Layout(
             letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
             free=ROTARY_FIELDS,
-        )
+        ),
+        "alibi": Table(
+            rules={
+                ("w_q", "w_k", "w_v"): ("self_attention.query_key_value.weight", "(h p k) d -> p d h k"),
+                ("b_q", "b_k", "b_v"): ("self_attention.query_key_value.bias", "(h p k) -> p h k"),
+                "w_o": ("self_attention.dense.weight", "d (h v) -> h v d"),
+                "b_o": ("self_attention.dense.bias", "d -> d"),
+            },
+            letters={"d_model": "d", "num_heads": "h"},
+            flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
+            fixed=SLOPES,
+        ),
     },
     ignored=(
         "self_attention.rotary_emb.inv_freq",  # follows from the config
@@ -67,6 +86,7 @@ LAYOUT = Layout(
         "classifier.*",
         "qa_outputs.*",
     ),
+    by_file=True,
     metadata={"format": "pt"},
     model_types=("falcon",),
     table_and_fields=table_and_fields,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_np.weights.layouts._decoder import family, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary, typed_rotary
 from attn_np.weights.layouts.gemma2 import BIASES, IGNORED, common, kind
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
@@ -24,12 +24,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
     """Our fields of rotary positions: older files name the base of windows apart, and scale the other layers alone."""
     if "rope_parameters" in hf:
-        types = hf.nested("rope_parameters")
-        if layer_type not in types:
-            types.refuse(layer_type, "the positions of such layers")
-        types.nested(layer_type).number("rope_theta")
         hf.skip("rope_local_base_freq")
-        return full_rotary(hf, head_dim, layer_type=layer_type)
+        return typed_rotary(hf, head_dim, layer_type)
     if layer_type == "sliding_attention":
         hf.skip("rope_theta", "rope_scaling")
         return {"rope_base": hf.number("rope_local_base_freq", 10000.0)}

@@ -2,15 +2,19 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table
+from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of an `Olmo2Config`: the projections share one flag for their biases."""
-    fields, bias = sizes(hf), hf.flag("attention_bias", False)
-    fields |= NORM | {"qkv_bias": bias, "output_bias": bias, "norm_eps": hf.number("rms_norm_eps", 1e-5)}
+    """The table and fields of an `Olmo2Config`."""
+    fields = normed(hf)
     return "decoder", fields | full_rotary(hf, fields["head_dim"])
+
+
+def normed(hf: HFConfig, *, norm_eps: float = 1e-5) -> dict[str, Any]:
+    """Our fields but for positions: the projections share one flag for their biases."""
+    return sizes(hf) | biases(hf) | NORM | {"norm_eps": hf.number("rms_norm_eps", norm_eps)}
 
 
 NORM = {"norm": "rms", "norm_over": "all", "norm_weight": "own"}
@@ -19,7 +23,7 @@ TABLE = table(
         "w_q_norm_heads": ("self_attn.q_norm.weight", "(h k) -> h k"),
         "w_k_norm_heads": ("self_attn.k_norm.weight", "(g k) -> g k"),
     },
-    flags=("qkv_bias", "output_bias"),
+    flags=BIASES,
     free=("norm_eps",),
     fixed=NORM,
 )

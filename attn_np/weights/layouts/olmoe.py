@@ -9,10 +9,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of an `OlmoeConfig`, which are those of an `Olmo2Config` and of its experts."""
-    hf.skip(
-        "num_experts", "num_experts_per_tok", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
-    )  # fmt: skip
+    """The table and fields of an `OlmoeConfig`, which are those of an `Olmo2Config` and the limit."""
     name, fields = olmo2.table_and_fields(hf, layer, part)
     return name, fields | clip(hf)
 

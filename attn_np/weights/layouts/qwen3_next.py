@@ -1,30 +1,46 @@
-"""Qwen3-Next as `transformers` names it: of its layers, those of softmax attention, whose outputs are gated.
+"""Qwen3-Next as `transformers` names it: layers of the gated delta rule, and of softmax attention with gated outputs.
 
-One projection has the rows of a head's query and then those of its gate.
+One projection has the rows of a head's query and then those of its gate. In the other layers it has those of a head of
+queries and keys, and then the rows of the heads of values that use it, and of their gates.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table
+from attn_np.weights.layouts._base import Table
+from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table, unrotated
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen3NextConfig`: norm weights are stored minus 1, a quarter of a head is rotated."""
-    hf.skip(*(f"linear_{name}" for name in LINEAR))
-    every = hf.integer("full_attention_interval", 4)
+    every, eps = hf.integer("full_attention_interval", 4), hf.number("rms_norm_eps", 1e-6)
     kinds = ("linear_attention", "full_attention")
     if hf.layer_type(layer, lambda n: kinds[(n + 1) % every == 0], *kinds) == "linear_attention":
-        expected = f"'full_attention' for layer {layer}, as the short convolution of the others is not in our layer"
-        hf.refuse("layer_types", expected, "linear_attention")
-    fields: dict[str, Any] = (
-        sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
-    )
+        return "gated_delta", linear(hf) | {"norm_eps": eps}
+    hf.skip(*(f"linear_{name}" for name in LINEAR.values()))
+    fields: dict[str, Any] = sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": eps}
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.25)
 
 
-LINEAR = ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+def linear(hf: HFConfig) -> dict[str, Any]:
+    """Our fields of a layer of the gated delta rule but for the epsilon of its contexts."""
+    hf.only("hidden_act", "silu")  # of the convolution as well
+    hf.skip("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "partial_rotary_factor")
+    unrotated(hf)
+    defaults = {"num_heads": 32, "num_key_heads": 16, "head_dim": 128, "value_head_dim": 128, "conv_size": 4}
+    fields = {ours: hf.integer(f"linear_{LINEAR[ours]}", default) for ours, default in defaults.items()}
+    return {"d_model": hf.integer("hidden_size"), "qk_norm_eps": 1e-6} | fields
+
+
+LINEAR = {
+    "num_heads": "num_value_heads",
+    "num_key_heads": "num_key_heads",
+    "head_dim": "key_head_dim",
+    "value_head_dim": "value_head_dim",
+    "conv_size": "conv_kernel_dim",
+}
 GATED = {"gate": True, "norm": "rms", "norm_offset": 1.0}
 TABLE = table(
     rules={
@@ -36,6 +52,34 @@ TABLE = table(
     free=("norm_eps",),
     fixed=GATED,
 )
-LAYOUT = family(
-    "Qwen3NextModel", table_and_fields, {"decoder": TABLE}, model_types=("qwen3_next",), elsewhere=("mtp.*",)
+DELTA = Table(
+    rules={
+        ("w_q", "w_k", "w_v", "w_gate"): (
+            "linear_attn.in_proj_qkvz.weight",
+            "(g (k | k | r v | r v)) d -> d g k, d g k, d (g r) v, d (g r) v",
+        ),
+        ("w_beta", "w_a"): ("linear_attn.in_proj_ba.weight", "(g (r | r)) d -> d (g r), d (g r)"),
+        ("w_q_conv", "w_k_conv", "w_v_conv"): (
+            "linear_attn.conv1d.weight",
+            "(g k | g k | g r v) a x -> (a x) g k, (a x) g k, (a x) (g r) v",
+        ),
+        "a_log": ("linear_attn.A_log", "h -> h"),
+        "dt_bias": ("linear_attn.dt_bias", "h -> h"),
+        "w_norm": ("linear_attn.norm.weight", "v -> v"),
+        "w_o": ("linear_attn.out_proj.weight", "d (h v) -> h v d"),
+    },
+    letters={
+        "d_model": "d",
+        "num_heads": "h",
+        "num_key_heads": "g",
+        "head_dim": "k",
+        "value_head_dim": "v",
+        "conv_size": "x",
+    },
+    free=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
+    constants={"a": 1},
+)
+TABLES = {"decoder": TABLE, "gated_delta": DELTA}
+LAYOUT = replace(
+    family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)), by_file=True
 )

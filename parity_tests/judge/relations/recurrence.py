@@ -49,11 +49,15 @@ def is_gru(config: Config) -> bool:
     return config.variant == "gru"
 
 
+def runs_one_way(config: Config) -> bool:
+    return is_gru(config) and not field(config, "bidirectional")
+
+
 @relation(RELATIONS)
 def layers_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     """Each layer by itself, fed with the outputs of the one below after dropout."""
     config, n = call.config, field(call.config, "num_layers", 1)
-    if not is_gru(config) or n == 1:
+    if not runs_one_way(config) or n == 1:
         return
     whole, x = s.bounded(call), call.inputs["x"]
     for i in range(n):
@@ -85,7 +89,7 @@ def with_gates(call: Call, **gates: float) -> Call:
 @relation(RELATIONS)
 def a_shut_update_gate_keeps_the_state(s: Subject, call: Call) -> Iterator[Pair]:
     """z = 1: every state is the one before."""
-    if is_gru(call.config) and field(call.config, "use_bias") and call.has("state"):
+    if runs_one_way(call.config) and field(call.config, "use_bias") and call.has("state"):
         found, state = s.bounded(with_gates(call, z=2.0**12)), call.inputs["state"]
         yield "state", found["out1"], state
         yield "y", found["y"], np.repeat(state[-1][:, None], found["y"].shape[1], axis=1)
@@ -108,7 +112,7 @@ def open_gates_forget_the_state(s: Subject, call: Call) -> Iterator[Pair]:
 @relation(RELATIONS)
 def biases_of_a_gate_add_up(s: Subject, call: Call) -> Iterator[Pair]:
     """Those of r and z act by their sum alone, and with r = 1 those of n do too."""
-    if is_gru(call.config) and field(call.config, "use_bias"):
+    if is_gru(call.config) and field(call.config, "use_bias") and field(call.config, "reset_after"):
         open_ = {n: np.round(p * 2.0**20) / 2.0**20 for n, p in call.params.items() if n.endswith((".b_x", ".b_h"))}
         call = with_gates(call.with_params(**open_), r=2.0**12)
         exchanged = {n: call.params[n[:-1] + ("h" if n[-1] == "x" else "x")] for n in open_}
@@ -118,7 +122,7 @@ def biases_of_a_gate_add_up(s: Subject, call: Call) -> Iterator[Pair]:
 @relation(RELATIONS)
 def a_still_network_halves_its_state(s: Subject, call: Call) -> Iterator[Pair]:
     """All weights 0: z = 1/2 and n = 0, exactly."""
-    if is_gru(call.config) and call.has("state"):
+    if runs_one_way(call.config) and call.has("state"):
         still, state = {n: 0.0 * p for n, p in call.params.items()}, call.inputs["state"]
         found = s.run(call.with_params(**still))
         t = call.inputs["x"].shape[1]

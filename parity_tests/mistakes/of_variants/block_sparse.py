@@ -31,8 +31,8 @@ MUTANTS = (
     causal(
         "least affinity chosen",
         "choose the blocks with the largest product of query and mean key",
-        "chosen = largest_places(affinity,",
-        "chosen = largest_places(-affinity,",
+        "chosen = top_k_indices(affinity,",
+        "chosen = top_k_indices(-affinity,",
     ),
     together(
         "own block seen as a whole",

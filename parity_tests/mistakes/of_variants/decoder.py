@@ -1,7 +1,7 @@
 """Mistakes that stand in decoder's own file, or that its examples alone can show."""
 
 from attn_np.contract.decoder import EXAMPLES
-from parity_tests.mistakes.plant import at
+from parity_tests.mistakes.plant import NUMPY, at
 
 sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
 MUTANTS = (
@@ -36,6 +36,12 @@ MUTANTS = (
         "k_norm=normalize(c, k, k_weight, self.b_k_norm)",
         "k_norm=normalize(c, k, k_weight, None)",
     ),
+    plain(
+        "chunks of a decoder forgotten",
+        "a query sees the keys of its own chunk only: Llama 4's layers with rotation",
+        "pattern = None if c.chunk_size is None else Chunks(c.chunk_size)",
+        "pattern = None",
+    ),
     gated(
         "gate without its sigmoid",
         "the gate is a sigmoid of its projection",
@@ -47,6 +53,19 @@ MUTANTS = (
         "OLMo clips values as it clips queries and keys",
         "v_clip=clipped(v, c.clip_qkv)",
         "v_clip=v",
+    ),
+    sinks(
+        "temperature that does not count the query's own position",
+        "Llama 4's temperature is by floor((position + 1) / interval)",
+        "xp.arange(1, count + 1, dtype=xp.float64)",
+        "xp.arange(0, count, dtype=xp.float64)",
+    ),
+    sinks(
+        "temperature on the gradient left out",
+        "queries were multiplied by their temperature: so is their gradient",
+        "record(tape, dq_tempered=dq) * factor",
+        "record(tape, dq_tempered=dq)",
+        trees=NUMPY,
     ),
     sinks(
         "learned sinks of the decoder taken as zero",

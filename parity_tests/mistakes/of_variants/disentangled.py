@@ -23,6 +23,12 @@ MUTANTS = (
         "(w_k, None) if self.w_rel_k is None",
         survives="the bias of the keys adds the same to every score of a query, which the softmax takes away",
     ),
+    p2c(
+        "separate projection of distances without its bias",
+        "the projection of distances for position to content has a bias of its own",
+        "(self.w_rel_q, self.b_rel_q)\n            rel_q = record",
+        "(self.w_rel_q, None)\n            rel_q = record",
+    ),
     both(
         "norm of the distances without its bias",
         "the table's layer norm has a weight and a bias",

@@ -39,6 +39,20 @@ MUTANTS = (
         "chunked",
     ),
     planted(
+        "first head of keys for all heads of values",
+        "as many heads of values in a row use the same head of keys",
+        "repeat_heads(k_unit, v_silu)\n        start",
+        "repeat_heads(k_unit[:, :, :1], v_silu)\n        start",
+        "chunked",
+    ),
+    planted(
+        "epsilon of the contexts under the roots of queries and keys",
+        "norms of queries and keys have an epsilon of their own: qk_norm_eps",
+        "l2_norm(silu(k), c.unit_eps()))\n        q_unit, k_unit, v_silu",
+        "l2_norm(silu(k), c.norm_eps))\n        q_unit, k_unit, v_silu",
+        "chunked",
+    ),
+    planted(
         "values without silu",
         "silu is on queries, keys and values alike",
         "v_silu=silu(v)",

@@ -36,9 +36,15 @@ MUTANTS = (
         "v_silu=v)",
     ),
     chunked(
+        "first head of keys for all heads",
+        "as many heads in a row use the same head of keys",
+        "repeat_heads(k_unit, v_silu)\n        start",
+        "repeat_heads(k_unit[:, :, :1], v_silu)\n        start",
+    ),
+    chunked(
         "keys not of length 1",
         "divide the keys by their length, after SiLU",
-        "l2_norm(silu(k), c.norm_eps))\n        q_unit, k_unit, v_silu",
+        "l2_norm(silu(k), c.unit_eps()))\n        q_unit, k_unit, v_silu",
         "silu(k))\n        q_unit, k_unit, v_silu",
     ),
     chunked(

@@ -3,18 +3,31 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 monotone, predicted = at("luong.py", "luong", "dot"), at("luong.py", "luong", "predicted")
+causal = at("luong.py", "luong", "causal")
 MUTANTS = (
     monotone(
         "monotone window aligned at the last key",
         "p_t = t: count queries and keys from the first, whatever their lengths",
-        'key_number - (arange(sizes["t"], query)[:, None] + 1)',
-        'key_number - (arange(sizes["t"], query)[:, None] + 1 + sizes["s"] - sizes["t"])',
+        "else arange(t, query)[:, None] + 1",
+        "else arange(t, query)[:, None] + 1 + s - t",
     ),
     monotone(
         "monotone window to the left alone",
         "a window reaches half_window keys to both sides",
         "mask = allowed = allowed & (offset <= c.half_window)",
         "mask = allowed = allowed & (offset <= 0)",
+    ),
+    causal(
+        "later keys seen by Luong's score",
+        "hide the keys after a query's own position before the softmax",
+        "causal=c.causal, step=step",
+        "step=step",
+    ),
+    causal(
+        "causal window counted from the first query",
+        "a causal query is at the last key that it sees, whatever the lengths",
+        "center = length[:, :, None] if c.causal else",
+        "center =",
     ),
     predicted(
         "padding counted as words of the source",
@@ -37,8 +50,8 @@ MUTANTS = (
     predicted(
         "window of a predicted center left out",
         "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
-        "            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)\n            key,",
-        "            key,",
+        "            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)\n            if step",
+        "            if step",
     ),
     predicted(
         "no gradient of the predicted center to the query",

@@ -75,7 +75,8 @@ def dropping(config: Config) -> bool:
 
 
 def causal(config: Config) -> bool:
-    return getattr(config, "causal", False) or config.family == "recurrent"
+    recurs = config.family == "recurrent" and not getattr(config, "bidirectional", False)
+    return getattr(config, "causal", False) or recurs
 
 
 def cotangent(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:

@@ -191,43 +191,112 @@ def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
             cache, lengths = module.end_step(step, array.array(np.zeros((3, t, 2), np.float32)))[1], at[:, -1] + 1
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How a batch is decoded: at each step, which of its positions are real, `b t`; None is an aligned step.
+
+    Attributes:
+        steps: the positions that are real, or how many new ones every sequence gets.
+        lengths: how many positions each sequence has in the end, the longest of them all that there is room for.
+    """
+
+    steps: list[np.ndarray | int]
+    lengths: list[int]
+
+
+def scheduled(seed: int, ragged: bool = True) -> Schedule:
+    """Chunks of any size with padding anywhere, none in some steps, and steps in which one sequence gets nothing."""
+    rng, steps = np.random.default_rng(seed), []
+    want = rng.integers(1, T + 1, BATCH) if ragged else np.full(BATCH, T)
+    want[rng.integers(BATCH)] = T
+    have = np.zeros(BATCH, int)
+    while (have < want).any():
+        left = want - have
+        if left.min() > 0 and rng.random() < 0.3:
+            steps.append(int(rng.integers(1, left.min() + 1)))
+            have += steps[-1]
+            continue
+        real = rng.random((BATCH, rng.integers(1, 6))) < rng.choice([0.5, 0.9])
+        real &= np.cumsum(real, 1) <= left[:, None]
+        steps.append(real)
+        have += real.sum(1)
+    return Schedule(steps, want.tolist())
+
+
+def padded(x: np.ndarray, have: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """The next positions of each sequence at the real places, and anything elsewhere."""
+    out = np.full((*real.shape, *x.shape[2:]), np.nan) if x.dtype.kind == "f" else np.zeros(real.shape, x.dtype)
+    for row, at in enumerate(real):
+        out[row, at] = x[row, have[row] : have[row] + at.sum()]
+    return out
+
+
+def by_schedule(todo: Work, made: Decoder, schedule: Schedule, rng: np.random.Generator) -> list[list[Any]]:
+    """The outputs at the real positions of each sequence. In between other sequences go on from a copy of the cache,
+    before a step or after it: neither notices.
+    """
+    cache, have = made.init(BATCH, T, dtype=todo.case.dtype, **todo.sizes()), np.zeros(BATCH, int)
+    found: list[list[Any]] = [[] for _ in range(BATCH)]
+    for step in schedule.steps:
+        real = np.ones((BATCH, step), bool) if isinstance(step, int) else step
+        given = {} if isinstance(step, int) else {"valid": real}
+        others = {name: padded(x, have, real) for name, x in todo.more.items()}
+        first, then = rng.random(2) < 0.4
+        twin = cache.copy() if first or then else cache
+        if first:
+            made.step(padded(-todo.x, have, real), twin, **given, **others)
+        y, cache = made.step(padded(todo.x, have, real), cache, **given, **others)
+        if then and not first:
+            made.step(padded(-todo.x, have, real), twin, **given, **others)
+        for row, at in enumerate(real):
+            found[row] += [y[row, i] for i in np.flatnonzero(at)]
+        assert np.isfinite(np.asarray(y)).all()
+        have = have + real.sum(1)
+    assert np.asarray(cache.length).tolist() == have.tolist() == schedule.lengths
+    return found
+
+
 @pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
 @pytest.mark.parametrize(("variant", "example"), decodes())
 def test_padding_takes_no_place(variant: str, example: str, tree: str) -> None:
-    """Left padding, right padding and holes, whatever stands in them; sequences then go on from their own lengths, and
-    one may take up all the room at once.
-    """
+    """Chunks with padding anywhere, whatever stands in it, until one sequence has taken all the room."""
     todo = work(variant, example)
     made = decoder(todo, tree)
-    holes = [[False, False, True, True, True], [True, False, True, True, False]]
-    for real in np.array([holes, [[True] * 5, [False, True, False, True, True]]]):
-        padding_takes_no_place(todo, made, real)
+    for seed in range(2):
+        rng = np.random.default_rng([seed, *f"{variant} {example} {tree}".encode()])
+        schedule = scheduled(int(rng.integers(2**31)))
+        found = by_schedule(todo, made, schedule, rng)
+        for row, length in enumerate(schedule.lengths):
+            want = todo.full(slice(row, row + 1), slice(0, length))
+            assert not wrong(np.stack(found[row])[None], want), (schedule, row)
 
 
-def padding_takes_no_place(todo: Work, made: Decoder, real: np.ndarray) -> None:
-    """In a step with these real positions, and in a next one where each sequence has room for it."""
-    taken = [np.flatnonzero(row) for row in real]
-    cache = made.init(BATCH, 5, dtype=todo.case.dtype, **todo.sizes())
+@pytest.mark.parametrize(("variant", "example"), decodes())
+def test_gradients_of_steps_are_those_of_the_full_pass(variant: str, example: str) -> None:
+    """In PyTorch, of the inputs and of every parameter, through chunks with padding anywhere."""
+    import torch
 
-    def padded(x: np.ndarray) -> np.ndarray:
-        out = np.full((BATCH, 5, *x.shape[2:]), np.nan) if x.dtype.kind == "f" else np.zeros((BATCH, 5), x.dtype)
-        for row, at in enumerate(taken):
-            out[row, at] = x[row, : len(at)]
-        return out
-
-    def later(x: np.ndarray) -> np.ndarray:
-        return np.stack([x[row, len(at) : len(at) + 1] for row, at in enumerate(taken)])
-
-    y, cache = made.step(padded(todo.x), cache, valid=real, **{name: padded(x) for name, x in todo.more.items()})
-    assert np.isfinite(y).all()
-    lengths, last = [len(at) for at in taken], y[:, :0]
-    if max(lengths) < 5:
-        last, cache = made.step(later(todo.x), cache, **{name: later(x) for name, x in todo.more.items()})
-        lengths = [length + 1 for length in lengths]
-    for row, (at, length) in enumerate(zip(taken, lengths, strict=True)):
-        want = todo.full(slice(row, row + 1), slice(0, length))
-        assert not wrong(np.concatenate([y[row, at], last[row]])[None], want), row
-    assert np.asarray(cache.length).tolist() == lengths
+    todo = work(variant, example)
+    layer = layer_of(INPUTS["torch"], todo.config, todo.drawn.params)
+    x, more = torch.from_numpy(todo.x).requires_grad_(), {n: torch.from_numpy(a) for n, a in todo.more.items()}
+    more = {name: a.requires_grad_() if a.is_floating_point() else a for name, a in more.items()}
+    leaves = {"query": x} | {n: a for n, a in more.items() if a.is_floating_point()} | dict(layer.named_parameters())
+    schedule = scheduled(len(variant) + 7 * len(example), ragged=False)
+    cache, have, rows = layer.init_cache(BATCH, T, dtype="float64", **todo.sizes()), np.zeros(BATCH, int), []
+    for step in schedule.steps:
+        real = np.ones((BATCH, step), bool) if isinstance(step, int) else step
+        at = torch.from_numpy(np.clip(have[:, None] + np.cumsum(real, 1) - 1, 0, T - 1))
+        take = lambda a, at=at: a[torch.arange(BATCH)[:, None], at]  # noqa: E731
+        given = {} if isinstance(step, int) else {"valid": torch.from_numpy(real)}
+        y, cache = layer.step(take(x), cache, **given, **{name: take(a) for name, a in more.items()})
+        rows.append((y, real))
+        have = have + real.sum(1)
+    y = torch.stack([torch.cat([y[row, torch.from_numpy(real[row])] for y, real in rows]) for row in range(BATCH)])
+    want = bounded(todo.config, {"query": todo.x} | todo.more, todo.drawn.params)
+    dy = torch.from_numpy(cotangent(tuple(y.shape)))
+    grads = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True, materialize_grads=True)
+    worst = {name: ratio(g, want[f"d{name}"]) for name, g in zip(leaves, grads, strict=True)}
+    assert max(worst.values()) <= 1, (worst, schedule)
 
 
 @pytest.mark.parametrize("variant", ["mha", "fused_qkv"])

@@ -73,7 +73,8 @@ def test_what_a_contract_is_exempt_from_does_not_hold(variant: str) -> None:
     """Each relation that a contract says is not kept is broken by a call of an example that says so."""
     subject, kept = Subject("attn_np", "attn_np"), {}
     for config in contract.examples(variant).values():
-        call = made(config, {"b": 2, "t": 4, "s": 5}, set(config.arguments()), 0)
+        # Positions that are given move with their keys, and then keys have no order.
+        call = made(config, {"b": 2, "t": 4, "s": 5}, set(config.arguments()) - {"positions"}, 0)
         for name, why in config.exempt().items():
             assert why.strip(), name
             found = compared(name, subject, call)

@@ -1,8 +1,10 @@
 """Functions that stand in for PyTorch's, JAX's and Flax's: the originals' numbers and gradients for their arguments."""
 
 from functools import cache
+from importlib import import_module
 from itertools import product
 from math import sqrt
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -38,15 +40,29 @@ def visible(seed: int, *shape: int) -> np.ndarray:
     return mask
 
 
-def held(q: Any, k: Any, v: Any, dy: Any, mask: Any, bias: Any, scale: Any, dtype: str) -> dict[str, ErrArray]:
+def held(
+    q: Any,
+    k: Any,
+    v: Any,
+    dy: Any,
+    mask: Any,
+    bias: Any,
+    scale: Any,
+    dtype: str,
+    softcap: float | None = None,
+    sinks: Any = None,
+    **dropout: Any,
+) -> dict[str, ErrArray]:
     """Output and gradients, `b t h k`, each number with the bound for a computation in a dtype."""
     tape: dict[str, Any] = {}
     q, k, v, dy = (ErrArray(x, 0.0) for x in (q, k, v, dy))
-    bias = None if bias is None else ErrArray(bias, 0.0)
+    bias, sinks = (None if x is None else ErrArray(x, 0.0) for x in (bias, sinks))
     with precision(precision_of(dtype)), np.errstate(invalid="ignore"):
-        y, _ = attend(q, k, v, mask=mask, bias=bias, scale=scale, tape=tape)
-        dq, dk, dv, dbias = attend_vjp(tape, dy, scale=scale, kv_heads=k.shape[2])
-    named = {"y": y, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
+        masks = {"mask": mask, "bias": bias, "sinks": sinks}
+        y, _ = attend(q, k, v, **masks, scale=scale, softcap=softcap, tape=tape, **dropout)
+        rate = dropout.get("rate", 0.0)
+        dq, dk, dv, dbias = attend_vjp(tape, dy, scale=scale, softcap=softcap, rate=rate, kv_heads=k.shape[2])
+    named = {"y": y, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": tape.get("dsinks")}
     return {name: x for name, x in named.items() if x is not None}
 
 
@@ -89,7 +105,32 @@ def swapped(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_scaled_dot_product_attention(batch: tuple[int, ...]) -> None:
     """Shared heads, other lengths of keys, masks and causality: 108 calls, PyTorch's own function among those held."""
-    for _, groups, s, mask, scale in (call for call in TORCH if call[0] == batch):
+    hold_to_torch(
+        [call for call in TORCH if call[0] == batch],
+        {
+            "PyTorch's": (of_torch, functional.scaled_dot_product_attention),
+            "PyTorch": (of_torch, attn_torch.drop_in.scaled_dot_product_attention),
+            "NumPy": (of_numpy, attn_np.drop_in.scaled_dot_product_attention),
+        },
+    )
+
+
+IN_JAX = {"JAX": (of_jax, attn_jax.drop_in.scaled_dot_product_attention)}
+
+
+def test_scaled_dot_product_attention_in_jax() -> None:
+    """JAX compiles each operation that it meets, so it runs a part of the calls."""
+    hold_to_torch(TORCH[5::13], IN_JAX)
+
+
+@pytest.mark.peers
+def test_scaled_dot_product_attention_in_jax_in_every_call() -> None:
+    hold_to_torch(TORCH, IN_JAX)
+
+
+def hold_to_torch(calls: list[Any], ways: dict[str, tuple[Any, Any]]) -> None:
+    """Output and gradients of functions with PyTorch's arguments, in some calls."""
+    for batch, groups, s, mask, scale in calls:
         q, k, v = drawn(1, *batch, H, T, K), drawn(2, *batch, groups, s, K), drawn(3, *batch, groups, s, V)
         dy, arrays = drawn(4, *batch, H, T, V), [q, k, v]
         options: dict[str, Any] = {"scale": scale, "enable_gqa": groups != H, "is_causal": mask == "causal"}
@@ -101,11 +142,6 @@ def test_scaled_dot_product_attention(batch: tuple[int, ...]) -> None:
             arrays.append(drawn(6, H, T, s))
         bias = arrays[3] if mask == "float" else None
         want = held(swapped(q), swapped(k), swapped(v), swapped(dy), allowed, bias, scale, "float64")
-        ways = {
-            "PyTorch's": (of_torch, functional.scaled_dot_product_attention),
-            "PyTorch": (of_torch, attn_torch.drop_in.scaled_dot_product_attention),
-            "NumPy": (of_numpy, attn_np.drop_in.scaled_dot_product_attention),
-        }
         for way, (run, function) in ways.items():
             y, *grads = run(function, arrays, dy, **options)
             assert y.shape == dy.shape and [g.shape for g in grads] == [x.shape for x in arrays[: len(grads)]]
@@ -240,6 +276,56 @@ def test_the_original_of_dot_product_attention(dtype: str) -> None:
 
 # Flax's ---------------------------------------------------------------------------------------------------------------
 
+FLAX = list(
+    product(((B,), (B, 3)), (4, 2), (False, True), (False, True), (False, True), (None, "all rows alike", "each row"))
+)
+
+
+def hold_to_flax(calls: list[Any], function: Any, dtype: str) -> None:
+    """Output and gradients of an `attention_fn`, with masks, biases, causality and dropout, in some calls."""
+    for batch, groups, masked, biased, causal, dropping in calls:
+        s, rate = 7, 0.25
+        arrays = [drawn(1, *batch, T, H, K), drawn(2, *batch, s, groups, K), drawn(3, *batch, s, groups, K)]
+        dy, options = drawn(4, *batch, T, H, K), {"is_causal": causal}
+        allowed = np.broadcast_to(np.tri(T, s, dtype=bool) | (not causal), (*batch, 1, T, s))
+        bias, dropout = None, {}
+        if biased:
+            bias = drawn(6, *batch, H, T, s)
+            arrays.append(bias)
+        if masked:
+            options["mask"] = visible(5, *batch, 1, T, s)
+            allowed = allowed & options["mask"]
+        if dropping is not None:
+            shape = (T, s) if dropping == "all rows alike" else (*batch, H, T, s)
+            options |= {"dropout_rng": jax.random.key(7), "dropout_rate": rate}
+            options["broadcast_dropout"] = dropping == "all rows alike"
+            keep = np.asarray(jax.random.bernoulli(options["dropout_rng"], 1 - rate, shape))
+            dropout = {"keep": np.broadcast_to(keep, (*batch, H, T, s)).reshape(-1, H, T, s), "rate": rate}
+        allowed = allowed.reshape(-1, 1, T, s)
+        seen: Any = np.any(allowed, -1).swapaxes(1, 2)[..., None]
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in arrays[:3])
+        bias = None if bias is None else np.where(seen.swapaxes(1, 2), bias.reshape(-1, H, T, s), 0.0)
+        rows = (allowed | ~seen.swapaxes(1, 2), bias)
+        want = held(np.where(seen, q, 0.0), k, v, dy.reshape(q.shape), *rows, None, dtype, **dropout)
+        got = [x.reshape(-1, *x.shape[-3:]) for x in of_jax(function, arrays, dy, **options)]
+        everywhere = np.ones(q.shape, bool)
+        worst = judged(got[:4], want, everywhere, np.broadcast_to(seen, q.shape))
+        if bias is not None:
+            worst["dbias"] = ratio(np.where(seen.swapaxes(1, 2), got[4], want["dbias"].v), want["dbias"])
+        assert max(worst.values()) <= 1, (batch, groups, masked, biased, causal, dropping, worst)
+
+
+def test_attention_fn() -> None:
+    """A part of 96 calls, as JAX compiles each operation that it meets."""
+    hold_to_flax(FLAX[7::13], attn_jax.drop_in.attention_fn, "float64")
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_original_of_attention_fn(dtype: str) -> None:
+    """All 96 calls: ours in float64, and Flax's own within the bound of float32, in which it takes the softmax."""
+    hold_to_flax(FLAX, attn_jax.drop_in.attention_fn if dtype == "float64" else nnx.dot_product_attention, dtype)
+
 
 def test_modules_of_flax_give_the_same_with_our_function() -> None:
     """NNX and linen, masked and causal, and with the same dropout from the same key."""
@@ -256,9 +342,7 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
             for more in kinds
         ]
         a, b = (module(x, **options, rngs=nnx.Rngs(dropout=7)) for module in two)
-        # A query that sees nothing attends to all keys alike in the first case; dropout leaves zeros in the third.
-        rows = np.asarray(mask).any((1, 3)) if rate else np.ones((2, 5), bool)
-        assert np.abs(np.asarray(a - b))[rows].max() <= bound
+        assert np.abs(np.asarray(a - b)).max() <= bound
     module: Any = linen.MultiHeadDotProductAttention(num_heads=3)
     params: Any = module.init(jax.random.key(0), x)
     other: Any = linen.MultiHeadDotProductAttention(num_heads=3, attention_fn=ours)
@@ -270,6 +354,58 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
 
 
 # transformers' --------------------------------------------------------------------------------------------------------
+
+HUGGING_FACE = list(product((T, 1), (T, 7), (4, 2, 1), (None, "bool", "float", "causal"), (None, "softcap", "sinks")))
+
+
+def hold_to_transformers(calls: list[Any], function: Any, dtype: str = "float64") -> None:
+    """Output and gradients of an attention function of `transformers`, in some calls."""
+    for t, s, groups, mask, more in calls:
+        q, k, v = drawn(1, B, H, t, K), drawn(2, B, groups, s, K), drawn(3, B, groups, s, V)
+        dy, arrays = drawn(4, B, t, H, V), [q, k, v]
+        causal = mask == "causal" and t > 1
+        allowed = np.tri(t, s, dtype=bool) if causal else None
+        if mask == "bool":
+            allowed = visible(5, B, 1, T, s)[:, :, :t]
+            arrays.append(allowed)
+        elif mask == "float":
+            arrays.append(drawn(6, B, 1, t, s))
+        softcap, sinks = 0.75 if more == "softcap" else None, drawn(7, H) if more == "sinks" else None
+
+        def call(q: Any, k: Any, v: Any, *rest: Any, causal: bool = causal, **scores: Any) -> Any:
+            mask = next((x for x in rest if x.ndim == 4), None)
+            sinks = next((x for x in rest if x.ndim == 1), None)
+            module = SimpleNamespace(
+                num_key_value_groups=H // k.shape[1], is_causal=causal, training=False, sinks=sinks
+            )
+            return function(module, q, k, v, mask, scaling=0.375, dropout=0.0, s_aux=sinks, **scores)[0]
+
+        bias = arrays[3] if mask == "float" else None
+        want = held(swapped(q), swapped(k), swapped(v), dy, allowed, bias, 0.375, dtype, softcap=softcap, sinks=sinks)
+        arrays += [] if sinks is None else [sinks]
+        y, dq, dk, dv, *others = of_torch(call, arrays, dy, **({} if softcap is None else {"softcap": softcap}))
+        got = [y, swapped(dq), swapped(dk), swapped(dv), *others]
+        worst = {name: ratio(x, want[name]) for name, x in zip(want, got, strict=True)}
+        assert max(worst.values()) <= 1, (t, s, groups, mask, more, worst)
+
+
+def test_transformers_attention() -> None:
+    """One query or several, shared heads, masks, causality, caps and sinks: 144 calls."""
+    hold_to_transformers(HUGGING_FACE, attn_torch.drop_in.transformers_attention)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_the_originals_of_transformers_attention() -> None:
+    """Those of Llama and BERT ("sdpa"), and those of Gemma 2 and gpt-oss, which add their masks: 96 calls."""
+    pytest.importorskip("transformers")
+    integrations = import_module("transformers.integrations.sdpa_attention")
+    gemma2, gpt_oss = (import_module(f"transformers.models.{x}.modeling_{x}") for x in ("gemma2", "gpt_oss"))
+    hold_to_transformers([c for c in HUGGING_FACE if c[4] is None], integrations.sdpa_attention_forward)
+    added = [call for call in HUGGING_FACE if call[3] in (None, "float")]
+    hold_to_transformers([c for c in added if c[4] == "softcap"], gemma2.eager_attention_forward, "float32")
+    hold_to_transformers([c for c in added if c[4] == "sinks"], gpt_oss.eager_attention_forward)
+
 
 SMALL = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 5, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"max_position_embeddings": 16}
@@ -325,6 +461,49 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a window": ("dot_product_attention", {"local_window_size": -1}, "local_window_size to be an int from 0"),
     "lengths": ("dot_product_attention", {"query_seq_lengths": "lengths"}, r"query_seq_lengths of shape \(2,\)"),
     "axes": ("dot_product_attention", {"key": (5, 4, 3)}, r"key of shape \(b, t, h, k\) or \(t, h, k\), as query"),
+    "widths": (
+        "scaled_dot_product_attention",
+        {"key": (2, 4, 5, 2)},
+        r"key of the width of query, .* got \(2, 4, 5, 2\)",
+    ),
+    "values": (
+        "scaled_dot_product_attention",
+        {"value": (2, 4, 6, 3)},
+        "value of the length of key on the axis before",
+    ),
+    "a mask": (
+        "scaled_dot_product_attention",
+        {"attn_mask": "mask of 4"},
+        r"attn_mask broadcastable to the scores' shape",
+    ),
+    "kept": (
+        "scaled_dot_product_attention",
+        {"keep": "mask of 4", "dropout_p": 0.5},
+        "keep broadcastable to the scores'",
+    ),
+    "a scale": ("scaled_dot_product_attention", {"scale": "1"}, "scale to be a finite int or float, got '1'"),
+    "JAX's scale": ("dot_product_attention", {"scale": float("nan")}, "scale to be a finite int or float, got nan"),
+    "JAX's widths": (
+        "dot_product_attention",
+        {"key": (2, 4, 5, 2)},
+        r"key of shape \(b=2, s, g, k=3\), got \(2, 4, 5, 2\)",
+    ),
+    "JAX's values": ("dot_product_attention", {"value": (2, 6, 5, 3)}, r"value of shape \(b=2, s=4, g=5, v\), got"),
+    "JAX's heads": (
+        "dot_product_attention",
+        {"key": (2, 4, 2, 3), "value": (2, 4, 2, 3)},
+        "heads of query as a multiple of those of key and value, got 5 and 2",
+    ),
+    "JAX's mask": (
+        "dot_product_attention",
+        {"mask": "mask of 4"},
+        r"mask broadcastable to \(b=2, h=5, t=4, s=4\), got",
+    ),
+    "JAX's bias": (
+        "dot_product_attention",
+        {"bias": (3, 1, 4, 4)},
+        r"bias broadcastable to \(b=2, h=5, t=4, s=4\), got",
+    ),
 }
 
 
@@ -333,14 +512,61 @@ def test_what_they_refuse(case: str) -> None:
     """In the same words in all trees."""
     name, change, words = WRONG[case]
     arrays: Arrays = {part: drawn(1, 2, 4, 5, 3) for part in ("query", "key", "value")}
-    others = {"mask": np.ones((5, 5), bool), "lengths": np.array([1, 2, 3])}
+    others = {"mask": np.ones((5, 5), bool), "mask of 4": np.ones((4, 3), bool), "lengths": np.array([1, 2, 3])}
     given: dict[str, Any] = arrays | {
-        n: drawn(2, *x) if n in arrays else others.get(x, x) if isinstance(x, str) else x for n, x in change.items()
+        n: drawn(2, *x) if isinstance(x, tuple) else others.get(x, x) if isinstance(x, str) else x
+        for n, x in change.items()
     }
     for tree in TREES.values():
+        if "keep" in change and tree.name == "torch":
+            continue  # it draws what is kept
         call = {n: tree.array(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
         with pytest.raises(ValueError, match=f"{name}: expected .*{words}"):
             getattr(tree.package.drop_in, name)(**call)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "dot_product_attention"])
+def test_wrong_dtypes_are_told_by_their_names(name: str) -> None:
+    for tree in TREES.values():
+        call = getattr(tree.package.drop_in, name)
+        x, narrow = tree.array(drawn(1, 2, 4, 5, 3)), tree.array(drawn(1, 2, 4, 5, 3).astype(np.float32))
+        with pytest.raises(TypeError, match=f"{name}: expected key of dtype float64, as .*, got float32"):
+            call(x, narrow, x)
+        with pytest.raises(TypeError, match=f"{name}: expected .*mask.*, got int64"):
+            call(
+                x, x, x, **{"attn_mask" if name.startswith("scaled") else "mask": tree.array(np.ones((1, 1), np.int64))}
+            )
+
+
+def test_what_attention_functions_of_other_libraries_refuse() -> None:
+    """Flax's and Hugging Face's, by the names of their callers."""
+    q, k = jnp.asarray(drawn(1, 2, 5, 4, 3)), jnp.asarray(drawn(2, 2, 7, 3, 3))
+    with pytest.raises(ValueError, match="attention_fn: expected heads of query as a multiple of those of key and"):
+        attn_jax.drop_in.attention_fn(q, k, k)
+    with pytest.raises(ValueError, match=r"attention_fn: expected key of shape \(2,\), as query, and \(t, h, k\)"):
+        attn_jax.drop_in.attention_fn(q, k[:1], k[:1])
+    with pytest.raises(
+        ValueError, match=r"attention_fn: expected mask broadcastable to the scores' shape \(2, 4, 5, 5\)"
+    ):
+        attn_jax.drop_in.attention_fn(q, q, q, mask=jnp.ones((2, 3, 5, 5)))
+    x, y = torch.from_numpy(drawn(1, 2, 4, 5, 3)), torch.from_numpy(drawn(2, 2, 3, 5, 3))
+    call, module = attn_torch.drop_in.transformers_attention, SimpleNamespace(is_causal=False)
+    with pytest.raises(
+        ValueError, match="transformers_attention: expected heads of query as a multiple of those of key"
+    ):
+        call(module, x, y, y, None)
+    with pytest.raises(
+        ValueError, match="transformers_attention: expected attention_mask broadcastable to the scores'"
+    ):
+        call(module, x, x, x, torch.zeros(2, 1, 4, 5))
+    with pytest.raises(
+        ValueError, match=r"transformers_attention: expected s_aux of shape \(4,\), one sink for each head"
+    ):
+        call(module, x, x, x, None, s_aux=torch.zeros(3))
+    with pytest.raises(
+        ValueError, match=r"transformers_attention: expected query of shape \(b, h, t, k\), got \(4, 5, 3\)"
+    ):
+        call(module, x[0], x, x, None)
 
 
 def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
@@ -365,3 +591,13 @@ def test_a_scale_is_any_number(name: str) -> None:
         want = tree.numpy(call(array, array, array, scale=0.25))
         for scale in (np.float32(0.25), tree.array(np.array(0.25))):
             assert np.array_equal(tree.numpy(call(array, array, array, scale=scale)), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_keys_and_values_may_have_unlike_numbers_of_heads_if_one_is_1(tree: Any) -> None:
+    """As if the one were repeated, to the bit."""
+    function = tree.package.drop_in.scaled_dot_product_attention
+    q, k, v = drawn(1, B, H, T, K), drawn(2, B, 1, T, K), drawn(3, B, H, T, V)
+    for some, whole in (((k, v), (np.repeat(k, H, 1), v)), ((v[..., :K], k), (v[..., :K], np.repeat(k, H, 1)))):
+        found = (tree.numpy(function(*map(tree.array, (q, *pair)))) for pair in (some, whole))
+        np.testing.assert_array_equal(*found)

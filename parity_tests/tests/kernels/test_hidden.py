@@ -1,10 +1,9 @@
-"""What nobody sees, hidden in every way and drawn at random: it reaches no output and no gradient, whatever it holds.
+"""What nobody sees reaches no gradient, whatever is seen; who sees anything, by causality, window and masks of any
+axes; documents of each sequence's own, and sinks of -inf.
 
-Who sees whom is computed from the words of the contract alone, and given to the textbook as a mask; the fast paths get
-the causality, the window, the pattern and the mask of which it is made.
+Who sees whom is computed from the words of the contract alone.
 """
 
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -15,125 +14,31 @@ import attn_np
 from attn_np import patterns
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.kernels.test_dependence import drawn
 from parity_tests.tests.kernels.test_kernels import V, fused, held, judged
 
 H, K = 6, 5
-WAYS = ("causal", "before", "after", "pattern", "mask", "padding", "bias")
-LENGTHS = ((7, 7), (5, 11), (11, 5), (1, 9), (9, 1))
-
-
-def edge(rng: np.random.Generator, t: int, s: int) -> int:
-    """A limit of a window, mostly at one of the places where windows change their meaning."""
-    edges = (0, 1, t - 2, t - 1, s - 2, s - 1, s, s - t - 1, t - s - 1)
-    return max(0, int(rng.choice(edges)))
-
-
-def call(seed: int) -> tuple[Arrays, dict[str, Any], Arrays, np.ndarray]:
-    """Arrays and options of a call, those of the same call for the textbook, and who sees whom, `b h t s`."""
-    rng = np.random.default_rng(seed)
-    t, s = LENGTHS[seed % len(LENGTHS)]
-    g = int(rng.choice([1, 2, 3, 6]))
-    shapes = {"q": (2, t, H, K), "k": (2, s, g, K), "v": (2, s, g, V)}
-    inputs: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    options: dict[str, Any] = {}
-    sees = np.ones((2, H, t, s), bool)
-    at, to = np.arange(t)[:, None] + s - t, np.arange(s)[None]
-    ways = rng.choice(WAYS, rng.integers(1, 5), replace=False)
-    if "causal" in ways:
-        options["causal"], sees = True, sees & (to <= at)
-    left, right = (edge(rng, t, s) if way in ways else None for way in ("before", "after"))
-    if left is not None or right is not None:
-        options["window"] = left, right
-        sees = sees & (True if left is None else to >= at - left) & (True if right is None else to <= at + right)
-    if "pattern" in ways:
-        size, rest = int(rng.integers(2, 5)), int(rng.integers(3))
-        numbers = [rng.integers(-1, 3, n) for n in ((2, t), (2, s))]
-        options["pattern"], shown = (
-            (patterns.Chunks(size), at // size == to // size),
-            (patterns.Documents(*numbers), numbers[0][:, None, :, None] == numbers[1][:, None, None]),
-            (patterns.ChosenChunk(size, numbers[0]), to // size == numbers[0][:, None, :, None]),
-        )[rest]
-        sees = sees & shown
-    if "mask" in ways:
-        axes = rng.random(4) < 0.5
-        mask = rng.random([n if own else 1 for own, n in zip(axes, sees.shape, strict=True)]) < 0.7
-        inputs["mask"], sees = mask, sees & mask
-    elif "padding" in ways:
-        first, last = rng.integers(s, size=2), rng.integers(s + 1, size=2)
-        mask = ((to >= first[:, None]) & (to < np.maximum(last, first + 1)[:, None]))[:, None, None]
-        inputs["mask"], sees = mask, sees & mask
-    textbook = dict(inputs)
-    if "bias" in ways:
-        bias = rng.normal(size=(H, t, s))
-        bias[:, :, rng.integers(s)] = bias[:, rng.integers(t)] = bias[0, rng.integers(t), rng.integers(s)] = -np.inf
-        inputs["bias"] = textbook["bias"] = bias  # what it alone hides must be finite
-    if rng.random() < 0.3:
-        options["softcap"] = 1.5
-    if rng.random() < 0.3:
-        inputs["sinks"] = textbook["sinks"] = rng.normal(size=H)
-    return inputs, options, textbook | {"mask": sees}, sees
-
-
-def spoilt(rng: np.random.Generator, inputs: Arrays, sees: np.ndarray) -> tuple[Arrays, Arrays]:
-    """Places that nobody sees set to 0; and to NaN or inf, in one of the arrays or in all."""
-    b, _, _, s = sees.shape
-    g = inputs["k"].shape[2]
-    sees_any, seen_by_any = np.any(sees, 3), np.any(np.any(sees, 2).reshape(b, g, H // g, s), 2)
-    keys = ~np.swapaxes(seen_by_any, 1, 2)
-    unseen = {"q": ~np.swapaxes(sees_any, 1, 2), "k": keys, "v": keys}
-    clean, held = dict(inputs), dict(inputs)
-    for name in rng.choice(["q", "k", "v"], rng.choice([1, 3]), replace=False):
-        clean[name] = np.where(unseen[name][..., None], 0.0, inputs[name])
-        held[name] = np.where(unseen[name][..., None], rng.choice([np.nan, np.inf]), inputs[name])
-    return clean, held
-
-
-@cache
-def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
-    """Arrays with anything where nobody looks, options, and what the textbook gives with 0 there, with its bounds."""
-    inputs, options, textbook, sees = call(seed)
-    clean, held_back = spoilt(np.random.default_rng(seed), inputs, sees)
-    cap = {name: x for name, x in options.items() if name == "softcap"}
-    return held_back, options, held(textbook | {name: clean[name] for name in "qkv"}, cap)
-
-
-# JAX compiles each call: a few, one of them with a pattern alone.
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": (1, 2, 90)}
-
-
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_what_nobody_sees_reaches_nothing(tree: Tree) -> None:
-    for seed in SEEDS[tree.name]:
-        inputs, options, want = judgement(seed)
-        if "pattern" in options:
-            options = options | {"pattern": options["pattern"].map(lambda axes, x: tree.array(x))}
-        settings = [*kernels.SMALL[tree.name], {}]
-        with kernels.blocks(tree.package.__name__, settings[seed // 5 % len(settings)]):
-            judged(fused(tree, inputs, options), want)
 
 
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
     """Without a matrix of `t s`, by causality, window and a mask of any axes: as that matrix says."""
     masks = import_module(f"{tree.package.__name__}._masks")
-    for seed in range(100):
-        inputs, options, _, sees = call(seed)
-        if "pattern" in options:
+    for seed in range(300):
+        call = drawn(seed)
+        if set(call.options) & {"pattern", "offset", "lengths"}:
             continue
-        (_, t, _, _), s, like = inputs["q"].shape, inputs["k"].shape[1], tree.array(inputs["q"])
-        mask = tree.array(inputs["mask"]) if "mask" in inputs else None
+        (_, _, t, s), like = call.shown.shape, tree.array(call.inputs["q"])
+        mask = tree.array(call.inputs["mask"]) if "mask" in call.inputs else None
+        options = {name: x for name, x in call.options.items() if name in ("causal", "window")}
         for found, spec, want in zip(
-            masks.visibility(mask, t, s, like=like, **options_of_places(options)),
+            masks.visibility(mask, t, s, like=like, **options),
             ("bhts->bht", "bhts->bhs"),
-            (sees.any(3), sees.any(2)),
+            (call.shown.any(3), call.shown.any(2)),
             strict=True,
         ):
             got = True if found is None else tree.numpy(masks.any_visible(spec, found))
             assert (np.broadcast_to(got, want.shape) == want).all(), (seed, spec)
-
-
-def options_of_places(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in options.items() if name in ("causal", "window")}
 
 
 @pytest.mark.parametrize(("name", "at"), [("q", (0, 2)), ("k", (0, 5)), ("v", (0, 5)), ("dy", (0, 2))])

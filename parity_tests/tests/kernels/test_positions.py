@@ -1,21 +1,24 @@
 """Positions as functions in the three trees: angles, the rotation by them, ALiBi's slopes and T5's buckets."""
 
+from importlib import import_module
 from math import floor, log
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import torch
 
 import attn_np
 from attn_np._ops import DTYPES
-from attn_np.contract import alibi
+from attn_np.contract import alibi, decoder
 from attn_np.contract.rotary import Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted
+from parity_tests.peers import InFloat64
 from parity_tests.tests.inputs import TREES, Tree, same
-from parity_tests.tests.witness import ratio
+from parity_tests.tests.witness import bounded, layer_of, ratio
 
 PLACES = np.array([[0, 1, 5, 8, 2], [7, 3, 3, 11, 0]])
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -69,6 +72,166 @@ def test_each_axis_rotates_its_own_pairs(tree: Tree) -> None:
     )
 
 
+LAYERS: dict[str, dict[str, Any]] = {
+    "rotary": {"head_dim": 8},
+    "decoder": {"head_dim": 8, "num_kv_heads": 1, "norm": "rms"},
+    "mla": {"kv_rank": 5, "nope_dim": 3, "rope_dim": 8, "value_head_dim": 7},
+}
+
+
+def layer_at(tree: Tree, variant: str, **fields: Any) -> Any:
+    return tree.package.build(
+        variant, dtype="float64", d_model=6, num_heads=2, causal=True, **LAYERS[variant], **fields
+    )
+
+
+@pytest.mark.parametrize("variant", [*LAYERS, "differential"])
+def test_layers_take_angles_for_positions(tree: Tree, variant: str) -> None:
+    """Integers, on one axis or three, and their cosines and sines: the same bits, backward and in steps, too."""
+    x, dy = (np.random.default_rng(i).normal(size=(2, 5, 6)) for i in (5, 6))
+    fields: dict[str, Any] = {"max_positions": 12, "rope_base": 50.0}
+    kinds: tuple[Any, ...] = ((PLACES, None), (np.stack([PLACES, PLACES[::-1], PLACES // 2]), (1, 2, 1)))
+    for places, sections in kinds if variant in LAYERS else kinds[:1]:
+        options = fields | ({} if sections is None else {"rope_sections": sections})
+        width = 8
+        if variant == "differential":
+            layer = tree.package.build(
+                variant, dtype="float64", d_model=6, num_heads=2, head_dim=8, causal=True, **fields
+            )
+        else:
+            layer = layer_at(tree, variant, **options)
+        layout = getattr(layer.config, "rope_layout", "half")
+        assert layout in ("half", "interleaved")
+        whole = tree.package.rotary_angles(
+            tree.array(places), width, rope_base=50.0, sections=sections, dtype="float64"
+        )
+        want, found = layer(tree.array(x), positions=tree.array(places)), layer(tree.array(x), positions=whole)
+        assert same(tree.numpy(found), tree.numpy(want))
+        assert not same(tree.numpy(found), tree.numpy(layer(tree.array(x))))
+        if tree.name == "numpy":
+            pulled = [attn_np.value_and_vjp(layer, x, positions=p)[1](dy) for p in (places, whole)]
+            assert all(same(a, pulled[1].inputs[n]) for n, a in pulled[0].inputs.items())
+            assert all(same(a, pulled[1].params[n]) for n, a in pulled[0].params.items())
+        if tree.name == "jax":  # it compiles every step, and its code is NumPy's
+            continue
+        caches, outputs = [layer.init_cache(2, 5) for _ in range(2)], []
+        for part in (slice(0, 3), slice(3, 5)):
+            given = tree.array(places[..., part]), tuple(a[:, part] for a in whole)
+            for i in range(2):
+                y, caches[i] = layer.step(tree.array(x[:, part]), caches[i], positions=given[i])
+                outputs.append(tree.numpy(y))
+        assert all(same(a, b) for a, b in zip(outputs[::2], outputs[1::2], strict=True))
+
+
+def test_angles_of_one_sequence_and_narrow_layers(tree: Tree) -> None:
+    """`t r` serves every sequence; a layer of 16 bits takes the float32 that it computes in."""
+    layer, x = layer_at(tree, "rotary"), tree.array(np.random.default_rng(5).normal(size=(2, 5, 6)))
+    some, all_ = (tree.package.rotary_angles(tree.array(PLACES[i]), 8, dtype="float64") for i in (0, [0, 0]))
+    assert same(tree.numpy(layer(x, positions=some)), tree.numpy(layer(x, positions=all_)))
+    narrow = tree.package.build("rotary", dtype="bfloat16", d_model=6, num_heads=2, head_dim=8, max_positions=12)
+    given = tree.array(np.random.default_rng(5).normal(size=(2, 5, 6)).astype(DTYPES["bfloat16"]))
+    angles = tree.package.rotary_angles(tree.array(PLACES), 8)
+    assert same(*(tree.numpy(narrow(given, positions=p)) for p in (tree.array(PLACES), angles)))
+
+
+HALF = np.zeros((2, 5, 4))
+NO_ANGLES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "each angle twice": (
+        {},
+        (np.zeros((2, 5, 8)),) * 2,
+        "expected cos of shape (t, r) or (b, t, r), with b=2, t=5 and r=4",
+    ),
+    "another length": ({}, (HALF, HALF[:, :4]), "expected sin of shape (t, r) or (b, t, r), with b=2, t=5 and r=4"),
+    "one array": ({}, (HALF,), "expected positions as integers, or as a pair (cos, sin), got 1 arrays"),
+    "narrow": ({}, (HALF.astype("float32"),) * 2, "expected cos of dtype float64, as it is computed in, got float32"),
+    "one axis": ({"rope_sections": (2, 2), "max_positions": 12}, PLACES, "expected positions of shape (a=2, b=2, t=5)"),
+    "too many axes": (
+        {"max_positions": 12},
+        np.stack([PLACES] * 2),
+        "expected positions of shape (b=2, t=5), got (2, 2, 5)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_ANGLES)
+def test_positions_that_a_layer_refuses(tree: Tree, case: str) -> None:
+    fields, positions, words = NO_ANGLES[case]
+    given = tuple(map(tree.array, positions)) if isinstance(positions, tuple) else tree.array(positions)
+    with pytest.raises((ValueError, TypeError)) as caught:
+        layer_at(tree, "rotary", **fields)(tree.array(np.zeros((2, 5, 6))), positions=given)
+    assert str(caught.value).startswith(f"rotary: {words}")
+
+
+def test_fields_of_sections() -> None:
+    for sections in ((1, 2), (4, 0), [2, 2], 4):
+        with pytest.raises(
+            ValueError, match="rotary: expected rope_sections to be counts of pairs that add up to 4, got"
+        ):
+            Config(d_model=8, num_heads=1, max_positions=9, rope_sections=sections)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rotary: expected max_positions for rope_sections, got none"):
+        Config(d_model=8, num_heads=1, rope_sections=(2, 2))
+    with pytest.raises(ValueError, match="decoder: expected no \\(cos, sin\\) without rope_base, got them"):
+        layer = attn_np.build("decoder", dtype="float64", d_model=6, num_heads=2, head_dim=8, rope_base=None)
+        layer(np.zeros((2, 5, 6)), positions=(HALF, HALF))
+
+
+def test_a_temperature_needs_positions_on_one_axis() -> None:
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 2, "head_dim": 8, "temperature_growth": 0.5}
+    fields |= {"temperature_interval": 2, "max_positions": 12}
+    with pytest.raises(ValueError, match="decoder: expected no rope_sections with temperature_growth=, got both"):
+        decoder.Config(**fields, rope_sections=(2, 2))
+    layer = attn_np.build("decoder", dtype="float64", **fields)
+    with pytest.raises(ValueError, match="decoder: expected positions as integers for temperature_growth=, got"):
+        layer(np.zeros((2, 5, 6)), positions=(HALF, HALF))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_qwen2_vl_turns_as_sections_do(tree: Tree) -> None:
+    """Outputs and gradients of its attention with positions in time, row and column."""
+    modeling = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    text = import_module("transformers.models.qwen2_vl.configuration_qwen2_vl").Qwen2VLTextConfig
+    rope = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 2, 1]}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    with InFloat64():
+        config = text(**sizes, intermediate_size=8, vocab_size=11, rope_parameters=rope, attn_implementation="sdpa")
+        theirs = modeling.Qwen2VLAttention(config, 0)
+    places = np.stack([PLACES, PLACES[::-1], PLACES // 2])
+    x, dy = (np.random.default_rng(i).normal(size=(2, 5, 16)) for i in (5, 6))
+    cos, sin = attn_np.rotary_angles(places, 8, rope_base=50.0, sections=(1, 2, 1), dtype="float64")
+    halves = modeling.Qwen2VLRotaryEmbedding(config)
+    made = halves(torch.from_numpy(x), torch.from_numpy(places))
+    # Their angles are float32: at most 11 turns of a radian, and a cosine rounded once.
+    for a, b in zip(made, (cos, sin), strict=True):
+        assert np.abs(a[..., :4].numpy() - b).max() <= 24 * np.finfo(np.float32).eps and a.shape[-1] == 8
+    given = torch.from_numpy(x).requires_grad_()
+    twice = tuple(torch.from_numpy(np.concatenate([a, a], -1)) for a in (cos, sin))
+    y = theirs(given, position_embeddings=twice)[0]
+    (dx,) = torch.autograd.grad(y, given, torch.from_numpy(dy))
+    own = decoder.Config(
+        d_model=16,
+        num_heads=2,
+        num_kv_heads=1,
+        qkv_bias=True,
+        rope_base=50.0,
+        max_positions=12,
+        rope_sections=(1, 2, 1),
+    )
+    state = {n: p.detach().numpy() for n, p in theirs.named_parameters()}
+    w = {f"w_{n}": state[f"{n}_proj.weight"].T.reshape(16, -1, 8) for n in "qkv"}
+    w |= {f"b_{n}": state[f"{n}_proj.bias"].reshape(-1, 8) for n in "qkv"}
+    w["w_o"] = state["o_proj.weight"].T.reshape(2, 8, 16)
+    want = bounded(own, {"query": x, "positions": places}, w)
+    assert ratio(y.detach().numpy(), want["y"]) <= 1
+    layer = layer_of(tree, own, w)
+    assert ratio(tree.numpy(layer(tree.array(x), positions=tree.array(places))), want["y"]) <= 1
+    if tree.name == "numpy":
+        pulled = attn_np.value_and_vjp(layer, x, positions=places)[1](dy).inputs["query"]
+        scale = np.abs(dx.numpy()).max()
+        # Some hundred products follow each other on the way to each gradient.
+        assert np.abs(pulled - dx.numpy()).max() <= 1000 * np.finfo(np.float64).eps * scale
+
+
 def test_xpos_decays_with_the_distance(tree: Tree) -> None:
     """zeta_i^(position / base) for queries, its inverse for keys: a product has zeta_i^(distance / base) alone."""
     zeta = (2 * np.arange(4) / 8 + 0.4) / 1.4
@@ -82,14 +245,14 @@ def test_xpos_decays_with_the_distance(tree: Tree) -> None:
 @pytest.mark.parametrize("shape", [(2, 5, 3, 9), (2, 5, 8)])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_pairs_turn_as_complex_numbers(tree: Tree, layout: str, shape: tuple[int, ...]) -> None:
-    """Forward and gradient, within their bounds; `inverse` turns back."""
+    """Forward and gradients, those of the angles too, within their bounds; `inverse` turns back."""
     rng = np.random.default_rng(5)
     x, dy = rng.normal(size=shape), rng.normal(size=shape)
     cos, sin = attn_np.rotary_angles(PLACES, 8, dtype="float64")
-    carried: Any = ErrArray(x, 0.0)
+    carried: Any = [ErrArray(a, 0.0) for a in (x, cos, sin)]
     with precision(precision_of("float64")):
-        y, pull = attn_np.value_and_vjp(attn_np.rotate, carried, cos, sin, layout=layout)
-        want = {"y": y, "dx": pull(ErrArray(dy, 0.0)).inputs["x"]}
+        y, pull = attn_np.value_and_vjp(attn_np.rotate, *carried, layout=layout)
+        want: dict[str, Any] = {"y": y} | {f"d{name}": a for name, a in pull(ErrArray(dy, 0.0)).inputs.items()}
     turn = cos + 1j * sin if len(shape) == 3 else (cos + 1j * sin)[:, :, None]
     pairs = [(i, i + 4) if layout == "half" else (2 * i, 2 * i + 1) for i in range(4)]
     for given, factor, bound in ((x, turn, want["y"]), (dy, turn.conj(), want["dx"])):
@@ -98,21 +261,26 @@ def test_pairs_turn_as_complex_numbers(tree: Tree, layout: str, shape: tuple[int
             z = (given[..., a] + 1j * given[..., b]) * factor[..., i]
             witness[..., a], witness[..., b] = z.real, z.imag
         assert ratio(witness, bound) <= 1
+    for i, (a, b) in enumerate(pairs):
+        turned = (x[..., a] - 1j * x[..., b]) * (dy[..., a] + 1j * dy[..., b])
+        turned = turned if len(shape) == 3 else np.sum(turned, axis=2)
+        assert ratio(turned.real, want["dcos"][..., i]) <= 1 and ratio(turned.imag, want["dsin"][..., i]) <= 1
     call = tree.package.rotate
     arrays = [tree.array(a) for a in (x, cos, sin)]
     if tree.name == "numpy":
         got, back = attn_np.value_and_vjp(call, *arrays, layout=layout)
-        grad = back(dy).inputs["x"]
+        grads = list(back(dy).inputs.values())
     elif tree.name == "torch":
-        leaf = arrays[0].requires_grad_()
-        got = call(*arrays, layout=layout)
-        got.backward(tree.array(dy))
-        grad, got = leaf.grad.numpy(), got.detach()
+        leaves = [a.requires_grad_() for a in arrays]
+        got = call(*leaves, layout=layout)
+        grads = [g.numpy() for g in torch.autograd.grad(got, leaves, tree.array(dy))]
+        arrays = [a.detach() for a in arrays]
     else:
-        got, back = jax.vjp(lambda a: call(a, *arrays[1:], layout=layout), arrays[0])
-        grad = np.asarray(back(tree.array(dy))[0])
+        got, back = jax.vjp(lambda *given: call(*given, layout=layout), *arrays)
+        grads = [np.asarray(g) for g in back(tree.array(dy))]
     assert ratio(tree.numpy(got), want["y"]) <= 1
-    assert ratio(grad, want["dx"]) <= 1
+    for name, grad in zip(("dx", "dcos", "dsin"), grads, strict=True):
+        assert ratio(grad, want[name]) <= 1, name
     inverse = tree.numpy(call(tree.array(dy), *arrays[1:], layout=layout, inverse=True))
     assert ratio(inverse, want["dx"]) <= 1
 
@@ -139,9 +307,9 @@ def test_a_compiled_program_needs_to_know_the_limit() -> None:
     with pytest.raises(ValueError, match="rotary_angles: expected max_positions in a compiled program, got none"):
         jax.jit(lambda p: package.rotary_angles(p, 8))(places)
     found = jax.jit(lambda p: package.rotary_angles(p, 8, max_positions=12, dtype="float64"))(places)
-    assert all(
-        same(np.asarray(x), y) for x, y in zip(found, angles(TREES["numpy"], PLACES, dtype="float64"), strict=True)
-    )
+    known = jax.jit(lambda: package.rotary_angles(places, 8, dtype="float64"))()
+    want = angles(TREES["numpy"], PLACES, dtype="float64")
+    assert all(same(np.asarray(x), y) for some in (found, known) for x, y in zip(some, want, strict=True))
 
 
 def test_slopes_are_those_of_the_layer(tree: Tree) -> None:
@@ -254,7 +422,7 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
 
 
 BUGS = {
-    "sections of other pairs": ("[x[i][..., a:b] for i, a, b in parts]", "[x[-1 - i][..., a:b] for i, a, b in parts]"),
+    "sections of other pairs": ("[x[i][..., end - n : end] for", "[x[-1 - i][..., end - n : end] for"),
     "xpos forgotten": ("tables = tables * xpos_scales(", "tables = tables + 0 * xpos_scales("),
     "xpos by the angle": ("/ config.xpos", "* config.xpos"),
     "a length of the limit": (

@@ -61,7 +61,9 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
     if tree != "jax":
-        patch.setattr(import_module(f"{TREES[tree].package.__name__}._weigh"), "GROUP", 3)
+        weigh = import_module(f"{TREES[tree].package.__name__}._weigh")
+        patch.setattr(weigh, "GROUP", 3)
+        patch.setattr(weigh, "KEYS", 4)
     return rows
 
 

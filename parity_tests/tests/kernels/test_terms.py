@@ -75,9 +75,15 @@ def test_what_is_no_term_is_refused_in_the_same_words() -> None:
     for make, start in (
         (lambda terms, slopes: "slopes", "attend: expected terms to be one or several of `terms`, such as"),
         (lambda terms, slopes: [terms.Slopes], "attend: expected terms to be one or several of `terms`, such as"),
-        (lambda terms, slopes: terms.Slopes(slopes[:3]), "Slopes: expected bias(offset) of shape (h, n) = (4, 11), or"),
-        (lambda terms, slopes: terms.Term(), "Term: expected a method bias(offset), got none; write it"),
-        (lambda terms, slopes: made(terms, lambda offset: offset[None] > 0), "Made: expected floats from bias(offset)"),
+        (
+            lambda terms, slopes: terms.Slopes(slopes[:3]),
+            "Slopes: expected bias(relative_position) of shape (h, n) = (4, 11), or",
+        ),
+        (lambda terms, slopes: terms.Term(), "Term: expected a method bias(relative_position), got none; write it"),
+        (
+            lambda terms, slopes: made(terms, lambda offset: offset[None] > 0),
+            "Made: expected floats from bias(relative_position)",
+        ),
     ):
         found = {words(tree, make) for tree in TREES.values()}
         assert len(found) == 1 and found.pop().startswith(start)
@@ -110,7 +116,10 @@ BUGS = {
     "counted from the last key": ("(self.first - (s - t))", "0"),
     "counted the other way": ("arange(max(1, t + s - 1), self.q) + (1 - s)", "arange(max(1, t + s - 1), self.q)"),
     "slopes that raise": ("return -slopes[:, None]", "return slopes[:, None]"),
-    "distances with a sign": ("to_dtype(abs(offset), dtype_name(slopes))", "to_dtype(-offset, dtype_name(slopes))"),
+    "distances with a sign": (
+        "to_dtype(abs(relative_position), dtype_name(slopes))",
+        "to_dtype(-relative_position, dtype_name(slopes))",
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Weights in place that are no softmax, before the judge: rows of every kind, and a few bugs to be seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -11,13 +12,17 @@ import torch
 
 import attn_torch
 from attn_np import contract
+from attn_np.contract._band import Band
 from attn_np.contract._weighing import Weighing
 from parity_tests.judge.judging import compare
-from parity_tests.tests.inputs import TREES
+from parity_tests.tests.inputs import TREES, first_difference
+from parity_tests.tests.kernels.test_kernels_np import InTurn
 from parity_tests.tests.kernels.test_rows import in_small_blocks, ratios
 from parity_tests.tests.mutation.checks_weigh import masks, rows, wanted
+from parity_tests.tests.witness import cotangent
 
 NAMES = {"sigmoid": "sigmoid_attention", "sparsemax": "sparsemax", "entmax15": "entmax15"}
+VARIANTS = NAMES | {"softmax": "talking_heads"}
 
 
 def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
@@ -36,6 +41,36 @@ def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> N
     for allowed in masks():
         found = compare(weights_of(tree, name, scores, allowed), wanted(name, scores, allowed))
         assert found["ratio"] <= 1, (list(rows())[found["index"][0]], found)
+
+
+def test_threads_in_any_order_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one writes no other reads or writes; heads that share a bias are one thread's."""
+    room, rng, band = import_module("attn_np._weigh"), np.random.default_rng(0), Band.of(7, 9, False, None)
+    q, k, v = (rng.normal(size=(3, n, 2, 4)) for n in (7, 9, 9))
+    blocks = tuple(band.row_blocks(18, 2))
+    call = room.Weighed(Weighing("sigmoid", 1.0, None, 0.5), q, k, v, None, rng.normal(size=(1, 2, 7, 9)), band, blocks)
+    tasks: list[Any] = []
+    turns, weigh_ = InTurn(), room.weigh_
+
+    def results() -> dict[str, Any]:
+        return {"context": call.context()} | call.vjp(cotangent(q.shape))
+
+    def one_by_one(work: Any, plan: Any) -> None:
+        tasks.append(plan(3))
+        for task in tasks[-1]:
+            work(task)
+
+    def handing_over(*given: Any) -> None:
+        weigh_(*given)
+        turns.hand_over()
+
+    monkeypatch.setattr(room, "in_threads", one_by_one)
+    want = results()
+    shared = [head.start for task in tasks[1] for head in {head for _, head in task}]
+    assert sorted(shared) == [0, 1]
+    monkeypatch.setattr(room, "in_threads", turns)
+    monkeypatch.setattr(room, "weigh_", handing_over)
+    assert first_difference(results(), want) is None
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
@@ -59,13 +94,8 @@ def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
 
 
 def hidden_keys_counted(patch: pytest.MonkeyPatch, room: Any) -> None:
-    real = room.weigh_
-
-    def weigh_(weighing: Weighing, scores: Any, allowed: Any) -> None:
-        real(weighing, scores, None)
-        scores *= allowed
-
-    patch.setattr(room, "weigh_", weigh_)
+    real = room.visible_keys
+    patch.setattr(room, "visible_keys", lambda allowed, *rest: real(None, *rest))
 
 
 def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> None:
@@ -75,7 +105,21 @@ def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> Non
     patch.setattr(room, "scores_vjp_", scores_vjp_)
 
 
+def maps_the_other_way_round(patch: pytest.MonkeyPatch, room: Any) -> None:
+    real = room.mix
+    patch.setattr(
+        room, "mix", lambda matrix, x, out: real(matrix.T if len(matrix) == len(matrix.T) else matrix, x, out)
+    )
+
+
+def a_softmax_that_forgets_its_sum(patch: pytest.MonkeyPatch, room: Any) -> None:
+    real = room.scores_vjp_
+    patch.setattr(room, "scores_vjp_", lambda weighing, p, dp: real(replace(weighing, name="sigmoid"), p, dp))
+
+
 PLANTS = [
+    (maps_the_other_way_round, "softmax"),
+    (a_softmax_that_forgets_its_sum, "softmax"),
     (a_threshold_from_above, "sparsemax"),
     (a_threshold_from_above, "entmax15"),
     (hidden_keys_counted, "sigmoid"),
@@ -90,7 +134,7 @@ def test_a_planted_bug_is_seen(
 ) -> None:
     in_small_blocks(monkeypatch, tree)
     plant(monkeypatch, import_module(f"{TREES[tree].package.__name__}._weigh"))
-    variant = NAMES[name]
+    variant = VARIANTS[name]
     found = [ratios(tree, variant, example) for example in contract.examples(variant)]
     assert not all(ratio <= 1 for each in found for ratio in each.values()), found
 

@@ -611,9 +611,9 @@ def hardest(alias: str) -> None:
     claim(same(parts.hardmax(x), want), "the largest, the first of equals")
     claim(same(parts.hardmax(x.astype("float32")), want.astype("float32")), "the dtype of the scores")
     allowed = np.array([[True, True, True], [True, False, True], [False, True, False], [False, False, False]])
-    places = parts.largest_places(np.concatenate([x, x[:1]]), allowed, 2)
+    places = parts.top_k_indices(np.concatenate([x, x[:1]]), allowed, 2)
     claim(same(places, np.array([[1, 2], [0, 2], [1, 3], [3, 3]])), "where the two largest are, of equals the first")
-    claim(parts.largest_places(x, allowed[:3], 0).shape == (3, 0), "no places")
+    claim(parts.top_k_indices(x, allowed[:3], 0).shape == (3, 0), "no places")
     seen = np.array([[True, False, True], [False, True, True], [False, False, False]])
     claim(parts.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
     claim(parts.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")
@@ -687,7 +687,7 @@ def encoded(alias: str) -> None:
         error = np.abs(products[:, :, i, j] - x[:, i] @ of_pair)
         claim((error <= bound[:, i]).all(), "products with encodings of positions are those of distances")
     config: Any = contract.examples("disentangled")["p2c"]
-    found = parts.bucketed(config, like=want)
+    found = parts.bucket_table(config, like=want)
     claim(same(found, np.array(config.signed_buckets(), np.int32)), "buckets of distances")
 
 

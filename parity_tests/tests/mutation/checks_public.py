@@ -176,7 +176,18 @@ def rotated_by_angles(alias: str) -> None:
             y, pull = package.value_and_vjp(package.rotate, x, *plain, layout=layout)
             claim(same(y, Parts(alias).rotate(x, *plain, layout)), "turned")
             back = package.rotate(y, *plain, layout=layout, inverse=True)
-            claim(same(pull(y).inputs["x"], back) and list(pull(y).inputs) == ["x"], "the gradient turns back")
+            gradients = pull(y).inputs
+            claim(same(gradients["x"], back) and list(gradients) == ["x", "cos", "sin"], "the gradient turns back")
+            a, b, da, db = (
+                z[..., i:6:2] if layout == "interleaved" else z[..., 3 * i : 3 * i + 3] for z in (x, y) for i in (0, 1)
+            )
+            heads = tuple(range(2, len(shape) - 1))
+            dcos, dsin = np.sum(a * da + b * db, axis=heads), np.sum(a * db - b * da, axis=heads)
+            claim(same(gradients["cos"], dcos) and same(gradients["sin"], dsin), "gradients of the angles")
+            _, pull = package.value_and_vjp(package.rotate, x, *(z[0] for z in plain), layout=layout, inverse=True)
+            gradients = pull(y).inputs
+            claim(same(gradients["cos"], dcos.sum(0)), "of angles that sequences share")
+            claim(same(gradients["sin"], np.sum(b * da - a * db, axis=heads).sum(0)), "of angles that turn back")
             forth = package.value_and_vjp(package.rotate, x, *plain, layout=layout, inverse=True)[1](y).inputs["x"]
             claim(same(forth, package.rotate(y, *plain, layout=layout)), "and back again")
             claim(
@@ -225,6 +236,20 @@ def lengths_of_positions(alias: str) -> None:
     layer: Any = package.build("rotary", dtype="float64", d_model=6, num_heads=1, max_positions=9, **LONG)
     x = np.random.default_rng(3).normal(size=(1, 3, 6))
     claim(same(layer(x, positions=np.arange(3)[None]), layer(x)), "a layer")
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 1, "max_positions": 9, "rope_sections": (1, 2)}
+    places, layers = (
+        np.array([[[0, 1, 2]], [[0, 0, 5]]]),
+        [p.build("rotary", **fields, dtype="float64") for p in (package, attn_np)],
+    )
+    cos_sin = attn_np.rotary_angles(places, 6, sections=(1, 2), dtype="float64")
+    for positions in (places, cos_sin, tuple(a[0] for a in cos_sin)):
+        (y, pull), (want, back) = (
+            p.value_and_vjp(one, x, positions=positions) for p, one in zip((package, attn_np), layers, strict=True)
+        )
+        claim(same(y, want) and same(y, layers[1](x, positions=places)), "positions on two axes, and their angles")
+        claim_same(pull(y).inputs, back(y).inputs, "gradients")
+    words = "rotary: expected positions as integers, or as a pair (cos, sin), got 1 arrays"
+    refuses(lambda: layers[0](x, positions=cos_sin[:1]), ValueError, words)
 
 
 def wrong_positions(alias: str) -> None:

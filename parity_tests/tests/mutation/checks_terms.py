@@ -40,9 +40,9 @@ class Case:
 CASES = tuple(Case(*names) for names in product(PATTERNS, TERMS, WEIGHINGS))
 
 
-def buckets(offset: Any) -> Any:
-    """Six buckets of the offset, key minus query: the outermost hold all that are farther."""
-    return offset.clip(-3, 2) + 3
+def buckets(relative_position: Any) -> Any:
+    """Six buckets of the relative position, key minus query: the outermost hold all that are farther."""
+    return relative_position.clip(-3, 2) + 3
 
 
 @cache
@@ -185,11 +185,27 @@ def terms_from_places(alias: str) -> None:
         (slopes, TypeError, "attend: expected terms to be one or several of `terms`"),
         ([terms.Slopes(slopes), 3], TypeError, "got int; pass an array"),
         (terms.Slopes, TypeError, "got the class Slopes; pass an array"),
-        (terms.Term(), NotImplementedError, "Term: expected a method bias(offset), got none; write it"),
-        (terms.Slopes(slopes[:3]), ValueError, "Slopes: expected bias(offset) of shape (h, n) = (4, 11), or (1, 11)"),
-        (terms.Table(table[:, 0, None, None], buckets), ValueError, "Table: expected bias(offset) of shape (h, n)"),
-        (made(terms, lambda offset: offset[None]), TypeError, "Made: expected floats from bias(offset), got int64"),
-        (made(terms, lambda offset: None), ValueError, "Made: expected bias(offset) of shape (h, n) = (4, 11)"),
+        (terms.Term(), NotImplementedError, "Term: expected a method bias(relative_position), got none; write it"),
+        (
+            terms.Slopes(slopes[:3]),
+            ValueError,
+            "Slopes: expected bias(relative_position) of shape (h, n) = (4, 11), or (1, 11)",
+        ),
+        (
+            terms.Table(table[:, 0, None, None], buckets),
+            ValueError,
+            "Table: expected bias(relative_position) of shape (h, n)",
+        ),
+        (
+            made(terms, lambda offset: offset[None]),
+            TypeError,
+            "Made: expected floats from bias(relative_position), got int64",
+        ),
+        (
+            made(terms, lambda offset: None),
+            ValueError,
+            "Made: expected bias(relative_position) of shape (h, n) = (4, 11)",
+        ),
         (made(terms, lambda offset: [0.0]), TypeError, "Made: expected the result of bias as a NumPy array, got list"),
     )
     for term, error, words in wrong:

@@ -22,8 +22,8 @@ from parity_tests.tests.mutation.checks_rows import small_blocks
 from parity_tests.tests.witness import cotangent, weights_of
 
 WIDTH = 50  # of the rows: groups of 16 and a rest
-GROUP = 3
-VARIANTS = ("sigmoid_attention", "sparsemax", "entmax15", "differential")
+GROUP, KEYS = 3, 4
+VARIANTS = ("sigmoid_attention", "sparsemax", "entmax15", "talking_heads", "differential")
 
 
 def rows() -> dict[str, np.ndarray]:
@@ -93,8 +93,8 @@ def calls() -> tuple[tuple[str, Config, dict[str, Any], dict[str, Any], dict[str
 def weighed_blocks(alias: str) -> None:
     """In small blocks, forward and backward."""
     room: Any = import_module(f"{alias}._weigh")
-    before = room.GROUP
-    room.GROUP = GROUP
+    before = room.GROUP, room.KEYS
+    room.GROUP, room.KEYS = GROUP, KEYS
     try:
         with small_blocks(import_module(f"{alias}._rows")):
             for name, config, inputs, params, want in calls():
@@ -106,4 +106,4 @@ def weighed_blocks(alias: str) -> None:
                 for n, x in found.items():
                     claim(compare(x, want[n], "float64" if n == "y" else None)["ratio"] <= 1, f"{name}: {n}")
     finally:
-        room.GROUP = before
+        room.GROUP, room.KEYS = before

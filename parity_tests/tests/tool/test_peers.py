@@ -1,6 +1,7 @@
 """Installed libraries with random weights: what they compute is what our layers compute with their files."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from parity_tests.tests.weights.test_layouts import bits
 # Their warnings are theirs.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
 PEERS, REFUSED = peers.peers(), peers.refused()
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(("family", "name"), PEERS)
@@ -57,6 +59,12 @@ def whatever() -> tuple[Config, Arrays]:
     """Some layer."""
     config = contract.config("mha", d_model=2, num_heads=1)
     return config, {name: np.zeros(shape) for name, shape in config.shapes().items()}
+
+
+def test_the_keras_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("keras")
+    runpy.run_path(str(ROOT / "examples" / "keras_attention.py"), run_name="__main__")
+    assert "the same bits: True" in capsys.readouterr().out
 
 
 def test_every_family_has_a_peer() -> None:

@@ -2,7 +2,8 @@
 
 `test_transforms_<tree>.py` has them: TRANSFORMS, the name of each with what is asked of it; EXEMPT, which gives a
 (transform, variant) that is left out its reason; and, where another file asks and not of every variant, ELSEWHERE, that
-file and the variants. `make sync` writes them into docs/transforms.md (`-m parity_tests.tests.transforms.tables`).
+file and the variants. `test_transforms_functions.py` has calls of functions. `make sync` writes all into
+docs/transforms.md (`-m parity_tests.tests.transforms.tables`).
 """
 
 import sys
@@ -49,7 +50,32 @@ def markdown() -> str:
         lines += [f"## {title}", "", "| Transform | What is asked | Variants |", "| --- | --- | --- |"]
         lines += [f"| {name} | {asked} | {cell(name, exempt, elsewhere)} |" for name, asked in transforms.items()]
         lines += ["", *reasons(exempt)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *functions()])
+
+
+def functions() -> list[str]:
+    """The table of calls of functions and of fields, by the transforms that each goes through."""
+    tests = import_module("parity_tests.tests.transforms.test_transforms_functions")
+    titles = [title for tree, title in TREES.items() if tree in tests.TRANSFORMS]
+    asked = (
+        "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. On a "
+        "mesh sequences are sharded: the numbers are right, and nothing moves but what sequences share, the chunks of "
+        "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`)."
+    )
+    lines = ["## Functions", "", asked, "", f"| Call | {' | '.join(titles)} |", "| --- | --- | --- |"]
+    for name in tests.CALLS:
+        done = [
+            ", ".join(t for t in transforms if name in tests.asked(tree) and (tree, t, name) not in tests.EXEMPT)
+            for tree, transforms in tests.TRANSFORMS.items()
+        ]
+        lines.append(f"| {name} | {' | '.join(done)} |")
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for (tree, transform, name), why in tests.EXEMPT.items():
+        reasons.setdefault((TREES[tree], transform, why), []).append(name)
+    rows = (
+        f"- {title}, {transform}, not {'; '.join(names)}: {why}." for (title, transform, why), names in reasons.items()
+    )
+    return [*lines, "", *rows, ""]
 
 
 def cell(transform: str, exempt: Exemptions, elsewhere: Elsewhere) -> str:

@@ -126,31 +126,3 @@ def test_traces_inside_transformations(variant: str) -> None:
     _, tapes = jax.jit(jax.vmap(derive, in_axes=(None, 0)))(params, jnp.stack([first, first[::-1], first]))
     assert {key: x.shape for key, x in tapes.items()} == {key: (3, *x.shape) for key, x in tape.items()}
     assert not same(JAX.numpy(tapes["y"][0]), JAX.numpy(tapes["y"][1]))
-
-
-ROTATED = torch.arange(4)[None].expand(2, 4)
-FUNCTIONS: dict[str, Any] = {
-    "attend": lambda x: TORCH.package.attend(x, x, x, causal=True)[0],
-    "from a place": lambda x: TORCH.package.attend(x, x, x, causal=True, offset=1, window=[2, 0], softcap=0)[0],
-    "from places": lambda x: TORCH.package.attend(x, x, x, causal=True, offset=ROTATED[:, 1], lengths=ROTATED[:, 3])[0],
-    "lse": lambda x: TORCH.package.attend(x, x, x, return_lse=True)[2],
-    "merge": lambda x: TORCH.package.merge([(x, x.sum(-1).transpose(1, 2)), (2 * x, x.sum(-1).transpose(1, 2))])[0],
-    "softmax": lambda x: TORCH.package.softmax(x),
-    "entmax": lambda x: TORCH.package.entmax(x, alpha=1.25),
-    "rotate": lambda x: TORCH.package.rotate(x, *TORCH.package.rotary_angles(ROTATED, 8, max_positions=4)),
-    "recur": lambda x: TORCH.package.recur(x, x, x, rule="gated", decay=x.sigmoid(), chunk_size=2, form="chunked")[0],
-    "buckets": lambda x: x.sum() * TORCH.package.relative_buckets(ROTATED),
-}
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_compile_into_one_graph(name: str) -> None:
-    """Forward and backward, to the bit of the call that is not compiled."""
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 4, 2, 8)).astype("float32")).requires_grad_()
-    y = FUNCTIONS[name](x)
-    (want,) = torch.autograd.grad(y.sum(), x)
-    z = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")(x)
-    (got,) = torch.autograd.grad(z.sum(), x)
-    assert torch.equal(y, z)
-    assert torch.equal(got, want)

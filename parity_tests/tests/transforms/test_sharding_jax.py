@@ -64,6 +64,19 @@ SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few querie
 GATHERS = {("Explicit", "mla")}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
 STEPS = {"sparsemax", "entmax15"}
+# Calls of functions that are asked without `--everything`.
+FUNCTIONS = ("attend, offset= and lengths= of each sequence", "drop_in.dot_product_attention", "rotary, rope_sections=")
+# What they move besides: sinks made of the first sequence, whether a row still moves, the largest position; chunks are
+# dealt out anew, and a cache that is made inside of a program is on all devices.
+MOVED: dict[str, set[str]] = {
+    "attend, return_weights= and sinks=": {"all-reduce"},
+    "rotate by rotary_angles": {"all-reduce"},
+    "attend, softmax_fn=entmax": {"all-reduce"},
+    "softmax and entmax": {"all-reduce"},
+    "recur, in chunks": {"all-to-all", "collective-permute"},
+    "mha, memory_keys= and output_dim=, in steps": {"all-gather", "collective-permute"},
+    "rotary, rope_sections=, in steps": {"all-gather", "collective-permute"},
+}
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
 
@@ -98,7 +111,7 @@ def merged(einsum: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def asked(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
+def asks(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
     """Whether a case of attention is asked on a mesh of this kind."""
     if path in MANY:
         return (case, heads) == ("shared", "own")
@@ -123,6 +136,7 @@ def main(planted: str, variants: list[str]) -> None:
     from parity_tests.judge.judging import compare
     from parity_tests.judge.kernels import blocks, by_numpy
     from parity_tests.tests.inputs import random_inputs
+    from parity_tests.tests.transforms.test_transforms_functions import CALLS, SAME, N, X, asked, bench, joined, near
 
     jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
@@ -218,6 +232,17 @@ def main(planted: str, variants: list[str]) -> None:
             "sharding": [y.sharding.spec[0]],
         }
 
+    def function(mesh: Any, name: str) -> dict[str, Any]:
+        """A call of functions with its sequences on devices of their own."""
+        bench("jax")
+        with jax.set_mesh(mesh):
+            arrays = place(mesh, X, "b"), place(mesh, N, "b")
+            program = jax.jit(lambda x, n: joined(CALLS[name](bench("jax"), x, n))).lower(*arrays).compile()
+            outputs = program(*arrays)
+        want = joined(CALLS[SAME.get(name, name)](bench("numpy"), X, N))
+        agree = near([np.asarray(y) for y in outputs], want, name)
+        return {"forward": moves(program), "agree": agree, "sharding": [[*y.sharding.spec, None][0] for y in outputs]}
+
     results: dict[str, Any] = {}
     for kind in MESHES:
         mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2)
@@ -225,12 +250,16 @@ def main(planted: str, variants: list[str]) -> None:
             _kernels.einsum = merged(_kernels.einsum)
         tasks: dict[str, Callable[[], Any]] = {}
         for path, case, heads in product(PATHS, CASES, HEADS):
-            if asked(kind, path, case, heads, planted != "none"):
+            if asks(kind, path, case, heads, planted != "none"):
                 tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: attention(
                     mesh, path, case, heads
                 )
         for variant in variants:
             tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
+        for name in asked("jax") if kind == "Auto" and planted != "merged" else ():
+            if planted != "everything" and name not in FUNCTIONS:
+                continue
+            tasks[f"function/{name}"] = lambda mesh=mesh, name=name: function(mesh, name)
         if planted == "merged":
             tasks = {name: task for name, task in tasks.items() if name.endswith("/plain/own") and MANY[0] not in name}
         for name, task in tasks.items():
@@ -288,6 +317,18 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: p
     assert set(found["backward"]) - ({"all-gather"} if (mesh, variant) in GATHERS else set()) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
+
+
+def test_functions_leave_sequences_where_they_are(pytestconfig: pytest.Config) -> None:
+    """And give the same numbers; what moves all the same is said."""
+    every = results("none", pytestconfig.getoption("--everything"))
+    some = {name: found for name, found in every.items() if name.startswith("function/")}
+    assert some
+    for name, found in some.items():
+        assert "error" not in found, (name, found)
+        assert found["agree"], name
+        assert set(found["forward"]) <= MOVED.get(name.partition("/")[2], set()), (name, found)
+        assert set(found["sharding"]) == {"b"}, (name, found)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

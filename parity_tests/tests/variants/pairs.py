@@ -13,6 +13,8 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
+from parity_tests.judge.cases import given
+from parity_tests.tests.inputs import Arrays, random_inputs
 
 TRIES = 40  # configs that are drawn for each that is kept
 
@@ -65,3 +67,27 @@ def covering(variant: str, most: int | None = None) -> Iterator[tuple[str, Confi
         seen |= pairs(best, fields)
         number += 1
         yield f"pairs {number}", best
+
+
+def any_call(config: Config, rng: np.random.Generator) -> Arrays:
+    """What must be given and some of what may be, in sizes of any kind: one sequence, one position, more queries than
+    keys; a query that sees nothing and keys that nobody sees.
+    """
+    least, most = given(config, "plain"), given(config, "full")
+    names = [name for name in most if name in least or rng.random() < 0.7]
+    if len(names) < len(most) and rng.random() < 0.3:
+        names = list(least)
+    sizes = {"b": int(rng.choice([1, 2, 3])), "t": int(rng.choice([1, 2, 3, 4, 6, 9])), "s": int(rng.choice([1, 4, 7]))}
+    inputs = random_inputs(config, names, **sizes)
+    for name, x in inputs.items():
+        if config.arguments()[name].kind == "mask" and x.ndim > 2:
+            x[0, ..., rng.integers(x.shape[-2]), :] = x[-1, ..., rng.integers(x.shape[-1])] = False
+    return {n: narrow(x, rng) if config.arguments()[n].kind in ("mask", "bias") else x for n, x in inputs.items()}
+
+
+def narrow(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A mask or a bias of pairs, every second time with some axes of length 1 or without the first ones."""
+    if x.ndim < 3 or rng.random() < 0.5:
+        return x
+    at = tuple(slice(1) if rng.random() < 0.4 else slice(None) for _ in x.shape)
+    return x[at] if rng.random() < 0.5 else x[at][(0,) * int(rng.integers(1, x.ndim))]

@@ -50,7 +50,8 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
         scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
-        return scale * sum(a * b for a, b in zip(q, k, strict=True)) - slopes[h] * abs(i - j)
+        far = slopes[h] * abs(i - j) * (scale if config.scale_slopes else 1.0)
+        return scale * sum(a * b for a, b in zip(q, k, strict=True)) - far
 
     return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
 

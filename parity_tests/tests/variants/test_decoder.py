@@ -1,6 +1,6 @@
 """Decoder attention against scalar loops, the variants that it is made of, and the models whose fields it has."""
 
-from math import exp, sqrt, tanh
+from math import exp, log, sqrt, tanh
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,9 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
     (left, right), t = c.window or (None, None), len(x)
     q, k = ([compared(c, w, name, word, m, thetas) for word, m in zip(x, places, strict=True)] for name in "qk")
     v = [[clipped(c, head) for head in projected(w, "v", word)] for word in x]
+    if c.temperature_growth is not None and c.temperature_interval is not None:
+        warm = [1 + c.temperature_growth * log(1 + (m + 1) // c.temperature_interval) for m in places]
+        q = [[[a * factor for a in head] for head in heads] for heads, factor in zip(q, warm, strict=True)]
     r = c.num_heads // (c.num_kv_heads or c.num_heads)
     y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
     for h in range(c.num_heads):
@@ -87,6 +90,7 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
             raised = []
             for j in range(t):
                 hidden = not mask[h][i][j] or (c.causal and j > i)
+                hidden = hidden or (c.chunk_size is not None and i // c.chunk_size != j // c.chunk_size)
                 hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
                 score = sum(a * b for a, b in zip(q[i][h], k[j][h // r], strict=True))
                 score *= 1 / sqrt(len(q[i][h])) if c.scale is None else c.scale
@@ -114,6 +118,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     thetas = [] if config.rope_base is None else published(turns, width, length or 0)
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
+    places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 
@@ -254,8 +259,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "norm='layer' with a shared weight for norm_bias=, got norm='rms'",
     ),
     "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
+    "a temperature that does not grow": (
+        {"temperature_growth": 0.1},
+        "both of temperature_growth and temperature_interval, or none, got temperature_growth=0.1, "
+        "temperature_interval=None; give both or none of them",
+    ),
     "no room": ({"clip_qkv": 0.0}, "clip_qkv to be a finite int or float above 0.0, got 0.0; set clip_qkv="),
-    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for rope_scaling= or rotary_dim=, got none"),
+    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for rope_scaling=, rotary_dim= or rope_sections="),
     "rope_scaling": ({"rope_scaling": "yarn"}, "rope_scaling_factor for rope_scaling='yarn', got none"),
 }
 

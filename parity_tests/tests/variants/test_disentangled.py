@@ -73,7 +73,9 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         return sum(x * y for x, y in zip(a, b, strict=True))
 
     def projected(name: str, h: int, row: int) -> list[float]:
-        own, shift = (w[f"w_{name}"], w.get(f"b_{name}")) if config.shared else (w[f"w_rel_{name}"], None)
+        own, shift = (
+            (w[f"w_{name}"], w.get(f"b_{name}")) if config.shared else (w[f"w_rel_{name}"], w.get(f"b_rel_{name}"))
+        )
         found: list[float] = [sum(w["w_rel"][row][i] * own[i][h][c] for i in range(d)) for c in range(len(own[0][0]))]
         return found if shift is None else [a + b for a, b in zip(found, shift[h], strict=True)]
 

@@ -36,7 +36,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + exp(-x))
 
 
-def step(w: Any, prefix: str, entry: list[float], h: list[float]) -> list[float]:
+def step(w: Any, prefix: str, entry: list[float], h: list[float], reset_after: bool = True) -> list[float]:
     """The state after one position, from the weights whose names begin with a prefix."""
     w_x, w_h, width = w[f"{prefix}.w_x"], w[f"{prefix}.w_h"], range(len(h))
     b_x, b_h = (w.get(f"{prefix}.{name}", [[0.0] * len(h)] * 3) for name in ("b_x", "b_h"))
@@ -44,7 +44,10 @@ def step(w: Any, prefix: str, entry: list[float], h: list[float]) -> list[float]
     b = [[b_h[f][e] + sum(v * w_h[f][d][e] for d, v in enumerate(h)) for e in width] for f in range(3)]
     r = [sigmoid(a[0][e] + b[0][e]) for e in width]
     z = [sigmoid(a[1][e] + b[1][e]) for e in width]
-    n = [tanh(a[2][e] + r[e] * b[2][e]) for e in width]
+    if reset_after:
+        n = [tanh(a[2][e] + r[e] * b[2][e]) for e in width]
+    else:
+        n = [tanh(a[2][e] + sum(r[d] * v * w_h[2][d][e] for d, v in enumerate(h))) for e in width]
     return [(1 - z[e]) * n[e] + z[e] * h[e] for e in width]
 
 
@@ -52,11 +55,17 @@ def loops(config: Config, w: Any, x: Any, state: Any, keep: Any) -> tuple[Any, A
     """Outputs and last states of one batch row, one number at a time."""
     last = []
     for i in range(config.num_layers):
-        h, states = state[i], []
+        h, states = state[len(last)], []
         for entry in x:
-            h = step(w, f"layers.{i}", entry, h)
+            h = step(w, f"layers.{i}", entry, h, config.reset_after)
             states.append(h)
         last.append(h)
+        if config.bidirectional:
+            h = state[len(last)]
+            for place in reversed(range(len(x))):
+                h = step(w, f"backward_layers.{i}", x[place], h, config.reset_after)
+                states[place] = states[place] + h
+            last.append(h)
         x = states
         if i < config.num_layers - 1:
             x = [[v * k / (1 - config.dropout) for v, k in zip(*p, strict=True)] for p in zip(x, keep[i], strict=True)]
@@ -68,8 +77,9 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     x = inputs["x"]
     b, t, _ = x.shape
     config = config if "keep" in inputs else replace(config, dropout=0.0)
-    state = inputs.get("state", np.zeros((config.num_layers, b, config.hidden_dim)))
-    keep = np.broadcast_to(inputs.get("keep", True), (config.num_layers - 1, b, t, config.hidden_dim))
+    directions = 2 if config.bidirectional else 1
+    state = inputs.get("state", np.zeros((config.num_layers * directions, b, config.hidden_dim)))
+    keep = np.broadcast_to(inputs.get("keep", True), (config.num_layers - 1, b, t, config.hidden_dim * directions))
     w = {name: p.tolist() for name, p in params.items()}
     found = [loops(config, w, x[i].tolist(), state[:, i].tolist(), keep[:, i].tolist()) for i in range(b)]
     return {"y": np.array([y for y, _ in found]), "out1": np.stack([last for _, last in found], axis=1)}
@@ -87,15 +97,15 @@ def test_scalar_loops(example: str, call: str) -> None:
 def torch_gru(config: Config, weights: Arrays) -> torch.nn.GRU:
     """PyTorch's own layer with these weights: rows r z n one below the other, input side transposed."""
     gru = torch.nn.GRU(
-        config.input_dim, config.hidden_dim, config.num_layers, bias=config.use_bias, batch_first=True
-    ).double()
+        config.input_dim, config.hidden_dim, config.num_layers, bias=config.use_bias, batch_first=True,
+        bidirectional=config.bidirectional,
+    ).double()  # fmt: skip
     theirs = {}
     for name, value in weights.items():
-        _, i, kind = name.split(".")
+        direction, i, kind = name.split(".")
         stacked = np.concatenate([gate.T for gate in value]) if kind.startswith("w") else value.reshape(-1)
-        theirs[{"w_x": "weight_ih_l", "w_h": "weight_hh_l", "b_x": "bias_ih_l", "b_h": "bias_hh_l"}[kind] + i] = (
-            torch.from_numpy(stacked)
-        )
+        key = {"w_x": "weight_ih_l", "w_h": "weight_hh_l", "b_x": "bias_ih_l", "b_h": "bias_hh_l"}[kind] + i
+        theirs[key + "_reverse" * (direction == "backward_layers")] = torch.from_numpy(stacked)
     gru.load_state_dict(theirs)
     return gru
 
@@ -104,13 +114,14 @@ def ours(config: Config, gru: torch.nn.GRU) -> Arrays:
     """The gradients that PyTorch's layer has gathered, in our shapes and names."""
     found = {}
     for name, value in gru.named_parameters():
-        kind, i = name.rsplit("_l", 1)
+        kind, i = name.removesuffix("_reverse").rsplit("_l", 1)
+        layers = "backward_layers" if name.endswith("_reverse") else "layers"
         assert value.grad is not None
         grad = value.grad.numpy()
         mine = {"weight_ih": "w_x", "weight_hh": "w_h", "bias_ih": "b_x", "bias_hh": "b_h"}[kind]
         if mine.startswith("w"):
             grad = grad.reshape(3, config.hidden_dim, -1).transpose(0, 2, 1)
-        found[f"dlayers.{i}.{mine}"] = grad.reshape(weights_of(config)[f"layers.{i}.{mine}"].shape)
+        found[f"d{layers}.{i}.{mine}"] = grad.reshape(weights_of(config)[f"{layers}.{i}.{mine}"].shape)
     return found
 
 
@@ -126,12 +137,13 @@ def bounded_both(config: Config, inputs: Arrays, weights: Arrays, dy: np.ndarray
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_torch_gru(layers: int, use_bias: bool) -> None:
+@pytest.mark.parametrize(("use_bias", "bidirectional"), [(True, False), (False, False), (True, True)])
+def test_torch_gru(layers: int, use_bias: bool, bidirectional: bool) -> None:
     """Outputs, last states and every gradient, with an initial state, from gradients of outputs and last states."""
-    config = Config(input_dim=3, hidden_dim=5, num_layers=layers, use_bias=use_bias)
-    weights, inputs = weights_of(config), {"x": normal(2, 7, 3), "state": normal(layers, 2, 5)}
-    dy, dlast = normal(2, 7, 5), normal(layers, 2, 5)
+    config = Config(input_dim=3, hidden_dim=5, num_layers=layers, use_bias=use_bias, bidirectional=bidirectional)
+    states = layers * (2 if bidirectional else 1)
+    weights, inputs = weights_of(config), {"x": normal(2, 7, 3), "state": normal(states, 2, 5)}
+    dy, dlast = normal(2, 7, config.sizes()["o"]), normal(states, 2, 5)
     gru = torch_gru(config, weights)
     x, state = (torch.from_numpy(value).requires_grad_() for value in inputs.values())
     y, last = gru(x, state)

@@ -47,7 +47,7 @@ def mixed(rows: list[list[float]], weights: Any) -> list[list[float]]:
 
 def unit(config: Config, x: list[float]) -> list[float]:
     x = [swish(a) for a in x]
-    size = sqrt(sum(a * a for a in x) + config.norm_eps)
+    size = sqrt(sum(a * a for a in x) + (config.qk_norm_eps or config.norm_eps))
     return [a / size for a in x]
 
 
@@ -62,10 +62,13 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
     y = [[0.0] * config.d_model for _ in x]
     for h in range(config.num_heads):
-        parts = {name: [projected(row, w[f"w_{name}"], h) for row in x] for name in "qkv"}
+        key_head = h * (config.num_key_heads or config.num_heads) // config.num_heads
+        head = {"q": key_head, "k": key_head, "v": h}
+        parts = {name: [projected(row, w[f"w_{name}"], head[name]) for row in x] for name in "qkv"}
         if config.conv_size is not None:
-            parts = {name: mixed(rows, [tap[h] for tap in w[f"w_{name}_conv"]]) for name, rows in parts.items()}
-        state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][h]]
+            taps = {name: [tap[head[name]] for tap in w[f"w_{name}_conv"]] for name in "qkv"}
+            parts = {name: mixed(rows, taps[name]) for name, rows in parts.items()}
+        state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][0]]
         for t, row in enumerate(x):
             q, k = (unit(config, parts[name][t]) for name in "qk")
             v = [swish(a) for a in parts["v"][t]]

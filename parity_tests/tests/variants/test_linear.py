@@ -1,13 +1,14 @@
 """Linear attention against scalar loops, its three forms against each other, and softmax-free attention by hand."""
 
 from dataclasses import replace
-from math import exp
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import attn_np
 from attn_np.contract.linear import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
@@ -21,6 +22,7 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True)
+MAPS = {"relu": replace(FORMS, feature_map="relu"), "exp": replace(FORMS, feature_map="exp", num_features=11)}
 
 
 # Scalar loops: equation 5 with the similarity phi(q) phi(k), pair by pair ---------------------------------------------
@@ -31,8 +33,14 @@ def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
     return [sum(a * w[d][h][e] for d, a in enumerate(x)) + (b[h][e] if b else 0.0) for e in width]
 
 
-def phi(x: float) -> float:
-    return x + 1 if x > 0 else exp(x)
+def phi(config: Config, w: Any, x: list[float]) -> list[float]:
+    if config.feature_map == "relu":
+        return [max(a, 0.0) for a in x]
+    if config.feature_map == "elu":
+        return [a + 1 if a > 0 else exp(a) for a in x]
+    x = [a / len(x) ** 0.25 for a in x]
+    half, rows = sum(a * a for a in x) / 2, w["w_features"]
+    return [exp(sum(a * b for a, b in zip(row, x, strict=True)) - half) / sqrt(len(rows)) for row in rows]
 
 
 def loops(config: Config, w: Any, x: Any) -> Any:
@@ -42,7 +50,9 @@ def loops(config: Config, w: Any, x: Any) -> Any:
         q, k, v = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkv")
         for i, q_i in enumerate(q):
             pairs = list(zip(k, v, strict=True))[: i + 1 if config.causal else len(k)]
-            weights = [sum(phi(a) * phi(b) for a, b in zip(q_i, k_j, strict=True)) for k_j, _ in pairs]
+            weights = [
+                sum(a * b for a, b in zip(phi(config, w, q_i), phi(config, w, k_j), strict=True)) for k_j, _ in pairs
+            ]
             total = sum(weights) + config.eps if config.normalize else 1.0
             for c in range(len(v[0])):
                 context = sum(a * v_j[c] for a, (_, v_j) in zip(weights, pairs, strict=True)) / total
@@ -98,6 +108,28 @@ def test_the_state_does_not_grow(tree: Tree) -> None:
         assert {name: tuple(x.shape) for name, x in arrays.items()} == {"state": (2, 2, 3, 7), "key_sum": (2, 2, 3)}
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_every_feature_map_has_three_forms_and_steps(feature_map: str, name: str) -> None:
+    tree, config = TREES[name], MAPS[feature_map]
+    assert not forms_apart(tree, replace(config, form="recurrent"), form="chunked", chunk_size=3)
+    assert not padding_seen(tree, replace(config, chunk_size=3))
+    assert not steps_apart(tree, replace(config, chunk_size=3))
+
+
+def test_random_features_estimate_softmax() -> None:
+    """The mean of m products with standard normal rows is within 5 standard deviations of exp(q k / sqrt(K)), as the
+    weights of `build` give it; the variance of one is exp(2 q k) (exp(|q + k|^2) - 1), of scaled q and k.
+    """
+    m = 4096
+    layer = attn_np.build("linear", dtype="float64", d_model=4, num_heads=1, feature_map="exp", num_features=m)
+    w = np.asarray(layer.params()["w_features"])
+    q, k = 0.5 * np.random.default_rng(0).normal(size=(2, 50, 4))
+    products = np.sum(layer.features(q[None, :, None], w) * layer.features(k[None, :, None], w), axis=-1)[0, :, 0]
+    want, length = np.exp(np.sum(q * k, axis=-1) / 2), np.sum((q + k) ** 2, axis=-1) / 2
+    assert np.all(np.abs(products - want) <= 5 * want * np.sqrt(np.expm1(length) / m))
+
+
 # PyTorch's own functions ----------------------------------------------------------------------------------------------
 
 
@@ -140,6 +172,21 @@ def test_large_inputs_have_finite_gradients(tree: Tree) -> None:
 
 REFUSED = {
     "eps": ({"eps": -1.0}, "eps of at least 0, got -1.0; it is added to a sum of weights"),
+    "feature map": ({"feature_map": "gelu"}, "feature_map to be one of elu, relu, exp, got 'gelu'; set feature_map="),
+    "eps of relu": (
+        {"feature_map": "relu", "eps": 0.0},
+        "eps above 0 for feature_map='relu', got 0.0; the weights of a query may all be 0",
+    ),
+    "no features": (
+        {"feature_map": "exp"},
+        "num_features for feature_map='exp', and for it only, got num_features=None, feature_map='exp'; "
+        "give both or none of them",
+    ),
+    "features": (
+        {"num_features": 8},
+        "num_features for feature_map='exp', and for it only, got num_features=8, feature_map='elu'; "
+        "give both or none of them",
+    ),
 }
 
 

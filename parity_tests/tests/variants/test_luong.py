@@ -77,8 +77,8 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, b
     contexts, alignments = [], []
     for i, h_t in enumerate(query):
         scores = [score(config.score, w, h_t, h_s) + bias[i][j] for j, h_s in enumerate(key)]
-        words = [j for j in range(len(key)) if mask[i][j]]
-        p_t, factors = center(config, w, i + 1, h_t, len(words)), [0.0] * len(key)
+        words = [j for j in range(len(key)) if mask[i][j] and (not config.causal or j <= i + len(key) - len(query))]
+        p_t, factors = center(config, w, len(words) if config.causal else i + 1, h_t, len(words)), [0.0] * len(key)
         for s, j in enumerate(words, start=1):
             factors[j] = share(config, s - p_t)
         raised = [exp(x) if factor else 0.0 for x, factor in zip(scores, factors, strict=True)]
@@ -267,9 +267,9 @@ def test_a_query_that_sees_nothing_gives_nothing(tree: Tree, score: str) -> None
 # Windows --------------------------------------------------------------------------------------------------------------
 
 
-def drawn_window(tree: Tree, local: str, half: int, mask: str, t: int = 5) -> list[str]:
+def drawn_window(tree: Tree, local: str, half: int, mask: str, t: int = 5, causal: bool = False) -> list[str]:
     """An x for each weight that is not 0, for one batch row and 6 keys of which some may be seen."""
-    config = Config(query_dim=2, score="dot", local=local, half_window=half)
+    config = Config(query_dim=2, score="dot", causal=causal, local=local, half_window=half)
     inputs = {"query": normal(1, t, 2), "key": normal(1, 6, 2)}
     inputs["mask"] = np.array([[[place == "x" for place in mask]]])
     params = {name: np.zeros(shape) for name, shape in config.shapes().items()}
@@ -283,6 +283,37 @@ def test_a_monotone_window_moves_with_the_query(tree: Tree) -> None:
         "xx....", "xxx...", ".xxx..", "..xxx.", "...xxx", "....xx", ".....x", "......"
     ]  # fmt: skip
     assert drawn_window(tree, "m", 1, "..xxx.") == ["..xx..", "..xxx.", "...xx.", "....x.", "......"]
+
+
+def test_a_causal_window_ends_at_the_query(tree: Tree) -> None:
+    """Of 5 queries the last is at the last of 6 keys, and what is hidden takes no place."""
+    assert drawn_window(tree, "m", 1, "xxxxxx", causal=True) == ["xx....", ".xx...", "..xx..", "...xx.", "....xx"]
+    assert drawn_window(tree, "m", 1, "x.x.xx", causal=True) == ["x.....", "x.x...", "x.x...", "..x.x.", "....xx"]
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "concat"])
+@pytest.mark.parametrize("local", [None, "m", "p"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_every_causal_score_decodes(name: str, local: str | None, score: str) -> None:
+    """Position by position and in pieces, of sequences that begin with padding: the numbers of the full pass."""
+    half = None if local is None else 2
+    config = Config(query_dim=3, score=score, causal=True, local=local, half_window=half)
+    tree, w, x = TREES[name], weights_of(config), normal(2, 7, 3)
+    layer = layer_of(tree, config, w)
+    want, sizes = bounded(config, {"query": x}, w)["y"], {"v": 3}
+    for pieces in ([1] * 7, [4, 1, 2]):
+        cache, start, rows = layer.init_cache(2, 7, dtype="float64", **sizes), 0, []
+        for size in pieces:
+            y, cache = layer.step(tree.array(x[:, start : start + size]), cache)
+            rows.append(tree.numpy(y))
+            start += size
+        assert ratio(np.concatenate(rows, axis=1), want) <= 1
+    real = np.array([[True] * 5, [False, True, False, True, True]])
+    y, cache = layer.step(
+        tree.array(x[:, :5]), layer.init_cache(2, 7, dtype="float64", **sizes), valid=tree.array(real)
+    )
+    want = bounded(config, {"query": x[1:, :5][:, real[1]]}, w)["y"]
+    assert ratio(tree.numpy(y)[1:, real[1]], want) <= 1
 
 
 def test_a_window_holds_the_keys_at_its_edges(tree: Tree) -> None:

@@ -91,6 +91,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     w = {name: p.tolist() for name, p in params.items()}
     length = int(places.max()) + 1 if "positions" in inputs else t
     thetas = published(config, config.rope_dim, length or 0)
+    places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 
@@ -140,6 +141,21 @@ def test_the_cache_is_the_latent_and_one_key(absorbed: bool) -> None:
         found = np.concatenate([tree.numpy(first), tree.numpy(last)], axis=1)
         limit = bounded(replace(config, absorbed=not absorbed), {"query": x}, w)["y"]
         assert ratio(found, ErrArray(want.v, want.b + limit.b)) <= 1, tree.name
+
+
+def test_without_a_base_nothing_is_rotated(tree: Tree) -> None:
+    """As if every position were 0, with a width of the shared key that could not be rotated."""
+    inputs = {"query": normal(2, 5, 11)}
+    config, turned_by_0 = small(rope_base=None), small(max_positions=1)
+    w = weights_of(config)
+    want = bounded(turned_by_0, inputs | {"positions": np.zeros((2, 5), dtype=np.int64)}, w)
+    layer = layer_of(tree, config, w)
+    y, _ = tree(layer, inputs, return_weights=True)
+    got = {"y": y} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, x in got.items():
+        assert ratio(x, want[name]) <= 1, name
+    odd = small(rope_base=None, rope_dim=3)
+    assert layer_of(tree, odd, weights_of(odd)).config == odd
 
 
 def test_written_out_it_is_attention_with_rotary_positions(tree: Tree) -> None:

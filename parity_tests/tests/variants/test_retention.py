@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from attn_np import contract
 from attn_np.contract.retention import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
@@ -33,12 +34,29 @@ def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
     return [sum(a * w[d][h][e] for d, a in enumerate(x)) + (b[h][e] if b else 0.0) for e in width]
 
 
-def normed(config: Config, x: list[float]) -> list[float]:
+def normed(config: Config, heads: list[list[float]], weight: Any) -> list[list[float]]:
+    """The contexts of all heads at one position."""
     if config.norm == "none":
-        return x
-    mean = sum(x) / len(x) if config.norm == "layer" else 0.0
-    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + config.norm_eps)
-    return [(a - mean) / size for a in x]
+        return heads
+    groups = heads if config.norm_over == "head" else [[a for x in heads for a in x]] * len(heads)
+    found = []
+    for h, (x, group) in enumerate(zip(heads, groups, strict=True)):
+        mean = sum(group) / len(group) if config.norm == "layer" else 0.0
+        size = sqrt(sum((a - mean) ** 2 for a in group) / len(group) + config.norm_eps)
+        found.append([(a - mean) / size * (weight[h][c] if weight else 1.0) for c, a in enumerate(x)])
+    return found
+
+
+def activated(config: Config, rows: list[list[float]]) -> list[list[float]]:
+    return rows if config.activation is None else [[a / (1 + exp(-a)) for a in row] for row in rows]
+
+
+def rate(config: Config, h: int) -> float:
+    if config.decay is not None:
+        return config.decay[h]
+    if config.decay_rule == "alibi":
+        return exp(-(2.0 ** (-8 * (h + 1) / config.num_heads)))
+    return 1 - 2.0 ** (-config.exponent - h)
 
 
 def turned(config: Config, x: list[float], n: int) -> list[float]:
@@ -57,20 +75,25 @@ def turned(config: Config, x: list[float], n: int) -> list[float]:
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence: no state anywhere, every query meets every key up to its own."""
     y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
+    contexts: list[list[list[float]]] = [[] for _ in x]
     for h in range(config.num_heads):
-        gamma = 1 - 2.0 ** (-config.exponent - h) if config.decay is None else config.decay[h]
-        names = ("q", "k", "v", "gate") if config.use_gate else "qkv"
-        q, k, v, *g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in names)
+        gamma = rate(config, h)
+        q, k, v = (activated(config, [projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x]) for p in "qkv")
         q, k = ([turned(config, row, n) for n, row in enumerate(rows)] for rows in (q, k))
+        scale = 1 / sqrt(len(q[0])) if config.scale is None else config.scale
         for n in range(len(x)):
             o = [0.0] * len(v[0])
             for m in range(n + 1):
-                score = sum(a * b for a, b in zip(q[n], k[m], strict=True)) / sqrt(len(q[n])) * gamma ** (n - m)
+                score = sum(a * b for a, b in zip(q[n], k[m], strict=True)) * scale * gamma ** (n - m)
                 o = [a + score * b for a, b in zip(o, v[m], strict=True)]
-            for c, a in enumerate(normed(config, o)):
-                swish = g[0][n][c] / (1 + exp(-g[0][n][c])) if g else 1.0
+            contexts[n].append(o)
+    for n, row in enumerate(x):
+        for h, head in enumerate(normed(config, contexts[n], w.get("w_norm"))):
+            g = projected(row, w["w_gate"], w.get("b_gate"), h) if config.use_gate else []
+            for c, a in enumerate(head):
+                gate = (g[c] if config.gate_activation == "silu" else 1.0) / (1 + exp(-g[c])) if g else 1.0
                 for d in range(config.d_model):
-                    y[n][d] += swish * a * w["w_o"][h][c][d]
+                    y[n][d] += gate * a * w["w_o"][h][c][d]
     return y
 
 
@@ -92,7 +115,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_forms_agree(name: str, form: str, size: int) -> None:
     """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
-    for config in (FORMS, TURNED):
+    for config in (FORMS, TURNED, EXAMPLES["lightning"]):
         assert not forms_apart(TREES[name], config, form=form, chunk_size=size)
 
 
@@ -100,14 +123,14 @@ def test_forms_agree(name: str, form: str, size: int) -> None:
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
     """It takes no time either: what fades between two positions does not know of padding between them."""
-    for config in (FORMS, TURNED):
+    for config in (FORMS, TURNED, EXAMPLES["lightning"]):
         assert not padding_seen(TREES[name], replace(config, form=form, chunk_size=3))
 
 
 @pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_steps_are_the_full_pass(name: str, form: str) -> None:
-    for config in (FORMS, TURNED):
+    for config in (FORMS, TURNED, EXAMPLES["lightning"]):
         assert not steps_apart(TREES[name], replace(config, form=form, chunk_size=3))
 
 
@@ -158,6 +181,36 @@ def test_complex_numbers(layout: str, spacing: str) -> None:
     gated = torch.nn.functional.silu(g) * norm
     y = torch.einsum("bhtv,hvd->btd", gated, torch.from_numpy(weights["w_o"])) + torch.from_numpy(weights["b_o"])
     assert ratio(y, bounded(config, {"query": x}, weights)["y"]) <= 1
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("layer", [0, 2])
+def test_lightning_is_minimax(layer: int) -> None:
+    """transformers' own module of one layer, whose state goes from block to block."""
+    minimax = pytest.importorskip("transformers.models.minimax.modeling_minimax")
+    config = minimax.MiniMaxConfig(
+        hidden_size=6, num_attention_heads=3, head_dim=4, num_hidden_layers=4, block_size=2,
+        layer_types=["linear_attention"] * 4,
+    )  # fmt: skip
+    theirs = minimax.MiniMaxLightningAttention(config, layer).double()
+    theirs.query_decay, theirs.key_decay, theirs.diagonal_decay = theirs.decay_factors(theirs.slope_rate)
+    theirs.norm = torch.nn.RMSNorm(12, eps=1e-6, dtype=torch.float64)  # their own computes in float32
+    slopes = theirs.slope_rate.flatten().tolist()
+    mine: Any = contract.config("lightning", d_model=6, num_heads=3, head_dim=4)
+    factor = 1 - layer / (4 - 1 + 1e-5) + 1e-5
+    for ours, slope in zip(mine.decays(), slopes, strict=True):
+        assert abs(-ours * factor - slope) <= 8 * np.finfo(np.float32).eps * slope
+    mine = replace(mine, decay_rule="retnet", decay=tuple(exp(-slope) for slope in slopes))
+    q, k, v = theirs.qkv_proj.weight.detach().numpy().reshape(3, 3, 4, 6).transpose(1, 3, 0, 2)
+    weights = {"w_q": q, "w_k": k, "w_v": v}
+    with torch.no_grad():
+        theirs.norm.weight.add_(torch.linspace(-0.5, 0.5, 12, dtype=torch.float64))
+    weights["w_gate"] = theirs.output_gate.weight.detach().numpy().reshape(3, 4, 6).transpose(2, 0, 1)
+    weights["w_norm"] = theirs.norm.weight.detach().numpy().reshape(3, 4)
+    weights["w_o"] = theirs.out_proj.weight.detach().numpy().T.reshape(3, 4, 6)
+    x = np.random.default_rng(1).normal(size=(2, 7, 6))
+    got = theirs(torch.from_numpy(x), None, None)[0].detach()
+    assert ratio(got, bounded(mine, {"query": x}, weights)["y"]) <= 1
 
 
 # Numbers known beforehand ---------------------------------------------------------------------------------------------

@@ -97,10 +97,13 @@ def stretch(c: Any) -> float:
     return 0.1 * log(s) + 1 if c.rope_scaling == "yarn" else sqrt(1 + log(s) / log(c.original_max_positions or 2))
 
 
-def turned(c: Any, x: list[float], place: int, thetas: list[float]) -> list[float]:
-    """Each pair as a complex number, times e^(i m theta)."""
+def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[float]:
+    """Each pair as a complex number, times e^(i m theta); m is the position on the axis of the pair's section."""
     out, n = list(x), len(thetas)
-    for i, theta in enumerate(thetas):
+    on_axis = [places] * n
+    if isinstance(places, list):
+        on_axis = [place for place, count in zip(places, c.rope_sections, strict=True) for _ in range(count)]
+    for i, (place, theta) in enumerate(zip(on_axis, thetas, strict=True)):
         first, second = (i, i + n) if c.rope_layout == "half" else (2 * i, 2 * i + 1)
         z = complex(x[first], x[second]) * complex(cos(place * theta), sin(place * theta)) * stretch(c)
         out[first], out[second] = z.real, z.imag
@@ -147,6 +150,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     thetas = published(config, config.rotary_dim or params["w_q"].shape[-1], length or 0)
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
+    places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 
@@ -405,7 +409,9 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
     config, _, inputs = placed(**LENGTHS["longrope"])
     inputs["positions"][1, -1] = 15
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
-    bug = Mutant("length", SHARED, "longest = int(positions.max()) + 1 if", "longest = count if", "", "")
+    bug = Mutant(
+        "length", SHARED, "longest = int((known_range(positions) or (0, 0))[1]) + 1", "longest = count", "", ""
+    )
 
     def cosines(package: str) -> np.ndarray:
         rotation = import_module(f"{package}._rotary").rotation

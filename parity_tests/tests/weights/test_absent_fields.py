@@ -27,7 +27,7 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(CONFIGS.read_text("utf-8"))
 LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
-NEEDED = {"deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}}
+NEEDED = {"deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}}
 
 
 def described(model_type: str, fields: dict[str, Any], layer: int, part: str | None = None) -> Any:
@@ -41,7 +41,7 @@ def described(model_type: str, fields: dict[str, Any], layer: int, part: str | N
 
 
 # Layers that are ours, where others are recurrences.
-OURS = {"qwen3_next": {0: 3, 5: 7}, "recurrent_gemma": {0: 2}}
+OURS = {"minimax": {5: 4}, "recurrent_gemma": {0: 2}}
 
 
 def layer_of(model_type: str, fields: dict[str, Any], layer: int) -> int:
