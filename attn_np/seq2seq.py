@@ -217,8 +217,8 @@ class AttentionDecoder(Layer[DecoderConfig]):
         djoined = grads_by_layer[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
         attention_tape = {
-            "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "visible_queries": allowed,
-            "visible_keys": allowed,
+            "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "mask_of_queries": allowed,
+            "mask_of_keys": allowed,
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
             "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip
