@@ -2,7 +2,7 @@
 
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
 added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
-So a call is three: the keys far before, those far behind, and the few diagonals between them, for which the scores are
+So a call is three: the keys far before, those far after, and the few diagonals between them, for which the scores are
 formed with a row for each distance. Merged by their sums of exponentials they are the whole.
 """
 
@@ -32,7 +32,7 @@ def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, in
     if s > limit:
         yield "before", -limit, t, s - limit, {"causal": True}
     if t > limit and not causal:
-        yield "behind", limit, t - limit, s, {"window": (0, None)}
+        yield "after", limit, t - limit, s, {"window": (0, None)}
 
 
 def first_scores(x: Array | None, t: int, s: int) -> Any:
@@ -70,10 +70,10 @@ def attend_near_and_far(
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, relative_position, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+    for name, relative_position, t, s, by_position in far_keys(q.shape[1], k.shape[1], limit, causal):
         arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
-            *arrays, mask=first_scores(mask, t, s), bias=first_scores(bias, t, s), scale=scale, **limits,
+            *arrays, mask=first_scores(mask, t, s), bias=first_scores(bias, t, s), scale=scale, **by_position,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
         unseen = q.shape[1] - t

@@ -403,6 +403,8 @@ def _lowest(x: Array) -> Any:
 
 # Over keys: the largest score and the sum of exponentials relative to it, `b g n`; the values times these, `b g n v`.
 Sums = tuple[Array, Array, Array]
+# The values' average, `b g n v`; the largest score and the sum of exponentials relative to it, `b g n`.
+Average = tuple[Array, Array, Array]
 
 
 def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
@@ -419,7 +421,7 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
     return top, total, values
 
 
-def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Sums:
+def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Average:
     """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
@@ -472,7 +474,7 @@ def _forward(
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
     strip: Array | None,
-) -> Sums:
+) -> Average:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
     if not plan.in_place:
@@ -486,7 +488,7 @@ def _forward(
 
     key_loop = _key_loop(plan, pattern_arrays, q)
 
-    def query_block(block: tuple[Array, Array]) -> Sums:
+    def query_block(block: tuple[Array, Array]) -> Average:
         i, qi = block
 
         def scores(j: Any) -> tuple[Array, Array, bool]:

@@ -261,7 +261,7 @@ def upcast(x: Any) -> Any:
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
-    """A result rounded once to the layer's dtype; None stays None."""
+    """An array in a dtype, rounded once if it has fewer bits; None stays None."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 

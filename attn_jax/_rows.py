@@ -80,8 +80,8 @@ def by_rows(
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
     if one_block or b * h * t * s <= ONE_BLOCK_SCORES:
-        limits: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, t, s, like=q, **limits)
+        by_position: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **by_position)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])

@@ -152,7 +152,7 @@ def attend(
     added = distance_bias_of(terms, number(offset), q, k)
     by_distance: dict[str, Any] = {}
     if added is not None:
-        by_distance = {"distance_bias": added.at, "by_sequence": added.by_sequence}
+        by_distance = {"distance_bias": added.at, "varies_by_sequence": added.varies_by_sequence}
     return core.attend(
         q, k, v, mask=mask, bias=bias, **by_distance, **by_position, **options, sinks=sinks, keep=keep,
         normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,

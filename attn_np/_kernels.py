@@ -15,8 +15,9 @@
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 7. Distances. A bias that depends on the distance alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant, so the bias is moved until no score is above 30:
-   its largest need not be looked for, and blocks whose scores are all below -87 weigh nothing and are skipped. A row
-   that has no more than such scores is computed again. The bias's gradient is a sum over each diagonal.
+   its largest need not be looked for, and blocks whose scores are all below -87 weigh nothing and are skipped. A block
+   with a row that has no more than such scores is computed again, with the largest looked for. The bias's gradient is
+   a sum over each diagonal.
 """
 
 from collections.abc import Iterator
@@ -405,7 +406,11 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
 
 
 def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
-    """What the scores of a block lie between, from its distances; all numbers where that is not known."""
+    """The least and the largest that a block's scores can be, by its distances.
+
+    Without a bias by distance both are inf: such a block is neither skipped nor has scores that are too low. With one,
+    but with no bound on the products, they may be anything, from -inf to inf.
+    """
     if args.diagonal_bias is None:
         return np.inf, np.inf
     if args.largest_product is None:

@@ -123,9 +123,9 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
     query_positions, key_positions = token_positions(t, s, like=like)
     truth = pattern.map(of_blocks).allows(of_blocks("b t", query_positions), of_blocks("b s", key_positions))
     false = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # in the table's full shape
-    may, must_not = truth.may | false, (truth.must | false) ^ True
-    may, must_not = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (may, must_not))
-    return Truth(any_over(may, (2,)), any_over(must_not, (2,)) ^ True)
+    may, need_not = truth.may | false, (truth.must | false) ^ True
+    may, need_not = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (may, need_not))
+    return Truth(any_over(may, (2,)), any_over(need_not, (2,)) ^ True)
 
 
 def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
@@ -262,7 +262,7 @@ def prepare_inputs(
     if step is None:
         by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
         queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
-        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif step.accepted is not None:

@@ -119,8 +119,8 @@ def by_rows(
     aligned = step is None or step.start is not None
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
-        limits: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
+        by_position: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, band.t, band.s, like=q, **by_position)
         return attend_rows(tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
         together = max([1, *(n for x in maps if x is not None for n in x.shape)])

@@ -130,7 +130,7 @@ class Weighed:
         for rows, seen in self.blocks:
             of_rows, width = self.weighing, KEYS if self.weighing.keys_apart else seen.length
             if self.weighing.keys_apart and self.weighing.score_offset is None:
-                count = visible_keys(self.allowed(heads, rows, seen), (rows.length, seen.length))
+                count = key_counts(self.allowed(heads, rows, seen), (rows.length, seen.length))
                 of_rows = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
             for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
                 q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
@@ -222,7 +222,7 @@ def mix(matrix: Array, x: Array, out: Array) -> Array:
     return out
 
 
-def visible_keys(allowed: Array | None, shape: tuple[int, int]) -> Array:
+def key_counts(allowed: Array | None, shape: tuple[int, int]) -> Array:
     """How many keys each query of a head sees, `t 1`; `1 1` where each sees all."""
     if allowed is None:
         return np.full((1, 1), shape[1])

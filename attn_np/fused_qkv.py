@@ -44,7 +44,7 @@ class FusedQKVAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
         queries, keys = visibility(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
-        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
         x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -73,5 +73,5 @@ class FusedQKVAttention(Layer[Config]):
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
-        dx = only_live(dx, tape.get("visible_queries"), tape.get("visible_keys"))
+        dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))
         return grads(dtype, {"query": dx, "bias": dbias}, w)

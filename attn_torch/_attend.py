@@ -90,7 +90,7 @@ def attend(
     mask: Array | None = None,
     bias: Array | None = None,
     distance_bias: Callable[[Array], Array] | None = None,
-    by_sequence: bool = False,
+    varies_by_sequence: bool = False,
     causal: bool = False,
     window: Limits | None = None,
     pattern: Pattern | None = None,
@@ -114,7 +114,7 @@ def attend(
     Args:
         distance_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
-        by_sequence: whether it differs from one sequence of the batch to the next; then it is not called so.
+        varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is not called so.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(
@@ -126,15 +126,15 @@ def attend(
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
-    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
+    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **weight_options)
     aligned, diagonal_bias = step is None or step.start is not None, None
     if (
         distance_bias is not None
         and fast
         and aligned
-        and not by_sequence
+        and not varies_by_sequence
         and kernels.takes_diagonals(q, k)
         and not wants_intermediates(tape)
     ):
@@ -150,8 +150,8 @@ def attend(
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         masks["diagonal_bias"] = diagonal_bias
-        numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
-        context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
+        score_options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        context, lse = fast_path(tape, q, k, v, **masks, **score_options, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)

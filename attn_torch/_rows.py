@@ -93,8 +93,8 @@ def by_rows(
     )
     one_block = one_block or (step is not None and step.start is None) or b * h * t * s <= ONE_BLOCK_SCORES
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
-        limits: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, t, s, like=q, **limits)
+        by_position: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **by_position)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])

@@ -52,14 +52,14 @@ class Table(Term):
 
     Attributes:
         table: `x h`, the numbers of bucket x.
-        rows: a function from relative positions, integers `n`, to the buckets that they fall into, integers `n` from 0.
+        row_of: a function from relative positions, integers `n`, to the buckets that they fall into, also `n`, from 0.
     """
 
     table: Array
-    rows: Callable[[Array], Array]
+    row_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
-        return take(self.table, self.rows(relative_position)).swapaxes(0, 1)
+        return take(self.table, self.row_of(relative_position)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class DistanceBias:
 
     Attributes:
         terms: one or several.
-        first: the position of the first query, one for each sequence, `b`, or None: the last query is at the last key.
+        first: the position of the first query, an integer, or one for each sequence, `b`; None: the last query is at
+            the last key.
         q, k: those of the call.
     """
 
@@ -78,7 +79,7 @@ class DistanceBias:
     k: Array
 
     @property
-    def by_sequence(self) -> bool:
+    def varies_by_sequence(self) -> bool:
         """Whether a distance may be another one in each sequence."""
         return len(getattr(self.first, "shape", ())) > 0
 
@@ -107,7 +108,11 @@ class DistanceBias:
         return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
     def at(self, relative_position: Array) -> Array:
-        """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`."""
+        """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
+
+        The relative positions, those of a call whose last query is at the last key, only say which: of each pair they
+        give the diagonal, and what is added on it is that at `relative_positions`.
+        """
         added = self.by_diagonal()
         if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs
             return added[:, :, None]

@@ -170,7 +170,7 @@ def weighed_blocks(
         of_rows, width = weighing, KEYS if weighing.keys_apart else seen.length
         if weighing.keys_apart and weighing.score_offset is None:
             allowed = allowed_pairs(mask, bias, band, (heads, rows, seen), q)
-            count = visible_keys(allowed, (rows.length, seen.length), q).to(q.dtype)
+            count = key_counts(allowed, (rows.length, seen.length), q).to(q.dtype)
             of_rows = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
         for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
             place = heads, rows, columns
@@ -234,7 +234,7 @@ def mix(matrix: Tensor, x: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def visible_keys(allowed: Tensor | None, shape: tuple[int, int], like: Tensor) -> Tensor:
+def key_counts(allowed: Tensor | None, shape: tuple[int, int], like: Tensor) -> Tensor:
     """How many keys each query of a head sees, `t 1`; `1 1` where each sees all."""
     if allowed is None:
         return like.new_full((1, 1), shape[1])

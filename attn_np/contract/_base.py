@@ -427,7 +427,7 @@ def annotated_names(layer: type) -> list[str]:
 
 
 def check_tokens(known: tuple[int, int] | None, size: int) -> None:
-    """Refuse tokens outside a table, if the least and the largest are known.
+    """Refuse tokens, or other numbers of rows, outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.
@@ -435,4 +435,5 @@ def check_tokens(known: tuple[int, int] | None, size: int) -> None:
     low, high = known or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
-        raise ValueError(f"tokens: expected numbers from 0 to {size - 1}, got {got}; look at the vocabulary")
+        todo = "look at the vocabulary, or at what gives the rows"
+        raise ValueError(f"tokens or rows of a table: expected numbers from 0 to {size - 1}, got {got}; {todo}")

@@ -49,7 +49,7 @@ def check_offset_and_lengths(
 
     Args:
         specs: of q, k, lengths and of an offset that is an array.
-        offset: one that is none.
+        offset: one that is no array.
         causal, window, pattern: as `attend` gets them.
 
     Raises:

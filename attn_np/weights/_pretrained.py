@@ -28,13 +28,13 @@ class Pretrained(WeightFile):
 
     Attributes:
         dtype: name of the parameters' float dtype.
-        family: name of the layout.
+        layout: its name.
         keys: the tensors that were read.
         ignored: the tensors of the same layer that are not part of attention, as the layout says.
     """
 
     dtype: str
-    family: str
+    layout: str
     keys: tuple[str, ...]
     ignored: tuple[str, ...]
 
@@ -43,7 +43,7 @@ class Pretrained(WeightFile):
         config = ", ".join(f"{name}={value!r}" for name, value in nondefault_fields(self.config).items())
         return "\n".join(
             [
-                f"{self.path}: {self.family}, {self.config.variant}({config}), {self.dtype}",
+                f"{self.path}: {self.layout}, {self.config.variant}({config}), {self.dtype}",
                 f"read: {', '.join(self.keys)}",
                 f"ignored: {', '.join(self.ignored) or 'nothing'}",
             ]
@@ -92,16 +92,16 @@ def read_pretrained(
     """
     folder, file = find_weights(path_text(path))
     hf = read_hf_config(os.path.join(folder, CONFIG))
-    name, family = find_family(hf, layout)
-    part = find_part(family, part)
+    name, found = find_layout(hf, layout)
+    part = find_part(found, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = layer_config(hf, family, layer, part, fields)
+    table_name, config = layer_config(hf, found, layer, part, fields)
     hf.finish([allow] if isinstance(allow, str) else allow)
-    table = family.tables[table_name]
+    table = found.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
-        key_prefix = locate_layer(tensors, family, table, layer, part, prefix)
+        key_prefix = locate_layer(tensors, found, table, layer, part, prefix)
         weights, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, name, tuple(keys), tuple(ignored)
@@ -144,7 +144,7 @@ def find_weights(path: str) -> tuple[str, str]:
     return folder, path
 
 
-def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
+def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
     """The name and the layout of a `config.json`'s family.
 
     Raises:
@@ -152,15 +152,15 @@ def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
         ValueError: the caller names a layout that is no family.
     """
     layout_of, model_type = families(), hf.get("model_type")
-    if layout is not None:
-        family = layouts.get(layout)
-        if family.table_and_fields is None:
+    if name is not None:
+        layout = layouts.get(name)
+        if layout.table_and_fields is None:
             todo = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
-            raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {layout!r}; {todo}")
-        if layout_of.get(model_type, layout) != layout:
-            expected = f"one of {family.model_types}"
+            raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {todo}")
+        if layout_of.get(model_type, name) != name:
+            expected = f"one of {layout.model_types}"
             raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")
-        return layout, family
+        return name, layout
     if model_type not in layout_of:
         todo = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
         raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), todo)

@@ -94,8 +94,8 @@ def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
 
 
 def hidden_keys_counted(patch: pytest.MonkeyPatch, room: Any) -> None:
-    real = room.visible_keys
-    patch.setattr(room, "visible_keys", lambda allowed, *rest: real(None, *rest))
+    real = room.key_counts
+    patch.setattr(room, "key_counts", lambda allowed, *rest: real(None, *rest))
 
 
 def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> None:

@@ -493,7 +493,11 @@ def functions(alias: str) -> None:
     claim(np.array_equal(parts.softmax(np.zeros((2, 4)), axis=0), np.full((2, 4), 0.5)), "softmax over another axis")
     table = np.arange(6.0).reshape(3, 2)
     for tokens in ([-1], [3], [0, 3]):
-        refuses(partial(parts.take, table, np.array(tokens)), ValueError, "tokens: expected numbers from 0 to 2")
+        refuses(
+            partial(parts.take, table, np.array(tokens)),
+            ValueError,
+            "tokens or rows of a table: expected numbers from 0 to 2",
+        )
     claim(same(parts.take(table, np.array([[2, 0]])), table[[2, 0]][None]), "rows of a table")
     for dtype in ("bfloat16", "float16"):
         x = np.ones((2, 2), DTYPES[dtype])

@@ -90,7 +90,7 @@ def test_a_real_model_in_one_line() -> None:
 def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     folder = model(tmp_path, LLAMA, llama())
     found = weights.read_pretrained(folder, 1)
-    assert found.family == "llama"
+    assert found.layout == "llama"
     assert {key.rpartition("self_attn.")[2] for key in found.keys} == {f"{n}_proj.weight" for n in "qkvo"}
     mine = {key for key in llama() if key.startswith("model.layers.1.")}
     assert set(found.keys) | set(found.ignored) == mine and not set(found.keys) & set(found.ignored)
