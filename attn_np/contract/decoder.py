@@ -193,11 +193,11 @@ class Config(Rotary):
             expected = "both of temperature_growth and temperature_interval, or none"
             got = f"temperature_growth={self.temperature_growth}, temperature_interval={self.temperature_interval}"
             raise _base.field_error(self.variant, expected, got, "give both or none of them")
+        self.check_optional_rotary()
         if self.temperature_growth is not None:
             todo = "leave one of them out"
             on_one = self.rope_sections is None
             _base.require(on_one, self.variant, "no rope_sections with temperature_growth=", "both", todo)
-        self.check_optional_rotary()
 
     def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
         known = self.temperature_growth is None

@@ -66,6 +66,7 @@ NUMBERS = {
     "bool": ("bool",),
     "flag": ("bool | None",),
     "factors": ("tuple[float, ...] | None",),
+    "counts": ("tuple[int, ...] | None",),
     "words": ("tuple[str, ...]",),
 }
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -75,6 +76,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "str": ("frobnicate", 3, None),
     "word": ("frobnicate", 3),
     "factors": (3, "ab", (1.0, "2")),
+    "counts": (3, "ab", (1, 2.0), (1, "2"), (0, 1), (-1,), (True, 2)),
     "words": (3, "ab", ("ab",), None),
     "bool": (1, 0.0, "no", None),
     "flag": (1, 0.0, "no"),

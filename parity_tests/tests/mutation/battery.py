@@ -101,7 +101,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.picked_from_special_arrays)
     add(weigh.weighed_rows)
     add(weigh.weighed_blocks)
-    for layer in layers(("mla",)):  # some of its parameters are not drawn
+    for layer in layers(("mla", "linear")):  # some parameters are not drawn, or from a normal distribution
         add(of_layers.constructor, layer)
     add(decoding.written)
     add(decoding.functions_of_a_cache)

@@ -270,8 +270,12 @@ def constructor(layer: Labelled, alias: str) -> None:
         params, fans = module.params(), config.fans()
         claim(list(params) == list(config.params()), "names of the parameters")
         for name, shape in config.shapes().items():
-            limit, start = fans[name] ** -0.5, config.params()[name].initial_value()
-            want = rng.uniform(-limit, limit, shape) if start is None else np.full(shape, start)
+            limit, param = fans[name] ** -0.5, config.params()[name]
+            start = param.initial_value()
+            if start is not None:
+                want = np.full(shape, start)
+            else:
+                want = rng.normal(size=shape) if param.normal else rng.uniform(-limit, limit, shape)
             claim(same(params[name], want.astype(DTYPES[dtype])), name)
     claim(built(alias, layer).dtype == "float32", "float32 by default")
     claim(built(alias, layer, rng=np.random.default_rng(7), dtype="float64").params().keys() == config.params().keys(),
@@ -375,7 +379,7 @@ class _Stepping(dict[str, Any]):
 def unchecked_run(layer: Labelled, alias: str) -> None:
     """What a decoder's `run` may be called without is what its call may be called without."""
     module, inputs = made(alias, layer, "plain")
-    y, last, probs = module.run(*inputs.values(), None)
+    y, last, probs = module.run(*inputs.values(), None, return_weights=True)
     claim_same({"y": y, "out1": last, "out2": probs}, results(module, inputs, return_weights=True), "by run")
     tape = _Stepping()
     module.vjp(tape, results(module, inputs, tape=tape)["y"])
