@@ -413,6 +413,11 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function: outside loops XLA plans by itself what is kept for the backward pass."""
+    return function
+
+
 def scan(
     step: Callable[..., Any],
     carry: Any,
@@ -421,12 +426,15 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
+    recompute: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
+    With `recompute` the backward pass computes each step again and keeps its carry alone.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
+    step = jax.checkpoint(step, prevent_cse=False) if recompute else step
     carry, stacked = jax.lax.scan(step, carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))

@@ -1,6 +1,8 @@
 """Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
 
-from attn_jax._ops import Array, Tape, arange, concatenate, einsum, is_longer, record, scan, where, zeros
+from attn_jax._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
+
+TOGETHER = 2**17  # numbers of keys of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """`products_by_halves`; where all channels decay alike, the products and the decays of the pairs apart."""
     if decay.shape[3] == k.shape[3]:
-        return products_by_halves(rows, k, decay)
+        return recomputed(products_by_halves)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end

@@ -45,6 +45,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     block_factor: int = 1,
+    min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -63,6 +64,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
@@ -90,7 +92,12 @@ def by_rows(
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
-        [loop(attend_rows, q, k, v, by_score, band, rows, block_factor) for rows in spans if rows.length], 1
+        [
+            loop(attend_rows, q, k, v, by_score, band, rows, block_factor, min_rows or ROWS)
+            for rows in spans
+            if rows.length
+        ],
+        1,
     ), None
 
 
@@ -103,13 +110,14 @@ def loop(
     band: Band,
     rows: Span,
     block_factor: int,
+    min_rows: int,
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
     t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(ROWS, block_factor * BLOCK // (heads * min(num_seen, width + ROWS))))
+    size = min(t, max(min_rows, block_factor * BLOCK // (heads * min(num_seen, width + ROWS))))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
         size = min(size, max(4 * ROWS, width // 16))
     size = -(-t // -(-t // size))

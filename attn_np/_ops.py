@@ -369,6 +369,11 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function: a backward pass by hand says itself what it computes again."""
+    return function
+
+
 def scan(
     step: Callable[..., Any],
     carry: Any,
@@ -377,10 +382,12 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
+    recompute: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
+    A backward pass by hand says itself what it keeps of a step, with `recompute` or without it.
     """
     times = range(xs[0].shape[1])
     step_ys: list[tuple[Array, ...]] = []

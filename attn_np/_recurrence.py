@@ -1,11 +1,14 @@
 """Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, record, scan, where, zeros
+from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
 from attn_np._vjp import einsum_vjp, sum_to, total
+
+TOGETHER = 2**17  # numbers of keys of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """`products_by_halves`; where all channels decay alike, the products and the decays of the pairs apart."""
     if decay.shape[3] == k.shape[3]:
-        return products_by_halves(rows, k, decay)
+        return recomputed(products_by_halves)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end
@@ -181,7 +184,12 @@ def decayed_products_vjp(
 ) -> tuple[Array, Array, Array]:
     """The gradients of rows, keys and decays: `decayed_products` in reverse."""
     if decay.shape[3] == k.shape[3]:
-        return products_by_halves_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
+        arrays = rows, k, decay, dproducts, dfrom_start, dto_end
+        count = max(1, TOGETHER // max(1, prod(k.shape[1:])))
+        starts = range(0, max(1, k.shape[0]), count)
+        grads = [products_by_halves_vjp(*(x[i : i + count] for x in arrays)) for i in starts]
+        drows, dk, ddecay = (concatenate(parts, 0) for parts in zip(*grads, strict=True))
+        return drows, dk, ddecay
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, row = products_by_halves(one[:, :, :, None], one, decay)[0], one[:, :, :, None]
     products = einsum("btgrk,bsgk->btgrs", rows, k)

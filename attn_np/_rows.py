@@ -36,17 +36,19 @@ class BlockedCall:
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
         block_scores: how many scores a block has.
+        min_rows: how many queries it has at least.
     """
 
     attend_rows: AttendRows
     arrays: dict[str, Array | None]
     band: Band
     block_scores: int
+    min_rows: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
         """The rows of each block, and the keys that any of them sees."""
         b, _, h = self.arrays["q"].shape[:3]  # type: ignore[union-attr]
-        return self.band.row_blocks(self.block_scores // (b * h), ROWS)
+        return self.band.row_blocks(self.block_scores // (b * h), self.min_rows)
 
     def block_index(self, name: str, rows: Span, keys: Span) -> Any:
         """The index of a block in one of the arrays; an axis of length 1 serves all."""
@@ -84,6 +86,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     block_factor: int = 1,
+    min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -102,6 +105,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
@@ -126,7 +130,7 @@ def by_rows(
         return record(tape, context=weighed.context()), None
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])
-    call = BlockedCall(attend_rows, arrays, band, block_factor * BLOCK)
+    call = BlockedCall(attend_rows, arrays, band, block_factor * BLOCK, min_rows or ROWS)
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

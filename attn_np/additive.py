@@ -5,8 +5,9 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, hide_by_bias
+from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -47,44 +48,67 @@ class AdditiveAttention(Layer[Config]):
         by_position = {"causal": c.causal, "step": step}
         query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        mask = attention_mask(mask, sizes["t"], k.shape[1], like=query, head_axis=False, **by_position)
-        q, k, mask = record(tape, q=q, k=k, allowed=mask)
+        # Over the queries a weight needs all of them. Hidden units count as heads: a pair has a number for each, and no
+        # product of matrices wants many rows.
+        context, probs = by_rows(
+            self.attend_rows, tape, q, k, v, mask=mask, **by_position, return_weights=return_weights,
+            implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
+        )  # fmt: skip
+        y = record(tape, y=context)
+        return cast_output(dtype, y, probs, return_weights)
+
+    def attend_rows(
+        self,
+        tape: Tape,
+        q: Array,
+        k: Array,
+        v: Array,
+        allowed: Array | None,
+        relative_position: Array | None,
+        bias: Array | None,
+        keep: Array | None,
+    ) -> tuple[Array, Array]:
+        """The context and the weights of some projected queries, as `by_rows` asks for them."""
+        c = self.config
+        q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         # b t 1 e + b 1 s e -> b t s e: every query meets every key.
         features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        mask = hide_by_bias(mask, bias)
-        probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
+        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))
-        y = record(tape, y=context)
-        return cast_output(dtype, y, probs, return_weights)
+        return context, probs
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, dtype, w, dbias = self.config, dtype_name(dy), {}, None
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        features, probs, kept = tape["features"], tape["probs"], tape["kept"]
-        dcontext = cotangent(tape, dy)
+        query, key, dtype, w = tape["seen_query"], tape["seen_key"], dtype_name(dy), {}
+        d = by_rows_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
+        dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
+        dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
+        w["w_score"] = d["w_score"]
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, w)
+
+    def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+        """The gradients of its arrays: `attend_rows` in reverse."""
+        c, dbias, bias, features, probs = self.config, None, tape.get("bias"), tape["features"], tape["probs"]
         dcontext = record(tape, dcontext=dcontext)
-        dkept, dvalue = einsum_vjp("bts,bsv->btv", kept, value, dcontext)
+        dkept, dv = einsum_vjp("bts,bsv->btv", tape["kept"], tape["v"], dcontext)
         dkept = record(tape, dkept=dkept)
         dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
         dscores = softmax_vjp(probs, dprobs, AXES[c.normalize_over])
-        if "bias" in tape:
+        if bias is not None:
             dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(dscores, tape["bias"].shape)
+            dbias = sum_to(dscores, bias.shape)
         dscores = record(tape, dscores=dscores)
-        dfeatures, w["w_score"] = einsum_vjp("btse,e->bts", features, self.w_score, dscores)
+        dfeatures, dw_score = einsum_vjp("btse,e->bts", features, self.w_score, dscores)
         dfeatures = record(tape, dfeatures=dfeatures)
         dsum = tanh_vjp(features, dfeatures)
         # A query was broadcast over all keys and a key over all queries.
-        dq, dk = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1))
-        dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
-        dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dq, dk, dv = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1), dv=dv)
+        return {"q": dq, "k": dk, "v": dv, "bias": dbias, "w_score": dw_score}

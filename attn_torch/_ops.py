@@ -16,6 +16,7 @@ from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils.checkpoint import checkpoint
 
 from attn_np import contract
 from attn_np.contract import Config, check_tokens, record, tap_step
@@ -317,6 +318,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
+    outer = right[: right.index(summed[0])] if summed and not batch else ""
+    if outer and right.startswith(outer + "".join(summed)) and len(outer) < len(columns):
+        # A product for each of b's outer axes: b stays as it lies in memory, where one product would need a copy.
+        a = upcast(a).permute([left.index(x) for x in rows + summed]).reshape(1, length(rows), length(summed))
+        b = upcast(b).reshape(length([*outer]), length(summed), length(columns[len(outer) :]))
+        letters = [*outer, *rows, *columns[len(outer) :]]
+        product = upcast(torch.bmm(a.expand(b.shape[0], -1, -1), b)).reshape([size[x] for x in letters])
+        return product.permute([letters.index(x) for x in out])
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
     product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
@@ -435,6 +444,22 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of which the backward pass computes again what it computed, and keeps none of it.
+
+    PyTorch's compiler and transforms do not know such a function, and get it as it is.
+    """
+
+    def call(*arguments: Any) -> Any:
+        transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        tracers = torch._C._len_torch_dispatch_stack() > 0
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms or tracers:
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+    return call
+
+
 def scan(
     step: Callable[..., Any],
     carry: Any,
@@ -443,11 +468,14 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
+    recompute: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
+    With `recompute` the backward pass computes each step again and keeps its carry alone.
     """
+    step = recomputed(step) if recompute else step
     times = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]

@@ -52,6 +52,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     block_factor: int = 1,
+    min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -73,6 +74,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
@@ -119,5 +121,5 @@ def by_rows(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), ROWS)
+    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), min_rows or ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

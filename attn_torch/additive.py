@@ -6,8 +6,9 @@ from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import attention_mask, hide_by_bias
+from attn_torch._masks import hide_by_bias
 from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
+from attn_torch._rows import by_rows
 
 
 class AdditiveAttention(Layer[Config]):
@@ -35,20 +36,39 @@ class AdditiveAttention(Layer[Config]):
         by_position = {"causal": c.causal, "step": step}
         query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        mask = attention_mask(mask, sizes["t"], k.shape[1], like=query, head_axis=False, **by_position)
-        q, k, mask = record(tape, q=q, k=k, allowed=mask)
+        # Over the queries a weight needs all of them. Hidden units count as heads: a pair has a number for each, and no
+        # product of matrices wants many rows.
+        context, probs = by_rows(
+            self.attend_rows, tape, q, k, v, mask=mask, **by_position, return_weights=return_weights,
+            implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
+        )  # fmt: skip
+        y = record(tape, y=context)
+        return cast_output(dtype, y, probs, return_weights)
+
+    def attend_rows(
+        self,
+        tape: Tape,
+        q: Array,
+        k: Array,
+        v: Array,
+        allowed: Array | None,
+        relative_position: Array | None,
+        bias: Array | None,
+        keep: Array | None,
+    ) -> tuple[Array, Array]:
+        """The context and the weights of some projected queries, as `by_rows` asks for them."""
+        c = self.config
+        q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         # b t 1 e + b 1 s e -> b t s e: every query meets every key.
         features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        mask = hide_by_bias(mask, bias)
-        probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
+        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))
-        y = record(tape, y=context)
-        return cast_output(dtype, y, probs, return_weights)
+        return context, probs

@@ -70,14 +70,14 @@ class AttentionDecoder(Layer[DecoderConfig]):
         first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
         return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
 
-    def make_step(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
+    def make_step(self, k: Array, v: Array, w: dict[str, Any], with_weights: bool) -> Callable[..., Any]:
         """One step as a function for a scan, from the state of every layer to the next."""
         count, rate = self.config.num_layers, self.config.dropout
 
         def step(state, xs):
             allowed, keep = xs[2 * count :]
             context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
-            x, new_state, outputs = context, [], [context, probs]
+            x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
@@ -97,8 +97,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
         keep: Array | None = None,
         gru_keep: Array | None = None,
         tape: Tape = None,
-    ) -> tuple[Array, Array, Array]:
-        """The forward without checks and rounding: outputs, state and weights."""
+        return_weights: bool = False,
+    ) -> tuple[Array, Array, Array | None]:
+        """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
+        weights = ("probs",) if return_weights or tape is not None else ()
         b, t, s, count = x.shape[0], x.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
@@ -108,13 +110,15 @@ class AttentionDecoder(Layer[DecoderConfig]):
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
-        last, (context, probs, *gates_and_states) = scan(
-            self.make_step(k, memory, w),
+        last, (_, *stacked) = scan(
+            self.make_step(k, memory, w, bool(weights)),
             tuple(state[i] for i in range(count)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
-            names=("context", "probs", *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
+            names=("context", *weights, *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
+            recompute=True,
         )
+        probs, gates_and_states = (stacked[0], stacked[1:]) if weights else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(
@@ -134,7 +138,9 @@ class AttentionDecoder(Layer[DecoderConfig]):
         dtype = dtype_name(target)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=target)
         gru_keep = self.draw_keep(gru_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=target)
-        y, last, probs = self.run(upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape)
+        y, last, probs = self.run(
+            upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape, return_weights
+        )
         y, last = record(tape, y=y, last=last)
         outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return outputs if return_weights else outputs[:2]
@@ -168,7 +174,7 @@ class Seq2Seq(Layer[Config]):
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
-        step, w_o, b_o = decoder.make_step(k, memory, w), upcast(decoder.w_o), upcast(decoder.b_o)
+        step, w_o, b_o = decoder.make_step(k, memory, w, False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
         def feed(x, state):
@@ -268,7 +274,7 @@ class Seq2Seq(Layer[Config]):
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
         decoder = scope(tape, "decoder")
-        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder)
+        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder, return_weights)
         y, last = record(tape, y=y, last=last)
         outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return outputs if return_weights else outputs[:2]

@@ -37,7 +37,7 @@ class Config(_base.Config):
         "e_ij, alpha_ij, c_i": "scores, probs, context",
         "n' (alignment width)": "E = hidden_dim, axis e",
     }
-    cost = "time b t s (e + v) and the projections; memory b t s e"
+    cost = "time b t s (e + v) and the projections; memory b t s e on the textbook path"
     paper = (
         "Bahdanau, Cho, Bengio 2014, Neural Machine Translation by Jointly Learning to Align and Translate, "
         "arXiv:1409.0473, section 3.1 and appendix A.1.2; over the queries: Locatello et al. 2020, "

@@ -90,7 +90,7 @@ class Config(_base.Config):
         "alpha_ij, c_i": "probs, context",
         "y_{i-1} (the word before)": "target, position t",
     }
-    cost = "time b t (s e + 3 e (d + 2 e)), one step after the other; memory b (t + s) 4 e and b t s"
+    cost = "time b t (s e + 3 e (d + 2 e)), one step after the other; memory b (t + s) 4 e, and b t s with the weights"
     paper = (
         "Bahdanau, Cho, Bengio 2014, Neural Machine Translation by Jointly Learning to Align and Translate, "
         "arXiv:1409.0473, section 3; here the encoder reads in one direction, its last state is the decoder's first, "

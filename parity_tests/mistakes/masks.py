@@ -100,7 +100,7 @@ MUTANTS = (
     at("additive.py", "additive", "cross")(
         "mask ignored by the additive score",
         "apply the mask: a hidden key gets weight 0",
-        "softmax(scores, mask,",
+        "softmax(scores, hide_by_bias(allowed, bias),",
         "softmax(scores, None,",
     ),
     at("luong.py", "luong", "general")(

@@ -41,8 +41,8 @@ MUTANTS = (
     at("additive.py", "additive", "cross")(
         "additive softmax over the wrong axis",
         OVER_KEYS,
-        "softmax(scores, mask, AXES[c.normalize_over])",
-        'softmax(scores, mask, AXES["queries" if c.normalize_over == "keys" else "keys"])',
+        "softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over])",
+        'softmax(scores, hide_by_bias(allowed, bias), AXES["queries" if c.normalize_over == "keys" else "keys"])',
     ),
     cross(
         "scale after the softmax",
