@@ -98,6 +98,10 @@ class DecodeStep:
     head_axis: bool = False
     arrays: dict[str, Array] = field(default_factory=dict)
 
+    @property
+    def aligned(self) -> bool:
+        return self.start is not None
+
     def attention_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
         allowed = in_window(self.query_positions, self.key_positions, left, right)
@@ -106,14 +110,14 @@ class DecodeStep:
 
 
 def empty_cache(
-    config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state: Array
+    config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state_like: Array
 ) -> Cache:
-    """An empty cache with the device and dtype of `like` for entries and of `state` for states; tokens are integers."""
+    """An empty cache. Entries have the device and dtype of `like`, states those of `state_like`; tokens: integers."""
     shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cached()
     zero = 0 * arange(batch_size, like)
     likes = {name: zero if arg.kind == "tokens" else like for name, arg in config.arguments().items()}
     arrays = {
-        name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state)
+        name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state_like)
         for name, shape in shapes.items()
     }
     positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
@@ -189,7 +193,7 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
 
 def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
-    if step is None or step.accepted is None:
+    if step is None or step.aligned:
         return mask
     return step.accepted if mask is None else step.accepted & mask
 

@@ -57,7 +57,7 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `by_rows` calls it; with near=True it returns the context of `with_lse`.
+        attend_rows: as `by_rows` calls it; with return_lse=True it returns the context of `with_lse`.
         shift: adds the position that all keys beyond have.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
@@ -66,7 +66,7 @@ def attend_near_and_far(
     """
     window = limit - 1, limit - 1
     near, _ = by_rows(
-        partial(attend_rows, near=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
+        partial(attend_rows, return_lse=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]

@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
     Attributes:
         t, s: numbers of queries and keys.
-        shared: query heads that share a key/value head.
+        group_size: how many query heads share a key/value head.
         queries, keys: of one block.
         in_place: whether keys and values are read where they lie, not put in the order of the products first.
         left, right: how many keys before and after its own position a query sees; None for all.
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
     t: int
     s: int
-    shared: int
+    group_size: int
     queries: int
     keys: int
     in_place: bool
@@ -191,8 +191,8 @@ def attend(
         k, v = repeat_heads(k, q), repeat_heads(v, q)
     extras = bias, sinks, diagonal_bias
     bias, sinks, diagonal_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in extras)
-    without_arrays = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays, diagonal_bias is not None)
+    pattern_alone = pattern and pattern.map(lambda axes, x: None)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, pattern_alone, diagonal_bias is not None)
     pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
     context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, diagonal_bias)
     return to_dtype(context, dtype), lse if return_lse else None
@@ -231,17 +231,17 @@ def _attend(
         k, v = where(seen, k, 0.0), where(seen, v, 0.0)
     # In two steps: with explicit sharding an axis that is split is the only one.
     q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
-    q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
-    q = q.reshape(blocks, b, g, plan.shared * queries, q.shape[5])
+    q = q.reshape(b, blocks, queries, g, plan.group_size, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
+    q = q.reshape(blocks, b, g, plan.group_size * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
-    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1), _strip(plan, diagonal_bias, g)
+    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.group_size, 1, 1), _strip(plan, diagonal_bias, g)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
     results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
     context, lse = results
-    context = context.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
+    context = context.reshape(blocks, b, g, plan.group_size, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     context = context.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
-    lse = lse.reshape(blocks, b, g, plan.shared, queries).transpose(1, 2, 3, 0, 4)
-    return context, lse.reshape(b, g, plan.shared, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
+    lse = lse.reshape(blocks, b, g, plan.group_size, queries).transpose(1, 2, 3, 0, 4)
+    return context, lse.reshape(b, g, plan.group_size, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
 
 
 def _pad(x: Array, axis: int, size: int) -> Array:
@@ -301,7 +301,7 @@ def _rows(plan: Plan, x: Array) -> Array:
     b, g, *rows, c = x.shape
     if rows == [1, 1]:
         return x[:, :, 0]
-    return broadcast_to(x, (b, g, plan.shared, plan.queries, c)).reshape(b, g, plan.shared * plan.queries, c)
+    return broadcast_to(x, (b, g, plan.group_size, plan.queries, c)).reshape(b, g, plan.group_size * plan.queries, c)
 
 
 def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
@@ -558,7 +558,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
-            ds_by_axes = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
+            ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.queries, plan.keys)
             if dbias is not None:
                 start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = _add(dbias, start, ds_by_axes)
@@ -578,7 +578,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     (dk, dv, dbias, dstrip), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dcontext, top, delta))
     dsinks = None
     if sinks is not None:
-        by_head = *top.shape[:3], plan.shared, plan.queries
+        by_head = *top.shape[:3], plan.group_size, plan.queries
         of_rows = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
         of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]

@@ -188,9 +188,9 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
 
 
-def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
+    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
 
 
 def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
@@ -203,9 +203,9 @@ def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
         check_dtype(variant, "float64")
 
 
-def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not isinstance(x, jax.Array | np.ndarray):
-        raise TypeError(f"{variant}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
+        raise TypeError(f"{owner}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
     return tuple(x.shape), dtype_name(x)

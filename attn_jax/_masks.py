@@ -50,7 +50,7 @@ def attention_mask(
     left, right = window_limits(window)
     right = 0 if causal else right
     allowed = None
-    if step is not None and step.start is None:
+    if step is not None and not step.aligned:
         allowed = step.attention_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
@@ -75,7 +75,7 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     In a step the cache gives them; -1 for an empty slot.
     """
     if step is not None:
-        if step.start is None:
+        if not step.aligned:
             return step.query_positions, step.key_positions
         s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
@@ -262,6 +262,6 @@ def prepare_inputs(
         queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.accepted is not None:
+    elif not step.aligned:
         query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)

@@ -95,7 +95,8 @@ class DistanceBias:
             return aligned[None]
         if not hasattr(self.first, "shape"):
             return aligned[None] - (self.first - (s - t))
-        return aligned[None] - (self.first.reshape(-1, 1) + arange(1, self.q) - (s - t))
+        first = self.first.reshape(-1, 1) + arange(1, self.q)  # signed: differences of unsigned numbers would wrap
+        return aligned[None] - (first - (s - t))
 
     def by_diagonal(self) -> Array:
         """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""

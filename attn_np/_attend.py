@@ -143,7 +143,7 @@ def attend(
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
     fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **weight_options)
-    aligned, diagonal_bias = step is None or step.start is not None, None
+    aligned, diagonal_bias = step is None or step.aligned, None
     if (
         distance_bias is not None
         and fast

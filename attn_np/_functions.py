@@ -71,6 +71,7 @@ def positions_as_pattern(
         if pattern is not None:
             by_position = {"causal": False, "window": None}
             default = s - t
+            # signed, by the sum with 0: differences of unsigned numbers would wrap
             pattern = MovedEach(pattern, at + arange(1, q) - default) if is_array else Moved(pattern, first - default)
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)

@@ -266,8 +266,8 @@ class Block(NamedTuple):
         """A view of an array by keys, `b s g k` -> `b g s k`."""
         return x[self.batch, slice(*keys), self.kv_heads].swapaxes(1, 2)
 
-    def of_totals(self, x: Array) -> Array:
-        """A view of an array `b h t`."""
+    def of_rows(self, x: Array) -> Array:
+        """A view of an array with a number for each row, `b h t`."""
         return x[self.batch, self.heads, slice(*self.queries)]
 
     def of_scores(self, x: Array, keys: Span) -> Array:
@@ -446,7 +446,7 @@ def forward(args: Arguments) -> ForwardResult:
             values, sums, tops = weighted_sums(args, block, q, False)
         sums[sums == 0] = np.inf  # a row that sees nothing gives 0
         np.divide(values, sums[..., None], out=block.of_queries(context))
-        block.of_totals(top)[...], block.of_totals(total)[...] = tops, sums
+        block.of_rows(top)[...], block.of_rows(total)[...] = tops, sums
 
     # Heads that share keys are rows of one product, so their number must not depend on the threads.
     in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
@@ -546,13 +546,13 @@ def backward(
 
     def add_block(block: Block, dk: Array, dv: Array, strip: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to their strip."""
-        q, total = scaled_queries(args, block), block.of_totals(result.total)[..., None]
+        q, total = scaled_queries(args, block), block.of_rows(result.total)[..., None]
         # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
-        block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
+        block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_rows(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, part, keys)
-            top = part.of_totals(result.top)[..., None]
+            top = part.of_rows(result.top)[..., None]
             if high - np.min(top, initial=np.inf) < least:
                 continue
             at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]

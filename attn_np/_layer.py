@@ -175,19 +175,19 @@ class Layer(Decodes[Array], Generic[C]):
         return self.rng.random(shape) >= rate
 
 
-def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
+    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
 
 
-def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not hasattr(x, "__array_function__"):
-        raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
+        raise TypeError(f"{owner}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; give its data, and say by mask= "
+            f"{owner}: expected {name} as a NumPy array, got {type(x).__name__}; give its data, and say by mask= "
             "what may be attended to"
         )
     return tuple(x.shape), dtype_name(x)

@@ -308,9 +308,9 @@ def chunked_vjp(
     scaled, erasing, before = times(k, beta), tape.get("erasing"), tape["before"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
     whole, corrected = None if from_start is None else from_start[:, -1], tape["corrected"].reshape(v.shape)
-    to_row = None if from_start is None else from_start[:, :, :, None]
+    from_start_rows = None if from_start is None else from_start[:, :, :, None]
     dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
-    dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, to_row), before, dout)
+    dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, from_start_rows), before, dout)
     dproducts = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def step(dstate, xs):
@@ -345,7 +345,7 @@ def chunked_vjp(
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dwhole], 1)
         dto_end = sum_to(dk_decayed * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
-    dq = total(drows[:, :, :, :r], times(dq_decayed, to_row))
+    dq = total(drows[:, :, :, :r], times(dq_decayed, from_start_rows))
     dk, dv, dbeta = total(dk, times(dk_decayed, to_end)), times(dwriting, beta), None
     if dscaled is not None:
         dscaled = total(dscaled, drows[:, :, :, r])

@@ -116,7 +116,7 @@ def by_rows(
     maps = mix_scores, mix_weights
     are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
-    aligned = step is None or step.start is not None
+    aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
         by_position: Any = {"causal": causal, "window": window, "step": step}

@@ -125,7 +125,7 @@ class DisentangledAttention(Layer[Config]):
             relative_position: Any,
             bias: Any,
             keep: Any,
-            near: bool = False,
+            return_lse: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
@@ -150,7 +150,7 @@ class DisentangledAttention(Layer[Config]):
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
             allowed = hide_by_bias(allowed, bias)
-            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs, lse = softmax_and_lse(scores, allowed) if return_lse else (softmax(scores, allowed), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))

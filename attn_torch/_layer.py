@@ -157,15 +157,15 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
 
 
-def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
+    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
 
 
-def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not isinstance(x, Tensor):
-        raise TypeError(f"{variant}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
+        raise TypeError(f"{owner}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
     name = dtype_name(x)
     return tuple(x.shape), "float32" if name == autocast_dtype(x) else name  # autocast mixes both

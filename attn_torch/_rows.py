@@ -91,7 +91,7 @@ def by_rows(
         or torch.compiler.is_compiling()
         or is_sharded(q)
     )
-    one_block = one_block or (step is not None and step.start is None) or b * h * t * s <= ONE_BLOCK_SCORES
+    one_block = one_block or (step is not None and not step.aligned) or b * h * t * s <= ONE_BLOCK_SCORES
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         by_position: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **by_position)

@@ -116,8 +116,8 @@ class DifferentialAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        wanted: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
-        if forms_no_weights(q, k, v, keep=keep, **wanted):
+        options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
+        if forms_no_weights(q, k, v, keep=keep, **options):
             bias = upcast(bias)  # once, so that its two gradients are rounded once
             # What the difference of two maps averages is the difference of what they average.
             first, second = (

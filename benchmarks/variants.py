@@ -132,7 +132,7 @@ def arguments(work: Work) -> dict[str, Any]:
     for number, (name, arg) in enumerate(contract.config(variant, **fields).arguments().items()):
         if name in SPECIAL:
             found[name] = SPECIAL[name](work.length)
-        elif arg.kind == "array" and arg.default is None and not arg.optional:
+        elif arg.kind == "array" and arg.falls_back_to is None and not arg.optional:
             rng = np.random.default_rng((0, number))
             found[name] = rng.standard_normal((work.batch, work.length, width), np.float32).astype(work.dtype)
     return found

@@ -83,7 +83,7 @@ class Band:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
             stop = min(self.t, start + min(most, max(min_rows, scores // max(1, keys.length))))
             keys = self.keys(Span(start, stop))
-            first = min(keys.start, self.s - 1)
+            first = min(keys.start, self.s - 1)  # one key at least: scores of no keys have no maximum
             yield Span(start, stop), Span(first, max(keys.stop, first + 1))
             start = stop
 

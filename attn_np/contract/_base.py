@@ -25,15 +25,15 @@ class Param:
     """One learned array: its axes, and which of them are summed over when it is applied.
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
-    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. A parameter
-    that is not drawn, such as the weight of a norm, has `init`: a number, or a function that returns a number or
-    one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
+    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes` names others. A
+    parameter that is not drawn, such as the weight of a norm, has `init`: a number, or a function that returns a number
+    or one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
     been checked. With `normal` the initial values are standard normal.
     """
 
     axes: str
     inputs: str
-    fan: str | None = None
+    fan_axes: str | None = None
     init: float | Callable[[], float | tuple[float, ...]] | None = None
     normal: bool = False
 
@@ -47,15 +47,15 @@ class Arg:
     """One argument of a call: its axes, its kind, and the argument that replaces it when it is left out.
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
-    (boolean, broadcastable; marks single out some positions), "tokens" (integers from 0, exact shape). `default` names
-    the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the layer;
-    `draw_below` is the limit that tests use for tokens without one.
+    (boolean, broadcastable; marks single out some positions), "tokens" (integers from 0, exact shape). `falls_back_to`
+    names the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the
+    layer; `draw_below` is the limit that tests use for tokens without one.
     """
 
     axes: str
     kind: Literal["array", "bias", "mask", "keep", "marks", "tokens"] = "array"
     optional: bool = False
-    default: str | None = None
+    falls_back_to: str | None = None
     below: int | None = None
     draw_below: int | None = None
 
@@ -179,7 +179,9 @@ class Config:
 
     def fans(self) -> dict[str, int]:
         """Fan of every parameter by its dotted name: how many products one output sums."""
-        return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
+        return {
+            name: prod(shape_of(param.fan_axes or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()
+        }
 
     def initial_values(self) -> dict[str, float | tuple[float, ...] | None]:
         """Initial value of every parameter by its dotted name; None if it is drawn."""
@@ -277,12 +279,12 @@ class Config:
         sizes, arguments = dict(self.sizes()), self.arguments()
         for name, arg in arguments.items():
             spec = specs.get(name)
-            if spec is None and arg.default is not None:
-                spec = specs.get(arg.default)
-                self._check_default(name, arg, arguments[arg.default], spec, sizes)
+            if spec is None and arg.falls_back_to is not None:
+                spec = specs.get(arg.falls_back_to)
+                self._check_fallback(name, arg, arguments[arg.falls_back_to], spec, sizes)
                 specs[name] = spec
             if spec is None:
-                if not arg.optional and arg.default is None:
+                if not arg.optional and arg.falls_back_to is None:
                     raise TypeError(
                         f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got None; pass {name}="
                     )
@@ -295,11 +297,11 @@ class Config:
                 self._check_broadcast(name, arg, spec[0], sizes)
         return sizes
 
-    def _check_default(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
+    def _check_fallback(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
         width, default = arg.axes.split()[-1], source.axes.split()[-1]
         if spec is not None and width in sizes and default in sizes and sizes[width] != sizes[default]:
             raise ValueError(
-                f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got none, and {arg.default} has"
+                f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got none, and {arg.falls_back_to} has"
                 f" {default}={sizes[default]}; pass {name}="
             )
 

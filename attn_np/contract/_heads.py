@@ -144,8 +144,8 @@ class CrossConfig(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {
             "query": Arg("b t d"),
-            "key": Arg("b s i", default="query"),
-            "value": Arg("b s j", default="key"),
+            "key": Arg("b s i", falls_back_to="query"),
+            "value": Arg("b s j", falls_back_to="key"),
             "mask": Arg("b h t s", "mask", optional=True),
             "bias": Arg("b h t s", "bias", optional=True),
             "keep": Arg("b h t s", "keep", optional=True),

@@ -71,8 +71,8 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {
             "query": Arg("b t k"),
-            "key": Arg("b s k", default="query"),
-            "value": Arg("b s v", default="key"),
+            "key": Arg("b s k", falls_back_to="query"),
+            "value": Arg("b s v", falls_back_to="key"),
             "mask": Arg("b t s", "mask", optional=True),
         }
 

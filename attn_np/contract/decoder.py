@@ -176,8 +176,10 @@ class Config(Rotary):
             if getattr(self, name) is not None:
                 self.check_one_of(name, words)
         self.check_one_of("norm_over", ("head", "all"))
-        self._fit(self.head_dim is not None or self.d_model % self.num_heads == 0, "d_model", "num_heads")
-        self._fit(self.num_heads % (self.num_kv_heads or self.num_heads) == 0, "num_heads", "num_kv_heads")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
+        fits = self.num_heads % (self.num_kv_heads or self.num_heads) == 0
+        got = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        _base.require(fits, self.variant, "num_heads divisible by num_kv_heads", got, "change one of them")
         if self.norm_over == "all":
             own = self.norm_weight != "shared"
             _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
@@ -203,10 +205,6 @@ class Config(Rotary):
         known = self.temperature_growth is None
         _base.require(known, self.variant, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
         super().check_angles(pair, sizes, dtype)
-
-    def _fit(self, fits: bool, name: str, by: str) -> None:
-        got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
-        _base.require(fits, self.variant, f"{name} divisible by {by}", got, "change one of them")
 
     def sizes(self) -> dict[str, int]:
         k, h = self.head_dim or self.d_model // self.num_heads, self.num_heads

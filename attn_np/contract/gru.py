@@ -31,9 +31,9 @@ class LayerConfig(_base.Config):
 
     def own_params(self) -> dict[str, Param]:
         # torch.nn.GRU draws all four with the hidden width as the fan.
-        weights = {"w_x": Param("f d e", "d", fan="e"), "w_h": Param("f e a", "e", fan="e")}
-        biases = {"b_x": Param("f e", "d", fan="e")}
-        biases |= {"b_h": Param("f e", "e", fan="e")} if self.reset_after else {}
+        weights = {"w_x": Param("f d e", "d", fan_axes="e"), "w_h": Param("f e a", "e", fan_axes="e")}
+        biases = {"b_x": Param("f e", "d", fan_axes="e")}
+        biases |= {"b_h": Param("f e", "e", fan_axes="e")} if self.reset_after else {}
         return weights | biases if self.use_bias else weights
 
 

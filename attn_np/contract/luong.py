@@ -150,8 +150,8 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {
             "query": Arg("b t d"),
-            "key": Arg("b s i", default="query"),
-            "value": Arg("b s v", default="key"),
+            "key": Arg("b s i", falls_back_to="query"),
+            "value": Arg("b s v", falls_back_to="key"),
             "mask": Arg("b t s", "mask", optional=True),
             "bias": Arg("b t s", "bias", optional=True),
             "keep": Arg("b t s", "keep", optional=True),

@@ -177,7 +177,8 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
     rng, given = np.random.default_rng(0), {}
     declared = config.arguments()
     alone = all(
-        arg.default is None or sizes.get(arg.axes.split()[-1]) == sizes.get(declared[arg.default].axes.split()[-1])
+        arg.falls_back_to is None
+        or sizes.get(arg.axes.split()[-1]) == sizes.get(declared[arg.falls_back_to].axes.split()[-1])
         for arg in declared.values()
     )
     for name, arg in declared.items():
@@ -186,7 +187,7 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
             given[name] = np.arange(shape[-1]) < shape[-1] - 1
         elif arg.kind == "marks":
             given[name] = np.arange(shape[-1]) < 1
-        elif arg.optional or (arg.default is not None and alone):
+        elif arg.optional or (arg.falls_back_to is not None and alone):
             continue
         elif arg.kind == "tokens":
             given[name] = np.sort(rng.integers(0, sizes.get("u", 3), shape))

@@ -227,7 +227,11 @@ def page(variant: str, drawn: Picture | None) -> str:
     rows, letters = [], set("".join(p.axes for p in params.values()))
     for n, arg in example.arguments().items():
         letters |= set(arg.axes)
-        absent = f"{code(arg.default)} stands in" if arg.default else ("optional" if arg.optional else "required")
+        absent = (
+            f"{code(arg.falls_back_to)} stands in"
+            if arg.falls_back_to
+            else ("optional" if arg.optional else "required")
+        )
         rows.append((code(n), code(arg.axes), KINDS.get(arg.kind, arg.kind), absent))
     out += ["## Arguments of a call", "", *table(("Argument", "Axes", "Holds", "When left out"), rows)]
     out += [legend(letters), ""]

@@ -91,9 +91,9 @@ def given(config: Config, call: str) -> tuple[str, ...]:
     def replaceable(name: str) -> bool:
         """Whether another input can stand in: its last axis has the same size, or may have."""
         arg = arguments[name]
-        if arg.default is None:
+        if arg.falls_back_to is None:
             return arg.optional
-        want, have = arg.axes.split()[-1], arguments[arg.default].axes.split()[-1]
+        want, have = arg.axes.split()[-1], arguments[arg.falls_back_to].axes.split()[-1]
         return want not in sizes or have not in sizes or sizes[want] == sizes[have]
 
     if call == "full":
@@ -128,8 +128,8 @@ def draw(
     sizes = call_sizes(config) | dict(lengths or {}) | config.sizes()
     names = tuple(n for n in arguments if (n in names or n in also) and (only is None or n in only))
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
-        if name not in names and arg.default is not None:
-            source = arguments[arg.default].axes.split()
+        if name not in names and arg.falls_back_to is not None:
+            source = arguments[arg.falls_back_to].axes.split()
             sizes |= {mine: sizes[its] for mine, its in zip(arg.axes.split(), source, strict=True) if mine != its}
     inputs = {}
     for name in names:

@@ -218,8 +218,8 @@ def shapes_for(config: Config, call: str | Collection[str], **sizes: int) -> dic
     arguments, known = config.arguments(), call_sizes(config) | sizes | config.sizes()
     names = given(config, call) if isinstance(call, str) else tuple(name for name in arguments if name in call)
     for name, arg in arguments.items():
-        if name not in names and arg.default is not None:
-            source = arguments[arg.default].axes.split()
+        if name not in names and arg.falls_back_to is not None:
+            source = arguments[arg.falls_back_to].axes.split()
             known |= {mine: known[its] for mine, its in zip(arg.axes.split(), source, strict=True) if mine != its}
     return {name: tuple(known[x] for x in arguments[name].axes.split()) for name in names}
 

@@ -267,7 +267,7 @@ def bad_arrays(name: str, arg: Arg, x: np.ndarray, known: dict[str, int], arrays
     if len(arrays) > 1:
         for dtype in ("float32", "float16"):
             yield Bad(f"{name} in {dtype} beside float64", name, x.astype(dtype), TypeError)
-    if not arg.optional and arg.default is None:
+    if not arg.optional and arg.falls_back_to is None:
         yield Bad(f"no {name}", name, None, TypeError, f"pass {name}=")
 
 

@@ -405,7 +405,7 @@ def test_what_stands_in_for_another_gets_its_gradient(tree: Tree, variant: str, 
     full, arguments = random_inputs(config, "full", t=5, s=5), config.arguments()
     left_out = [("key",), ("value",), ("key", "value")]
     for names in [some for some in left_out if all(name in full for name in some)]:
-        source = {name: str(arguments[name].default) for name in names}
+        source = {name: str(arguments[name].falls_back_to) for name in names}
         shapes = {name: full[name].shape for name in full}
         if any(shapes[name] != shapes[its] for name, its in source.items()):
             continue

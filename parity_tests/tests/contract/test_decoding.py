@@ -86,7 +86,7 @@ def work(variant: str, example: str, dtype: str = "float64") -> Work:
         shape = tuple(sizes.get(x, width) for x in letters)
         if arg.kind == "tokens":
             more[name] = np.cumsum(rng.integers(0, 2, shape), axis=1)
-        elif arg.kind == "array" and (arg.default is None or shape[-1] != width):
+        elif arg.kind == "array" and (arg.falls_back_to is None or shape[-1] != width):
             more[name] = rng.normal(size=shape).astype(DTYPES[dtype])
     return Work(case, drawn, rng.normal(size=(BATCH, T, width)).astype(DTYPES[dtype]), more)
 

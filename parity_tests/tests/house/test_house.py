@@ -467,7 +467,7 @@ def test_the_forward_takes_the_contracts_arguments(package: str, variant: str) -
                 assert kind == KINDS[arg.kind], name
                 assert axes in (arg.axes, "..."), name
                 assert (axes == "...") == (arg.kind in ("bias", "mask", "keep", "marks")), name
-            assert optional == (arg.optional or arg.default is not None) or len(given) > 1, name
+            assert optional == (arg.optional or arg.falls_back_to is not None) or len(given) > 1, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -512,7 +512,7 @@ def test_layers_have_names_of_their_own() -> None:
 
 def letters(config: Config) -> set[str]:
     axes = [param.axes for param in config.params().values()]
-    axes += [f"{param.inputs} {param.fan or ''}" for param in config.own_params().values()]
+    axes += [f"{param.inputs} {param.fan_axes or ''}" for param in config.own_params().values()]
     axes += [arg.axes for arg in config.arguments().values()]
     return {letter for text in axes for letter in text.split()}
 

@@ -137,8 +137,8 @@ def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
     """Random inputs of these names, some axes of another size; nothing is masked or dropped on purpose."""
     arguments, known, rng = config.arguments(), call_sizes(config) | sizes, np.random.default_rng(3)
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
-        if name not in names and arg.default is not None:
-            theirs = [known[letter] for letter in arguments[arg.default].axes.split()]
+        if name not in names and arg.falls_back_to is not None:
+            theirs = [known[letter] for letter in arguments[arg.falls_back_to].axes.split()]
             known |= {mine: n for mine, n in zip(arg.axes.split(), theirs, strict=True) if mine not in config.sizes()}
     found: Arrays = {}
     for name in (n for n in arguments if n in names):

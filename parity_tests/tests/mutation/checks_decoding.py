@@ -80,7 +80,7 @@ def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
     """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
     arguments = layer[1].arguments()
     arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "tokens")]
-    needed = tuple(n for n in arrays if arguments[n].default is None and not arguments[n].optional)
+    needed = tuple(n for n in arrays if arguments[n].falls_back_to is None and not arguments[n].optional)
     found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
     return tuple(names for names in found if fits(layer, names))
 
@@ -91,7 +91,7 @@ def open_sizes(layer: Labelled, inputs: Arrays) -> dict[str, int]:
     known: dict[str, int] = {}
     for name in ("query", "key", "value"):
         if name in arguments:
-            given = inputs.get(name, inputs.get(arguments[name].default or "", inputs["query"]))
+            given = inputs.get(name, inputs.get(arguments[name].falls_back_to or "", inputs["query"]))
             known |= dict(zip(arguments[name].axes.split(), given.shape, strict=True))
     letters = {letter for axes in config.cached().values() for letter in axes.split()} - {"b", "s"}
     return {letter: known[letter] for letter in sorted(letters) if letter not in config.sizes()}
@@ -106,8 +106,8 @@ def fits(layer: Labelled, names: tuple[str, ...]) -> bool:
     """Whether the inputs that are not given have a stand-in: attention over values of the width of the keys has."""
     arguments, sizes = layer[1].arguments(), layer[1].sizes()
     for name, arg in arguments.items():
-        if arg.kind == "array" and name not in names and arg.default is not None:
-            mine, theirs = (a.axes.split()[-1] for a in (arg, arguments[arg.default]))
+        if arg.kind == "array" and name not in names and arg.falls_back_to is not None:
+            mine, theirs = (a.axes.split()[-1] for a in (arg, arguments[arg.falls_back_to]))
             if sizes.get(mine) != sizes.get(theirs):
                 return False
     return True

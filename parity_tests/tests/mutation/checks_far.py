@@ -68,17 +68,17 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
         relative_position: Any,
         bias: Any,
         keep: Any,
-        near: bool = False,
+        return_lse: bool = False,
     ) -> Any:
         rows = f.clip(relative_position, -limit, limit) + limit
         rows = rows if rows.shape[-1] != k.shape[1] else f.broadcast_to(rows, (B, q.shape[1], k.shape[1]))
         scores = f.score_distances(tape, "scores", q, of_keys, rows, k.shape[1])
         scores = (scores + f.einsum("bthk,bshk->bhts", q, k)) * SCALE
         scores = scores if bias is None else scores + bias
-        probs, lse = f.softmax_and_lse(scores, allowed) if near else (f.softmax(scores, allowed), None)
+        probs, lse = f.softmax_and_lse(scores, allowed) if return_lse else (f.softmax(scores, allowed), None)
         context = f.einsum("bhts,bshv->bthv", probs, v) + f.weigh_vectors(tape, "values", probs, of_values, rows)
         f.record(tape, q=q, k=k, v=v, rows=rows, probs=probs, bias=bias)
-        return f.with_lse(context, lse) if near else context, probs
+        return f.with_lse(context, lse) if return_lse else context, probs
 
     def shift(q: Any, k: Any, v: Any, relative_position: Any) -> Any:
         rows = f.clip(relative_position, -limit, limit) + limit

@@ -275,7 +275,7 @@ def wrong_arguments(layer: Labelled, alias: str) -> None:
         last = arg.axes.split()[-1]
         if last in config.sizes() or arg.kind not in ("array", "tokens"):
             refuses(call(longer(x, x.ndim - 1)), ValueError, f"{who}: expected {name} ")
-        if not arg.optional and arg.default is None:
+        if not arg.optional and arg.falls_back_to is None:
             refuses(call(None), TypeError, f"{who}: expected {name} ")
 
 
