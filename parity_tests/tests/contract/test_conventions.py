@@ -184,7 +184,8 @@ def test_a_tape_changes_no_bit(tree: Tree, variant: str, example: str, call: str
     assert any(same(x, want[0]) for x in tape.values()), "the tape holds the output"
 
 
-@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+# A decoder of seq2seq stacks the weights of its steps for a tape alone.
+@pytest.mark.parametrize(("variant", "example"), [(v, example) for v, example in EXAMPLES if v != "seq2seq"])
 def test_a_tape_adds_nothing_to_the_jaxpr(variant: str, example: str) -> None:
     tree = TREES["jax"]
     layer, inputs = tree.layer(variant, example), tree.arrays(inputs_for(variant, example, "full"))
