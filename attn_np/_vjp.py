@@ -135,8 +135,8 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     sum g_i^2 = 1 stays, so tau moves by 2 dtau/ds_j = g_j / sum g_i, and ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     root = np.sqrt(probs)
-    size = np.sum(root, axis=axis, keepdims=True)
-    mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(size == 0, 1.0, size)
+    root_sum = np.sum(root, axis=axis, keepdims=True)
+    mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(root_sum == 0, 1.0, root_sum)
     return root * (dprobs - mean)
 
 
