@@ -408,8 +408,8 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
 def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
     """The least and the largest that a block's scores can be, by its distances.
 
-    Without a bias by distance both are inf: such a block is neither skipped nor has scores that are too low. With one,
-    but with no bound on the products, they may be anything, from -inf to inf.
+    Without a bias by distance both are inf, which is no range but turns off what is done for low scores: no block is
+    skipped, no score replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
@@ -582,7 +582,7 @@ def backward(
         np.multiply(block_dq, dtype.type(args.scale), out=block.of_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
-        """All blocks of a key/value head: one thread does them, so that no two add to its gradients."""
+        """All blocks of some key/value heads: one thread does them, so that no two add to its gradients."""
         keys = Span(0, args.band.s)
         block_dk, block_dv = blocks[0].of_keys(dk, keys), blocks[0].of_keys(dv, keys)
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")

@@ -105,14 +105,17 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
     Args:
         scores: of these keys, -inf where one is hidden.
         top, total: over all keys.
-        parts: the number of parts that the keys were summed in.
+        parts: the number of parts that the keys were summed in, which only an array that carries its errors reads.
     """
     return np.exp(scores - top) / total
 
 
 @primitive
 def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
-    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them."""
+    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them.
+
+    `parts` is as in `part_of_softmax`.
+    """
     return (dprobs - mean) * probs
 
 

@@ -310,7 +310,7 @@ class GatedDeltaRule(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients, by the forward in reverse."""
         c, w = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
