@@ -70,7 +70,7 @@ class DecodeStep:
     Attributes:
         cache: the cache before the step.
         start: how many positions every sequence has before an aligned step; None for other steps.
-        filled: how many slots hold keys, if it is known; else None.
+        filled: how many slots hold keys at most, if it is known; else None.
         length: `b`, how many positions each sequence has after the step.
         accepted: `b t`, the new positions that are real and for which there is room.
         rejected: `b t`, those that are real and for which there is none.
@@ -80,7 +80,7 @@ class DecodeStep:
         key_positions: `b s`, the positions of the keys; -1 for none.
         joined: whether the keys are the old slots and then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
-        head_axis: whether attention matrices are `b h t s`, not `b t s`.
+        head_axis: in a step that is not aligned, whether attention matrices are `b h t s`, not `b t s`.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 

@@ -119,7 +119,8 @@ def skew(x: Array, t: int, s: int) -> Array:
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
     before, the last row with the first of the n = t + s - 1. Cut into rows of n - 1, the numbers from the first row's
     own on are just that. Of one row for all, twice as many rows are those that there are, the second half as much
-    further to the left, so that only stretches are copied.
+    further to the left, so that only stretches are copied. Rows are in the order in which `by_rows` gives them: the
+    first query first.
     """
     n = x.shape[-1]
     if n == s:

@@ -182,9 +182,9 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     part_specs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_parts(parts)]
     contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
-    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
-    weights = ops.softmax(sums, sums > float("-inf"))
-    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(sums)
+    lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(lses, lses > float("-inf"))
+    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(lses)
 
 
 def per_part(contexts: Array) -> str:
@@ -196,13 +196,13 @@ def per_part(contexts: Array) -> str:
 def merge_call_vjp(tape: Tape, dcontext: Array | None, dlse: Array | None = None, *, parts: Any) -> dict[str, Any]:
     """The gradients of every context and lse, as pairs."""
     contexts = stack([upcast(context) for context, _ in parts], -2)
-    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
-    weights = ops.softmax(sums, sums > float("-inf"))
+    lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(lses, lses > float("-inf"))
     dcontext = zeros(tape["y"].shape, contexts) if dcontext is None else dcontext
     dweights, dcontexts = einsum_vjp(per_part(contexts), weights, contexts, dcontext)
-    dsums = softmax_vjp(weights, dweights)
-    dsums = dsums if dlse is None else total(dsums, weights * dlse[..., None])
-    return {"parts": [(dcontexts[..., i, :], dsums[..., i]) for i in range(len(parts))]}
+    dlses = softmax_vjp(weights, dweights)
+    dlses = dlses if dlse is None else total(dlses, weights * dlse[..., None])
+    return {"parts": [(dcontexts[..., i, :], dlses[..., i]) for i in range(len(parts))]}
 
 
 @vjp_of(attend)

@@ -196,10 +196,10 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     safe = safe and values_are_moderate(args.v)
     if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
-    top = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
-    if not np.max(np.abs(top)) <= 2 * SAFE_SCORE:  # a large one would round the others
+    shift = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
+    if not np.max(np.abs(shift)) <= 2 * SAFE_SCORE:  # a large one would round the others
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
-    diagonal_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (diagonal_bias - top[:, None], largest))
+    diagonal_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (diagonal_bias - shift[:, None], largest))
     return replace(args, diagonal_bias=diagonal_bias, largest_product=largest)
 
 
@@ -222,9 +222,9 @@ def attend_vjp(
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
         # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
-        top = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
-        top = np.where(result.top == 0, top, 0)
-        result = replace(result, args=args, top=result.top + top, total=result.total * args.exp_(-top))
+        shift = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
+        shift = np.where(result.top == 0, shift, 0)
+        result = replace(result, args=args, top=result.top + shift, total=result.total * args.exp_(-shift))
         dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
         delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
@@ -408,8 +408,8 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
 def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
     """The least and the largest that a block's scores can be, by its distances.
 
-    Without a bias by distance both are inf: such a block is neither skipped nor has scores that are too low. With one,
-    but with no bound on the products, they may be anything, from -inf to inf.
+    Without a bias by distance both are inf, which is no range but turns off what is done for low scores: no block is
+    skipped, no score replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
@@ -582,7 +582,7 @@ def backward(
         np.multiply(block_dq, dtype.type(args.scale), out=block.of_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
-        """All blocks of a key/value head: one thread does them, so that no two add to its gradients."""
+        """All blocks of some key/value heads: one thread does them, so that no two add to its gradients."""
         keys = Span(0, args.band.s)
         block_dk, block_dv = blocks[0].of_keys(dk, keys), blocks[0].of_keys(dv, keys)
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")

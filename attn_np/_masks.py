@@ -245,7 +245,8 @@ def prepare_inputs(
 
     Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
     real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
-    self-attention), the two masks and the three results.
+    self-attention), the masks by pair `mask_of_queries` and
+    `mask_of_keys`, and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".

@@ -114,7 +114,8 @@ def skew(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
-    before, the last row with the first of the n = t + s - 1. A view, of a row for all too.
+    before, the last row with the first of the n = t + s - 1. Rows are in the order in which `by_rows` gives them: the
+    first query first. A view, of a row for all too.
     """
     if x.shape[-1] == s:
         return x
@@ -387,7 +388,7 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    A backward pass by hand says itself what it keeps of a step, with `recompute` or without it.
+    `recompute` has no effect here: a backward pass by hand says itself what it keeps of a step.
     """
     times = range(xs[0].shape[1])
     step_ys: list[tuple[Array, ...]] = []

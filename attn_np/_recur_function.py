@@ -70,8 +70,8 @@ def recur(
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = prepared(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
-    y, end = recurrence(*arguments, size, contract.erases(rule), tape)
-    return to_dtype(y, dtype_name(q)), end
+    y, last = recurrence(*arguments, size, contract.erases(rule), tape)
+    return to_dtype(y, dtype_name(q)), last
 
 
 def prepared(

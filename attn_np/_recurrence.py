@@ -8,7 +8,7 @@ import numpy as np
 from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
 from attn_np._vjp import einsum_vjp, sum_to, total
 
-TOGETHER = 2**17  # numbers of keys of the chunks that are taken in reverse together: each halving has arrays of its own
+REVERSE_KEY_NUMBERS = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ def decayed_products_vjp(
     """The gradients of rows, keys and decays: `decayed_products` in reverse."""
     if decay.shape[3] == k.shape[3]:
         arrays = rows, k, decay, dproducts, dfrom_start, dto_end
-        count = max(1, TOGETHER // max(1, prod(k.shape[1:])))
+        count = max(1, REVERSE_KEY_NUMBERS // max(1, prod(k.shape[1:])))
         starts = range(0, max(1, k.shape[0]), count)
         grads = [products_by_halves_vjp(*(x[i : i + count] for x in arrays)) for i in starts]
         drows, dk, ddecay = (concatenate(parts, 0) for parts in zip(*grads, strict=True))
@@ -207,7 +207,7 @@ def times(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int, erases: bool,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, erases: bool,
     tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -240,12 +240,12 @@ def chunked(
         return state, (corrected, state)
 
     xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
-    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
     before = record(tape, before=before)
     out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), end
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), last
 
 
 def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
@@ -254,7 +254,7 @@ def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | 
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
@@ -266,12 +266,12 @@ def recurrent(
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), end
+    last, (_, states) = scan(step, initial, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), last
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
     erases: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -280,25 +280,25 @@ def recurrence(
         q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that is left of the state at each position; None for 1.
-        start: the state before the first position.
+        initial: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
         erases: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, end = recurrent(q, k, v, beta, decay, start, erases, tape)
+        out, last = recurrent(q, k, v, beta, decay, initial, erases, tape)
     else:
-        out, end = chunked(q, k, v, beta, decay, start, size, erases, tape)
-    return out.reshape(b, t, h, v.shape[3]), end
+        out, last = chunked(q, k, v, beta, decay, initial, size, erases, tape)
+    return out.reshape(b, t, h, v.shape[3]), last
 
 
 # In reverse -----------------------------------------------------------------------------------------------------------
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int,
-    erases: bool, dout: Array, dend: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int,
+    erases: bool, dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
@@ -323,7 +323,7 @@ def chunked_vjp(
 
     xs = by_chunk(b, t, size, dcorrected, dbefore, times(k, to_end), erasing, corrected, whole, before)
     names = ("dwriting", "dk_decayed", "dwhole")
-    dstart, (dwriting, dk_decayed, dwhole) = scan(step, dend, xs, names=names, reverse=True)
+    dinitial, (dwriting, dk_decayed, dwhole) = scan(step, dlast, xs, names=names, reverse=True)
     dwriting, dk_decayed = dwriting.reshape(v.shape), dk_decayed.reshape(k.shape)
     dfrom_row, dscaled = 0.0, None
     if erases:
@@ -354,16 +354,16 @@ def chunked_vjp(
         dbeta = np.sum(dwriting * v, axis=-1, keepdims=True)
         dbeta = dbeta if dscaled is None else dbeta + np.sum(dscaled * k, axis=-1, keepdims=True)
     grads = tuple(None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay))
-    return *grads, dstart
+    return *grads, dinitial
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool,
-    dout: Array, dend: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool,
+    dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
-    before = concatenate([start[:, None], states], 1)[:, :-1]
+    before = concatenate([initial[:, None], states], 1)[:, :-1]
     dq, dstates = einsum_vjp("btgrk,btgkv->btgrv", q, states, dout)
 
     def step(dstate, xs):
@@ -377,7 +377,7 @@ def recurrent_vjp(
 
     xs = record(tape, dstates=dstates), k, beta, decay, corrected, before
     names = ("dcorrected", "dk_added", "ddecay")
-    dstart, (dcorrected, dk, ddecay) = scan(step, dend, xs, names=names, reverse=True)
+    dinitial, (dcorrected, dk, ddecay) = scan(step, dlast, xs, names=names, reverse=True)
     dv, dbeta, difference = times(dcorrected, beta), None, v
     if erases:
         decayed = before if decay is None else decay[..., None] * before
@@ -385,20 +385,20 @@ def recurrent_vjp(
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
     if beta is not None:
         dbeta = np.sum(dcorrected * difference, axis=-1, keepdims=True)
-    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dstart
+    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dinitial
 
 
 def recurrence_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array,
-    size: int | None, erases: bool, dout: Array, dend: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array,
+    size: int | None, erases: bool, dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
     (b, t, h, width), groups = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
     dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
     if size is None:
-        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, start, erases, dout, dend)
+        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial, erases, dout, dlast)
     else:
-        grads = chunked_vjp(tape, grouped, k, v, beta, decay, start, size, erases, dout, dend)
-    dq, dk, dv, dbeta, ddecay, dstart = grads
-    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dstart
+        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial, size, erases, dout, dlast)
+    dq, dk, dv, dbeta, ddecay, dinitial = grads
+    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial

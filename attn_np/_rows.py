@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_np._masks import attention_mask, in_window, relative_positions
 from attn_np._ops import Array, Tape, record
-from attn_np._weigh import Weighed
+from attn_np._weigh import WeighedCall
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import BackwardTape, residuals_of, save_residuals, wants_intermediates
 from attn_np.contract._weighing import Weighing
@@ -125,7 +125,7 @@ def by_rows(
     if weighing is not None and by_score["keep"] is None:
         together = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * BLOCK // together, ROWS))
-        weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, blocks, *maps)
+        weighed = WeighedCall(weighing, q, k, v, mask, by_score["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
     if without_scores is not None and by_score["keep"] is None:
@@ -145,7 +145,7 @@ def by_rows_vjp(
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
     call = residuals_of(tape)
-    if isinstance(call, Weighed):
+    if isinstance(call, WeighedCall):
         return call.vjp(dcontext)
     if not isinstance(call, BlockedCall):
         return attend_rows_vjp(tape, dcontext)

@@ -70,8 +70,8 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     # tau has no gradient so far, and is rounded. The root of the same equation counted from tau has neither fault.
     support = fixed > tau
     root = where(support, z - tau, 0.0)
-    size, excess = row_sum(root), row_sum(root * root) - 1.0
-    excess = excess / (size + sqrt(size * size - support_size(support, z) * excess))
+    root_sum, excess = row_sum(root), row_sum(root * root) - 1.0
+    excess = excess / (root_sum + sqrt(root_sum * root_sum - support_size(support, z) * excess))
     root = where(support & (root > excess), root - excess, 0.0)
     return where(undefined, float("nan"), root * root).swapaxes(axis, -1)
 

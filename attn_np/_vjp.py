@@ -105,14 +105,17 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
     Args:
         scores: of these keys, -inf where one is hidden.
         top, total: over all keys.
-        parts: the number of parts that the keys were summed in.
+        parts: the number of parts that the keys were summed in, which only an array that carries its errors reads.
     """
     return np.exp(scores - top) / total
 
 
 @primitive
 def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
-    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them."""
+    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them.
+
+    `parts` is as in `part_of_softmax`.
+    """
     return (dprobs - mean) * probs
 
 
@@ -135,8 +138,8 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     sum g_i^2 = 1 stays, so tau moves by 2 dtau/ds_j = g_j / sum g_i, and ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     root = np.sqrt(probs)
-    size = np.sum(root, axis=axis, keepdims=True)
-    mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(size == 0, 1.0, size)
+    root_sum = np.sum(root, axis=axis, keepdims=True)
+    mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(root_sum == 0, 1.0, root_sum)
     return root * (dprobs - mean)
 
 

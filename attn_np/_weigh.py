@@ -33,7 +33,7 @@ Heads = tuple[Span, Span]  # a sequence of the batch, and some of its heads
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeighedCall:
     """A call: its arrays `b t g k`, `b s g k` and `b s g v`, mask and bias broadcastable to `b h t s`.
 
     Attributes:

@@ -74,7 +74,7 @@ def decay_factors(log_decay: Array) -> Decay:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -102,17 +102,17 @@ def chunked(
     # (b n) c ... -> b n c ...
     xs = k * decay.to_end[..., None], erasing, writing, decay.whole
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
-    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), end
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), last
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
@@ -123,8 +123,8 @@ def recurrent(
         state = state + einsum("bhk,bhv->bhkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), end
+    last, (_, states) = scan(step, initial, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), last
 
 
 def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dwhole: Array) -> Array:
@@ -214,7 +214,7 @@ def recurrent_vjp(
     return dq, total(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
 
-def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
     def step(window_before, xs):
@@ -222,8 +222,8 @@ def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Arr
         window = concatenate([window_before[:, 1:], new[:, None]], 1)
         return where(real[:, None, None, None], window, window_before), (window,)
 
-    end, (all_windows,) = scan(step, start, (x, real), names=("window",), tape=tape)
-    return all_windows, end
+    last, (all_windows,) = scan(step, initial, (x, real), names=("window",), tape=tape)
+    return all_windows, last
 
 
 def windows_vjp(real: Array, dwindow: Array) -> Array:
@@ -242,9 +242,9 @@ def windows_vjp(real: Array, dwindow: Array) -> Array:
 
 def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
     """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
-    start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
-    window, end = windows(x, real, start, scope(tape, name))
-    write_state(step, **{f"{name}_conv": end})
+    initial = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+    window, last = windows(x, real, initial, scope(tape, name))
+    write_state(step, **{f"{name}_conv": last})
     return einsum("btxhk,xhk->bthk", window, weight)
 
 
@@ -294,14 +294,14 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
+            context, last = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial, tape)
         else:
-            context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
-        write_state(step, state=end)
+            context, last = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial, size, tape)
+        write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
@@ -310,7 +310,7 @@ class GatedDeltaRule(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients, by the forward in reverse."""
         c, w = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")

@@ -85,7 +85,7 @@ def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Deca
 
 
 def chunked(
-    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, initial: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
@@ -96,10 +96,10 @@ def chunked(
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    old = between.from_start[..., None, None] * start[:, None]
+    old = between.from_start[..., None, None] * initial[:, None]
     states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
-    states = concatenate([start[:, None], states], 1)
-    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
+    states = concatenate([initial[:, None], states], 1)
+    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
@@ -107,7 +107,7 @@ def chunked(
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, tape: Tape
+    q: Array, k: Array, v: Array, initial: Array, real: Array, log_decays: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
 
@@ -118,8 +118,8 @@ def recurrent(
 
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
     factors = exp(where(real[..., None], log_decays, 0.0))
-    end, (states,) = scan(step, start, (added, factors), names=("states",), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), end
+    last, (states,) = scan(step, initial, (added, factors), names=("states",), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), last
 
 
 def chunked_vjp(
@@ -180,13 +180,13 @@ class Retention(Layer[Config]):
         """The context, computed in the config's form."""
         c = self.config
         log_decays = constants(c.decays(), q)
-        start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
+        initial = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            context, end = recurrent(q, k, v, start, real, log_decays, tape)
+            context, last = recurrent(q, k, v, initial, real, log_decays, tape)
         else:
-            context, end = chunked(q, k, v, start, real, log_decays, size, tape)
-        write_state(step, state=end)
+            context, last = chunked(q, k, v, initial, real, log_decays, size, tape)
+        write_state(step, state=last)
         return context
 
     def norm(self, context: Array) -> Array:

@@ -174,9 +174,9 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     part_specs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_parts(parts)]
     contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
-    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
-    weights = ops.softmax(sums, sums > float("-inf"))
-    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(sums)
+    lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(lses, lses > float("-inf"))
+    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(lses)
 
 
 def per_part(contexts: Array) -> str:

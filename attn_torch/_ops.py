@@ -119,9 +119,9 @@ def gather_last(x: Array, index: Array) -> Array:
 def skew(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
-    The skew of Huang et al. 2018 (arXiv:1809.04281), with the rows in reverse: `by_rows` passes the last query first,
-    and each row begins one diagonal further to the right than the row before, the first row with the first of the
-    n = t + s - 1. PyTorch has no negative strides, and so the result is a view, which its kernel reads as it is.
+    The skew of Huang et al. 2018 (arXiv:1809.04281), with the rows in the order in which `by_rows` gives them: the last
+    query first. So each row begins one diagonal further to the right than the row before, the first row with the first
+    of the n = t + s - 1. PyTorch has no negative strides, and so the result is a view, which its kernel reads as it is.
     """
     (b, h, rows, n) = x.shape
     if n == s:

@@ -2,7 +2,7 @@
 
 from attn_torch._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
 
-TOGETHER = 2**17  # numbers of keys of the chunks that are taken in reverse together: each halving has arrays of its own
+REVERSE_KEY_NUMBERS = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def times(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int, erases: bool,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, erases: bool,
     tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -148,12 +148,12 @@ def chunked(
         return state, (corrected, state)
 
     xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
-    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
     before = record(tape, before=before)
     out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), end
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), last
 
 
 def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
@@ -162,7 +162,7 @@ def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | 
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
@@ -174,12 +174,12 @@ def recurrent(
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), end
+    last, (_, states) = scan(step, initial, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), last
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
     erases: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -188,17 +188,17 @@ def recurrence(
         q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that is left of the state at each position; None for 1.
-        start: the state before the first position.
+        initial: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
         erases: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, end = recurrent(q, k, v, beta, decay, start, erases, tape)
+        out, last = recurrent(q, k, v, beta, decay, initial, erases, tape)
     else:
-        out, end = chunked(q, k, v, beta, decay, start, size, erases, tape)
-    return out.reshape(b, t, h, v.shape[3]), end
+        out, last = chunked(q, k, v, beta, decay, initial, size, erases, tape)
+    return out.reshape(b, t, h, v.shape[3]), last
 
 
 # In reverse -----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
     y, _ = attend(q, k, v, causal=True, terms=terms.Slopes(slopes))
 
-Queries and keys one after the other are t + s - 1 distances apart. A term is asked once, for the number that it adds at
-each of them, and the fast paths read these where a block of scores needs them: memory grows with the length.
+The t queries and s keys of a call, at consecutive positions, have t + s - 1 different distances. A term is asked once,
+for the number that it adds at each of them, and the fast paths read these where a block of scores needs them: memory
+grows with the length.
 
 A term of your own has a method `bias(relative_position)`; JAX and PyTorch differentiate it. In NumPy a method
 `bias_vjp` returns the gradients of its arrays.
@@ -111,8 +112,8 @@ class DistanceBias:
     def at(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
 
-        The relative positions, those of a call whose last query is at the last key, only say which: of each pair they
-        give the diagonal, and what is added on it is that at `relative_positions`.
+        The argument, as of a call whose last query is at the last key, is used only to index diagonals: the positions
+        themselves come from `relative_positions`.
         """
         added = self.by_diagonal()
         if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs

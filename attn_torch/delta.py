@@ -33,7 +33,7 @@ from attn_torch._recurrence import (
 )
 
 
-def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
@@ -56,16 +56,16 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
 
     # (b n) c ... -> b n c ...
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
-    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
-    return from_chunks(out, b, t), end
+    return from_chunks(out, b, t), last
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(q: Array, k: Array, v: Array, beta: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
     def step(state, xs):
@@ -74,8 +74,8 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
         state = state + einsum("bhk,bhv->bhkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), end
+    last, (_, states) = scan(step, initial, (k, v, beta), names=("corrected", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), last
 
 
 class DeltaRule(Layer[Config]):
@@ -109,13 +109,13 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
+            context, last = recurrent(q_unit, k_unit, v, beta, initial, tape)
         else:
-            context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
-        write_state(step, state=end)
+            context, last = chunked(q_unit, k_unit, v, beta, initial, size, tape)
+        write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))

@@ -74,7 +74,8 @@ class Band:
     def row_blocks(self, scores: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
         """All queries in blocks of about `scores` scores or of `min_rows` rows, each with the keys that it may see.
 
-        Under a window a block is at most a quarter as long as the window: its longer corners would be hidden.
+        Under a window a block has at most a quarter of the window's length in rows, or 4 `min_rows` if that is more:
+        the corners of a longer one would be hidden.
         """
         start, most = 0, self.t
         if self.left is not None and self.right is not None:

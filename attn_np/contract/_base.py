@@ -429,7 +429,7 @@ def annotated_names(layer: type) -> list[str]:
 
 
 def check_tokens(known: tuple[int, int] | None, size: int) -> None:
-    """Refuse tokens, or other numbers of rows, outside a table, if the least and the largest are known.
+    """Refuse tokens, or other row numbers, outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.

@@ -10,7 +10,7 @@ from attn_np.weights import layouts
 from attn_np.weights._check import check
 from attn_np.weights._errors import ConfigMismatchError
 from attn_np.weights.layouts import Layout
-from attn_np.weights.layouts._base import converted_fields, differences, steps
+from attn_np.weights.layouts._base import applied_rules, converted_fields, differences
 
 
 def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[Config, dict[str, np.ndarray]]:
@@ -28,10 +28,10 @@ def conversions(variant: str) -> dict[str, Layout]:
     """The variants that a variant can be converted to, each with the layout that does it."""
     layout_by_variant: dict[str, Layout] = {}
     for layout in map(layouts.get, layouts.names()):
-        if layout.variant == variant:
+        if layout.origin_variant == variant:
             layout_by_variant |= dict.fromkeys(layout.tables, layout)
-        elif layout.variant is not None and variant in layout.tables:
-            layout_by_variant[layout.variant] = layout
+        elif layout.origin_variant is not None and variant in layout.tables:
+            layout_by_variant[layout.origin_variant] = layout
     return layout_by_variant
 
 
@@ -45,7 +45,7 @@ def convert_checked(
         todo = nearest(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {todo}")
     layout = layout_by_variant[to]
-    forward = layout.variant == config.variant
+    forward = layout.origin_variant == config.variant
     table = layout.tables[to if forward else config.variant]
     converted: dict[str, np.ndarray] = {}
     try:
@@ -54,8 +54,8 @@ def convert_checked(
             config.variant, **converted_fields(table, target, config.variant, forward=not forward)
         )
         lost = differences(config, round_trip)
-        for step in steps(table, target if forward else config) if not lost else ():
-            converted |= step.to_params(values) if forward else step.to_arrays(values)
+        for applied in applied_rules(table, target if forward else config) if not lost else ():
+            converted |= applied.to_params(values) if forward else applied.to_arrays(values)
     except ValueError as error:
         raise ConfigMismatchError(
             file, "config", f"a config that {to} can express", str(error), "choose another variant"

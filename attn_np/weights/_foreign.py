@@ -16,7 +16,7 @@ from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, loca
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import DottedNames, Tensors
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import Step, consistent, file_steps, unsupported_fields
+from attn_np.weights.layouts._base import AppliedRule, consistent, file_rules, unsupported_fields
 
 
 def read_foreign(
@@ -58,19 +58,22 @@ def read_table(
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
-    plan = plan_steps(file.path, name, table, config)
-    keys = {key: key_prefix.key(table, key) for step in plan for key in step.keys}
+    rules = checked_file_rules(file.path, name, table, config)
+    keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys}
     ignored = ignored_keys(file, layouts.get(name), list(keys.values()), prefix, key_prefix.own)
-    for step in plan:
-        for key in step.keys:
-            compare_shape(file.path, keys[key], step.key_shape(), file.entries[keys[key]].shape, step.key_axes())
+    for applied in rules:
+        for key in applied.keys:
+            compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
     dtype = common_dtype(file.path, dtypes, request)
     values = {}
     # The largest first: their arrays are gone when the next are read, so the peak is that of the last ones.
-    for step in sorted(plan, key=lambda step: -prod(step.key_shape()) * len(step.keys)):
-        values |= step.to_params(
-            {key: checked_cast(file.path, keys[key], file.read(keys[key]), dtype, request.finite) for key in step.keys}
+    for applied in sorted(rules, key=lambda rule: -prod(rule.key_shape()) * len(rule.keys)):
+        values |= applied.to_params(
+            {
+                key: checked_cast(file.path, keys[key], file.read(keys[key]), dtype, request.finite)
+                for key in applied.keys
+            }
         )
     shapes = config.shapes()
     values |= {key: np.zeros(shapes[key], DTYPES[dtype]) for key in table.zeros if key in shapes and dtype is not None}
@@ -94,7 +97,7 @@ def write_foreign(
         ValueError: no foreign layout, or a layer or block that it does not have.
     """
     layout = layouts.get(name)
-    if layout.variant is not None:
+    if layout.origin_variant is not None:
         todo = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
     table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant)]
@@ -106,24 +109,25 @@ def write_foreign(
     if layer is not None and "{layer}" not in form:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     key_prefix = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
-    plan = plan_steps(file, name, table, config)
+    rules = checked_file_rules(file, name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
             todo = "set it to 0 if the layer does as well without, or choose another layout"
             raise ConfigMismatchError(file, key, f"zeros, as {name} does not have it", "other numbers", todo)
     arrays: dict[str, np.ndarray] = {}
-    for step in plan:
-        arrays |= {key_prefix.key(table, key): x for key, x in step.to_arrays(values).items()}
+    for applied in rules:
+        arrays |= {key_prefix.key(table, key): x for key, x in applied.to_arrays(values).items()}
     write_tensors(file, arrays, layout.metadata)
 
 
 def other_layout(variant: str, variants: Collection[str]) -> str:
     """What to do where a layer of one variant is to be written in a layout of others."""
     every = {name: layouts.get(name) for name in layouts.names()}
-    equal = [own for layout in every.values() if layout.variant == variant for own in layout.tables if own in variants]
+    ours = [layout for layout in every.values() if layout.origin_variant == variant]
+    equal = [own for layout in ours for own in layout.tables if own in variants]
     if equal:
         return f"make it {equal[0]} first, by attn_np.weights.convert"
-    names = [name for name, layout in every.items() if layout.variant is None and layout.tables_of(variant)]
+    names = [name for name, layout in every.items() if layout.origin_variant is None and layout.tables_of(variant)]
     return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
 
 
@@ -160,14 +164,14 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
     return max(fitting, key=fitting.__getitem__, default=tables[0])
 
 
-def plan_steps(file: str, name: str, table: Table, config: Config) -> list[Step]:
+def checked_file_rules(file: str, name: str, table: Table, config: Config) -> list[AppliedRule]:
     """The rules of a table for a config.
 
     Raises:
         ConfigMismatchError: a config that the layout cannot represent.
     """
     try:
-        return file_steps(table, config)
+        return file_rules(table, config)
     except ValueError as error:
         todo = f"choose another layout than {name}"
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", str(error), todo) from None

@@ -1,9 +1,11 @@
-"""The fast path of `attend`, for the calls that ask for no weights, no tape and no dropout.
+"""The fast path of `attend`: no weights, no dropout, and no intermediates unless the call asks for "fused".
 
-First, keys that no query sees are selected to 0, and what positions alone hide is cut off. Then one of three computes:
+First, keys that no query sees are set to 0, and, without a pattern, what positions alone hide is cut off. Then one of
+three computes:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
-- `small`: where there are few scores, all of them at once, by plain operations that every transform knows;
+- `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every
+  transform knows;
 - `blocks`: else a block of queries at a time, with every feature, in memory that grows with t.
 
 The choice depends on shapes, devices and flags alone, never on numbers, so that calls compile and export. 16-bit arrays

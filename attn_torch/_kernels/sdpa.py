@@ -68,7 +68,7 @@ def serves_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> 
 def weighs_nothing(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
     """Where a bias by distance makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
 
-    Beside that of the query's own position, as no product exceeds |q| |k| in size.
+    Smaller, that is, relative to the weight of the query's own position: no product exceeds |q| |k| in size.
     """
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))

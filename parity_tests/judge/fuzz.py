@@ -191,8 +191,8 @@ def judge_foreign(found: WeightFile, said: Plain) -> None:
     """Back in the foreign names, a layer's parameters are the file's bytes."""
     layout = layouts.get(FOREIGN["layout"])
     theirs: dict[str, np.ndarray] = {}
-    for step in _base.steps(layout.tables[found.config.variant], found.config):
-        theirs |= step.to_arrays(found.values)
+    for applied in _base.applied_rules(layout.tables[found.config.variant], found.config):
+        theirs |= applied.to_arrays(found.values)
     held = bits(theirs)
     starts = [start.format(layer=FOREIGN["layer"]) for start in layout.prefixes]
     fits = any(all(said.get(start + key) == x for key, x in held.items()) for start in starts)

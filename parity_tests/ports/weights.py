@@ -10,7 +10,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights.layouts._base import Step, Table, steps
+from attn_np.weights.layouts._base import AppliedRule, Table, applied_rules
 from attn_np.weights.layouts._rearrange import concatenation, parse
 from parity_tests.ports.names import Weights, pair
 
@@ -98,28 +98,28 @@ def in_our_letters(pattern: str, axes: list[str]) -> str:
     return re.sub("[A-Za-z]+", lambda found: other.get(found[0], found[0]), pattern)
 
 
-def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[Step]]:
-    """Our parameters from a candidate's own, and the steps that lead from its names to ours."""
+def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[AppliedRule]]:
+    """Our parameters from a candidate's own, and the rules that lead from its names to ours."""
     if not config.params():
         return {}, []
-    moves, params = steps(table_of(weights, config), config), {}
-    for step in moves:
-        for key in step.keys:
+    rules, params = applied_rules(table_of(weights, config), config), {}
+    for applied in rules:
+        for key in applied.keys:
             if key not in held:
                 known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
                 raise ValueError(
                     f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
                     f"{known.rstrip('.')}; map it with weights="
                 )
-            if held[key].shape != step.key_shape():
+            if held[key].shape != applied.key_shape():
                 raise ValueError(
-                    f"assert_parity: expected {key!r} of shape {step.key_shape()} ({step.key_axes()}), "
+                    f"assert_parity: expected {key!r} of shape {applied.key_shape()} ({applied.key_axes()}), "
                     f"got {held[key].shape}; check the pattern in weights= and the config"
                 )
-        params |= step.to_params(held)
-    return params, moves
+        params |= applied.to_params(held)
+    return params, rules
 
 
-def weights_of(moves: Iterable[Step]) -> dict[str, str]:
+def weights_of(rules: Iterable[AppliedRule]) -> dict[str, str]:
     """The candidate's own names of the gradients of its parameters, by ours."""
-    return {f"d{ours}": ", ".join(step.keys) for step in moves for ours in step.params}
+    return {f"d{ours}": ", ".join(applied.keys) for applied in rules for ours in applied.params}

@@ -81,7 +81,7 @@ class Layout:
         elsewhere: patterns of keys without the prefix that may be in the same file.
         sidecar: field of a `config.json` beside the file to our Config field.
         metadata: metadata that the origin requires of a file.
-        variant: our variant whose own names these are, if it is one.
+        origin_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
         table_and_fields: from such a `config.json`, the number of a layer and the name of a block to the name of a
             table and the fields of our Config. It reads fields by name and refuses values that the layer cannot
@@ -98,7 +98,7 @@ class Layout:
     elsewhere: tuple[str, ...] = ()
     sidecar: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    variant: str | None = None
+    origin_variant: str | None = None
     model_types: tuple[str, ...] = ()
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
@@ -126,7 +126,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Step:
+class AppliedRule:
     """One rule, applied to one layer: our parameters, their keys, the pattern and the size of each of its letters."""
 
     params: tuple[str, ...]
@@ -197,39 +197,39 @@ def expand_rules(
                 break
 
 
-def steps(table: Table, config: Config) -> list[Step]:
+def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     """The rules for the parameters of a config.
 
     Raises:
         ValueError: parameters of one rule that differ in shape, or a parameter without a rule.
     """
     shapes = config.shapes()
-    plan: list[Step] = []
+    rules: list[AppliedRule] = []
     before: dict[str, int] = {}
     for params, keys, pattern in expand_rules(table, shapes):
         sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
         before |= sizes
-        plan.append(Step(params, keys, pattern, sizes))
-    missing = sorted(set(shapes) - {name for step in plan for name in step.params} - set(table.zeros))
+        rules.append(AppliedRule(params, keys, pattern, sizes))
+    missing = sorted(set(shapes) - {name for applied in rules for name in applied.params} - set(table.zeros))
     if missing:
         got = f"none for {', '.join(missing)}"
         raise ValueError(f"{config.variant}: expected a rule for each parameter, got {got}; use another layout")
-    return plan
+    return rules
 
 
-def file_steps(table: Table, config: Config) -> list[Step]:
+def file_rules(table: Table, config: Config) -> list[AppliedRule]:
     """The rules for the parameters of a config in a file, which has the keys of every file.
 
     Raises:
-        ValueError: as `steps`, or a config without a parameter that every file has.
+        ValueError: as `applied_rules`, or a config without a parameter that every file has.
     """
-    plan = steps(table, config)
+    rules = applied_rules(table, config)
     required = {name for names, _, _ in table.required_rules() for name in names}
-    lacking = sorted(required - {name for step in plan for name in step.params})
+    lacking = sorted(required - {name for applied in rules for name in applied.params})
     if lacking:
         words = "expected the parameters that every layer of this layout has"
         raise ValueError(f"{config.variant}: {words}, got no {', '.join(lacking)}; use another layout")
-    return plan
+    return rules
 
 
 def letter_sizes(

@@ -11,7 +11,7 @@ from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
 from attn_np.weights._caller_config import layer_config
 from attn_np.weights._pretrained import families, nondefault_fields
-from attn_np.weights.layouts._base import steps
+from attn_np.weights.layouts._base import applied_rules
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import parse
 from parity_tests.bounds.error_array import widened
@@ -51,18 +51,22 @@ def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Atten
     for part in layout.parts() or ("",):
         try:
             table, config = layer_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
-            plan = steps(layout.tables[table], config)
+            rules = applied_rules(layout.tables[table], config)
         except (WeightFileError, ValueError):  # a model that no layer here can be
             continue
         words = name.split(".")
         for n in range(len(words), -1, -1):
             at = ".".join(words[:n]) + "." if n else ""
-            theirs = {key: weights.get(at + key) for step in plan for key in step.keys}
+            theirs = {key: weights.get(at + key) for applied in rules for key in applied.keys}
             if all(x is not None for x in theirs.values()):
                 params: Arrays = {}
-                for step in plan:
-                    params |= step.to_params({key: widened(x) for key, x in theirs.items() if x is not None})
-                keys = {step.params[0]: (at + step.keys[0], step.pattern) for step in plan if len(step.params) == 1}
+                for applied in rules:
+                    params |= applied.to_params({key: widened(x) for key, x in theirs.items() if x is not None})
+                keys = {
+                    applied.params[0]: (at + applied.keys[0], applied.pattern)
+                    for applied in rules
+                    if len(applied.params) == 1
+                }
                 yield Attention(config.variant, config.as_dict(), params, keys)
                 return
 

@@ -293,14 +293,14 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 
 
 RULES = {
-    "the first state has no gradient": ("return *grads, dstart", "return *grads, 0.0 * dstart"),
+    "the first state has no gradient": ("return *grads, dinitial", "return *grads, 0.0 * dinitial"),
     "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dwhole]", "dfrom_start[:, -1:]]"),
     "keys without the part of the system": ("dk = total(dk, times(dscaled, beta))", "dk = total(dk)"),
     "what is written without the difference": ("dcorrected * difference, axis=-1", "dcorrected * v, axis=-1"),
     "a middle that does not move": ("dfrom_middle[:, -1:] + dsecond]", "dfrom_middle[:, -1:]]"),
     "decays of the position after": (
-        "sum_to(ddecay, decay.shape), dstart",
-        "sum_to(ddecay[:, ::-1], decay.shape), dstart",
+        "sum_to(ddecay, decay.shape), dinitial",
+        "sum_to(ddecay[:, ::-1], decay.shape), dinitial",
     ),
     "a scale without its gradient": ("dq = dq * (1 / sqrt(k.shape[3])", "dq = dq * (1.0"),
 }

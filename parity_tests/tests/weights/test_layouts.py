@@ -27,12 +27,12 @@ from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of
 
 ROOT = Path(__file__).resolve().parents[3]
-FOREIGN = [name for name in layouts.names() if layouts.get(name).variant is None]
+FOREIGN = [name for name in layouts.names() if layouts.get(name).origin_variant is None]
 TABLES = [(name, variant) for name in layouts.names() for variant in layouts.get(name).tables]
 PAIRS = [
     pair
     for name in layouts.names()
-    if (origin := layouts.get(name).variant)
+    if (origin := layouts.get(name).origin_variant)
     for variant in layouts.get(name).tables
     for pair in ((origin, variant), (variant, origin))
 ]
@@ -135,10 +135,10 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     make = contract.get(variant).Config
     assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING_FIELDS)
     assert not layouts.get(name).sidecar or set(layouts.get(name).sidecar.values()) <= set(table.fields())
-    if layouts.get(name).variant is None:
+    if layouts.get(name).origin_variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)
     configs = contract.examples(variant).values()
-    if layout.variant is None:
+    if layout.origin_variant is None:
         configs = [held for config in configs if (held := reduced(table, config))]
     configs = [config for config in configs if all(getattr(config, name) == x for name, x in table.fixed.items())]
     params = {n: p.axes for config in configs for n, p in config.params().items()}
@@ -146,7 +146,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     for ours, keys, pattern in _base.expand_rules(table, params):
         covered |= set(ours)
         assert concatenation(pattern) is None or len(keys) == 1
-        if concatenation(pattern) is None and len(ours) == 1 and layout.variant is None:
+        if concatenation(pattern) is None and len(ours) == 1 and layout.origin_variant is None:
             # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several.
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
@@ -182,7 +182,7 @@ def reduced(table: layouts.Table, config: Config) -> Any:
     for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
-            _base.file_steps(table, held)
+            _base.file_rules(table, held)
         except ValueError:
             continue
         return held
@@ -708,11 +708,11 @@ def test_every_layout_moves_whole_arrays() -> None:
     for name, variant in TABLES:
         table = layouts.get(name).tables[variant]
         for example in contract.examples(layouts.get(name).variant_of(variant)).values():
-            config = reduced(table, example) if layouts.get(name).variant is None else None
+            config = reduced(table, example) if layouts.get(name).origin_variant is None else None
             if config is not None:
-                for step in _base.steps(table, config):
-                    ours = sum(prod(config.shapes()[param]) for param in step.params)
-                    assert ours == prod(step.key_shape()) * len(step.keys)
+                for applied in _base.applied_rules(table, config):
+                    ours = sum(prod(config.shapes()[param]) for param in applied.params)
+                    assert ours == prod(applied.key_shape()) * len(applied.keys)
 
 
 # What only some families need -----------------------------------------------------------------------------------------
