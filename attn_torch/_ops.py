@@ -451,9 +451,11 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return function(*arguments)
         transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         tracers = torch._C._len_torch_dispatch_stack() > 0
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms or tracers:
+        if transforms or tracers:
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
