@@ -15,9 +15,9 @@
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 7. Distances. A bias that depends on the distance alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant, so the bias is moved until no score is above 30:
-   its largest need not be looked for, and blocks whose scores are all below -87 weigh nothing and are skipped. A block
-   with a row that has no more than such scores is computed again, with the largest looked for. The bias's gradient is
-   a sum over each diagonal.
+   its largest need not be looked for, and blocks whose scores are all too low to weigh anything (below -87 in float32)
+   are skipped. A block with a row that has no more than such scores is computed again, with the largest looked for.
+   The bias's gradient is a sum over each diagonal.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """PyTorch's own kernel, `scaled_dot_product_attention`, which never writes the scores to memory.
 
-Its errors are larger than the textbook's by what `parity_tests.judge.kernels.contract` says. For scores that overflow
+Its errors are larger than the textbook's by what `parity_tests.bounds.precision` says. For scores that overflow
 it differs from the textbook in two ways, which are not checked for here:
 
 - a query whose every score is -inf gives 0, as one that sees no key does, where the textbook gives NaN;

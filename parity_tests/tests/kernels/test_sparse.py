@@ -305,7 +305,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
         ("sparsemax", "np.sum(np.where(support, dprobs, 0.0), axis", "np.sum(dprobs, axis"),
         ("sparsemax", "return np.where(support, dprobs - mean, 0.0)", "return dprobs - mean"),
         ("entmax15", "root = np.sqrt(probs)", "root = probs"),
-        ("entmax15", " / np.where(size == 0, 1.0, size)\n", "\n"),
+        ("entmax15", " / np.where(root_sum == 0, 1.0, root_sum)\n", "\n"),
     ],
 )
 def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> None:

@@ -104,7 +104,8 @@ class _Step:
     """A step of decoding as far as masks ask for it: its own mask within a window, or where an aligned one starts."""
 
     def __init__(self, start: int | None = None) -> None:
-        self.start, self.filled = start, None if start is None else start + 5
+        self.start, self.aligned = start, start is not None
+        self.filled = None if start is None else start + 5
 
     def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
         return np.arange(7) <= np.arange(5)[:, None] + (0 if right is None else right)

@@ -173,7 +173,7 @@ class Step:
     """A step of decoding: an aligned one, or one that says itself who sees whom."""
 
     def __init__(self, start: int | None) -> None:
-        self.start = start
+        self.start, self.aligned = start, start is not None
         self.query_positions, self.key_positions = np.arange(T)[None] + 7, np.arange(13)[None]
 
     def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
