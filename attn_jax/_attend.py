@@ -89,7 +89,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
-    distance_bias: Callable[[Array], Array] | None = None,
+    relative_bias: Callable[[Array], Array] | None = None,
     varies_by_sequence: bool = False,
     causal: bool = False,
     window: Limits | None = None,
@@ -112,7 +112,7 @@ def attend(
     Numbers are Python's, a window has two sides, and the last query is at the last key except in a step of decoding.
 
     Args:
-        distance_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
+        relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
         varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is called with
             `b t s` there too.
@@ -132,16 +132,16 @@ def attend(
     fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **weight_options)
     aligned, diagonal_bias = step is None or step.aligned, None
     if (
-        distance_bias is not None
+        relative_bias is not None
         and fast
         and aligned
         and not varies_by_sequence
         and kernels.takes_diagonals(q, k)
         and not wants_intermediates(tape)
     ):
-        diagonal_bias = distance_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
-    elif distance_bias is not None:
-        by_pair = distance_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
+        diagonal_bias = relative_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
+    elif relative_bias is not None:
+        by_pair = relative_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
         by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     if fast:

@@ -2,7 +2,7 @@
 
 from attn_jax._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
 
-REVERSE_KEY_NUMBERS = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
+VJP_KEY_ENTRIES = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax._sparse import entmax15, sparsemax
+from attn_jax._sparse_weights import entmax15, sparsemax
 from attn_np.contract import _functions as contract
 
 # After this many halvings an interval of length log n is shorter than a rounding error.

@@ -1,10 +1,10 @@
-"""Terms: what is added to the scores as a function of the distance, in place of an array of `t s`.
+"""Terms: what is added to the scores as a function of the relative position, in place of an array of `t s`.
 
     y, _ = attend(q, k, v, causal=True, terms=terms.Slopes(slopes))
 
-The t queries and s keys of a call, at consecutive positions, have t + s - 1 different distances. A term is asked once,
-for the number that it adds at each of them, and the fast paths read these where a block of scores needs them: memory
-grows with the length.
+The t queries and s keys of a call, at consecutive positions, have t + s - 1 different relative positions. A term is
+asked once, for the number that it adds at each of them, and the fast paths read these where a block of scores needs
+them: memory grows with the length.
 
 A term of your own has a method `bias(relative_position)`; JAX and PyTorch differentiate it. In NumPy a method
 `bias_vjp` returns the gradients of its arrays.
@@ -20,7 +20,7 @@ from attn_np.contract import _functions as contract
 
 
 class Term:
-    """Something that is added to every score, after scale and softcap, by the distance of query and key."""
+    """Something that is added to every score, after scale and softcap, by the relative position of its key."""
 
     def bias(self, relative_position: Array) -> Array:
         """What is added at each relative position, the key's minus the query's: integers `n` -> `h n`.
@@ -49,7 +49,7 @@ class Slopes(Term):
 
 @dataclass(frozen=True, eq=False)
 class Table(Term):
-    """Numbers for each head and each bucket of distances: T5's bias, with `relative_buckets` as the rows.
+    """Numbers for each head and each bucket of relative positions: T5's bias, with `relative_buckets` as the rows.
 
     Attributes:
         table: `x h`, the numbers of bucket x.
@@ -64,8 +64,8 @@ class Table(Term):
 
 
 @dataclass(frozen=True)
-class DistanceBias:
-    """What the terms of a call add; its method `at` is a `distance_bias` of `_attend.attend`.
+class RelativeBias:
+    """What the terms of a call add; its method `at` is a `relative_bias` of `_attend.attend`.
 
     Attributes:
         terms: one or several.
@@ -81,7 +81,7 @@ class DistanceBias:
 
     @property
     def varies_by_sequence(self) -> bool:
-        """Whether a distance may be another one in each sequence."""
+        """Whether the same query and key may be at other relative positions in another sequence."""
         return len(getattr(self.first, "shape", ())) > 0
 
     def each(self) -> Sequence[Term]:
@@ -139,11 +139,11 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     return added
 
 
-def distance_bias_of(terms: Any, first: Any, q: Array, k: Array) -> DistanceBias | None:
+def relative_bias_of(terms: Any, first: Any, q: Array, k: Array) -> RelativeBias | None:
     """What the terms of a call add; None for no terms.
 
     Raises:
         TypeError: what is no term.
     """
     contract.check_terms(terms, Term)
-    return None if terms is None or terms in ((), []) else DistanceBias(terms, first, q, k)
+    return None if terms is None or terms in ((), []) else RelativeBias(terms, first, q, k)

@@ -9,7 +9,7 @@ from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_jax._rows import by_rows
-from attn_jax._sparse import entmax15
+from attn_jax._sparse_weights import entmax15
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
 

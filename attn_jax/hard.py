@@ -10,7 +10,7 @@ from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import hide_by_bias
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_jax._rows import by_rows
-from attn_jax._sparse import hardmax, straight_through
+from attn_jax._sparse_weights import hardmax, straight_through
 from attn_np.contract.hard import Config
 
 

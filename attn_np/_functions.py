@@ -22,7 +22,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._simplex import log_sum_exp
-from attn_np._terms import Term, distance_bias_of
+from attn_np._terms import Term, relative_bias_of
 from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, sum_to, total, vjp_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
@@ -114,8 +114,8 @@ def attend(
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
-        terms: one or several of `terms`, such as `terms.Slopes(slopes)`: added as the bias is, by the distance of query
-            and key; the fast path forms no array of `t s` for them.
+        terms: one or several of `terms`, such as `terms.Slopes(slopes)`: added as the bias is, by the relative
+            position of query and key; the fast path forms no array of `t s` for them.
         causal: a query sees no key after its own position.
         window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
             alone is the left one.
@@ -133,7 +133,8 @@ def attend(
         softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
-            "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
+            "textbook"; or "fused" for the fast path, which never forms the weights. Of the names above it tapes q, k,
+            v, bias, sinks, context and as allowed the given mask alone.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
             query's scores, its sink's among them, -inf where it sees no key. Of scores that overflow it is no number
@@ -150,10 +151,10 @@ def attend(
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
-    added = distance_bias_of(terms, number(offset), q, k)
+    added = relative_bias_of(terms, number(offset), q, k)
     by_distance: dict[str, Any] = {}
     if added is not None:
-        by_distance = {"distance_bias": added.at, "varies_by_sequence": added.varies_by_sequence}
+        by_distance = {"relative_bias": added.at, "varies_by_sequence": added.varies_by_sequence}
     return core.attend(
         q, k, v, mask=mask, bias=bias, **by_distance, **by_position, **options, sinks=sinks, keep=keep,
         normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
@@ -239,9 +240,9 @@ def attend_call_vjp(
         dweights=dweights, dlse=dlse, with_diagonals=terms is not None,
     )  # fmt: skip
     found = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}
-    added = distance_bias_of(terms, number(offset), q, k)
+    added = relative_bias_of(terms, number(offset), q, k)
     if added is None:
         return found
     # The taped bias may be the sum of both.
     dbias = None if bias is None else sum_to(tape["dbiased"], bias.shape)
-    return found | {"bias": dbias, "terms": added.vjp(core.distance_bias_vjp(tape, added.shape()))}
+    return found | {"bias": dbias, "terms": added.vjp(core.relative_bias_vjp(tape, added.shape()))}

@@ -8,7 +8,7 @@ import numpy as np
 from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
 from attn_np._vjp import einsum_vjp, sum_to, total
 
-REVERSE_KEY_NUMBERS = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
+VJP_KEY_ENTRIES = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ def decayed_products_vjp(
     """The gradients of rows, keys and decays: `decayed_products` in reverse."""
     if decay.shape[3] == k.shape[3]:
         arrays = rows, k, decay, dproducts, dfrom_start, dto_end
-        count = max(1, REVERSE_KEY_NUMBERS // max(1, prod(k.shape[1:])))
+        count = max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:])))
         starts = range(0, max(1, k.shape[0]), count)
         grads = [products_by_halves_vjp(*(x[i : i + count] for x in arrays)) for i in starts]
         drows, dk, ddecay = (concatenate(parts, 0) for parts in zip(*grads, strict=True))

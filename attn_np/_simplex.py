@@ -23,7 +23,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._sparse import entmax15, sparsemax
+from attn_np._sparse_weights import entmax15, sparsemax
 from attn_np._vjp import entmax15_vjp, entmax_vjp, softmax_vjp, sparsemax_vjp, vjp_of
 from attn_np.contract import _functions as contract
 

@@ -9,7 +9,7 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._rows import by_rows, by_rows_vjp
-from attn_np._sparse import entmax15
+from attn_np._sparse_weights import entmax15
 from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config

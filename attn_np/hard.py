@@ -10,7 +10,7 @@ from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import by_rows, by_rows_vjp
-from attn_np._sparse import hardmax, straight_through
+from attn_np._sparse_weights import hardmax, straight_through
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 

@@ -179,7 +179,7 @@ class Retention(Layer[Config]):
     def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
-        log_decays = constants(c.decays(), q)
+        log_decays = constants(c.log_decays(), q)
         initial = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
@@ -245,7 +245,7 @@ class Retention(Layer[Config]):
 
     def context_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `context` in reverse, for a call without a cache."""
-        c, log_decays = self.config, constants(self.config.decays(), q)
+        c, log_decays = self.config, constants(self.config.log_decays(), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
             return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)

@@ -2,7 +2,7 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._attend import attend, attend_vjp, distance_bias_vjp
+from attn_np._attend import attend, attend_vjp, relative_bias_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
@@ -45,14 +45,14 @@ class T5Attention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def distance_bias(relative_position: Array) -> Array:
+        def relative_bias(relative_position: Array) -> Array:
             # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
             return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, distance_bias=distance_bias, causal=c.causal, scale=c.scale,
+            q, k, v, mask=mask, bias=bias, relative_bias=relative_bias, causal=c.causal, scale=c.scale,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
@@ -67,7 +67,7 @@ class T5Attention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, with_diagonals=True)
-        dposition = record(tape, dposition_bias=distance_bias_vjp(tape, tape["position_bias"].shape))
+        dposition = record(tape, dposition_bias=relative_bias_vjp(tape, tape["position_bias"].shape))
         w["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition.swapaxes(1, 3))
         caller_bias = tape.get("caller_bias")
         dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)

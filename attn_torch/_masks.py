@@ -24,8 +24,8 @@ from attn_torch._ops import (
     where,
 )
 
-# Queries in a part of a pattern's table. Few: the interval of a part with several documents holds all numbers between
-# theirs too, and hides little.
+# Queries in one part of a pattern's table. Of a part, only the least and the greatest document number are kept: with
+# few queries in it these are close together, and more keys can be skipped.
 PATTERN_QUERIES = 32
 
 

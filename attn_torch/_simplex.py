@@ -21,7 +21,7 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch._sparse import entmax15, sparsemax
+from attn_torch._sparse_weights import entmax15, sparsemax
 
 # After this many halvings an interval of length log n is shorter than a rounding error.
 HALVINGS = {"float64": 60, "float32": 32}

@@ -11,7 +11,7 @@ from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 from attn_torch._rows import by_rows
-from attn_torch._sparse import entmax15
+from attn_torch._sparse_weights import entmax15
 
 
 class EntmaxAttention(Layer[Config]):

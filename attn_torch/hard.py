@@ -11,7 +11,7 @@ from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import hide_by_bias
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_torch._rows import by_rows
-from attn_torch._sparse import hardmax, straight_through
+from attn_torch._sparse_weights import hardmax, straight_through
 
 
 class HardAttention(Layer[Config]):

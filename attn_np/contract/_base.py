@@ -22,13 +22,13 @@ Spec = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Param:
-    """One learned array: its axes, and which of them are summed over when it is applied.
+    """One learned array: its axes, and those of the input that it is applied to.
 
-    `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
-    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes` names others. A
-    parameter that is not drawn, such as the weight of a norm, has `init`: a number, or a function that returns a number
-    or one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
-    been checked. With `normal` the initial values are standard normal.
+    `inputs` names the axes that a product with the weight sums over; for a bias, those of its weight. They give the
+    fan, and with it the range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes`
+    names others. A parameter that is not drawn, such as the weight of a norm, has `init`: a number, or a function that
+    returns a number or one number for each entry of the only axis. A function defers the work until the sizes in an
+    untrusted file have been checked. With `normal` the initial values are standard normal.
     """
 
     axes: str

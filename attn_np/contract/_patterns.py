@@ -420,16 +420,16 @@ class ChosenChunk(Pattern):
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """The keys whole multiples of `step` positions away, on either side: Child et al. 2019, arXiv:1904.10509."""
+    """The keys whole multiples of `dilation` positions away, on either side: Child et al. 2019, arXiv:1904.10509."""
 
-    step: int
+    dilation: int
 
     def __post_init__(self) -> None:
-        check_field(self, "step", 1)
+        check_field(self, "dilation", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
-        step = min(self.step, FAR)
-        return key % step == query % step
+        dilation = min(self.dilation, FAR)
+        return key % dilation == query % dilation
 
     @property
     def sees_itself(self) -> bool:

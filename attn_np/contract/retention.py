@@ -182,7 +182,7 @@ class Config(_base.Config):
         """Factor on cosines and sines."""
         return 1.0
 
-    def decays(self) -> tuple[float, ...]:
+    def log_decays(self) -> tuple[float, ...]:
         """Logarithm of the factor by which each head's state decays per position."""
         if self.decay is not None:
             return tuple(log(factor) for factor in self.decay)

@@ -1,7 +1,8 @@
 """The fast path of `attend`: no weights, no dropout, and no intermediates unless the call asks for "fused".
 
-First, keys that no query sees are set to 0, and, without a pattern, what positions alone hide is cut off. Then one of
-three computes:
+First, without a pattern, the keys and queries at either end that the causal triangle and the window leave without a
+partner are cut off; then keys that no query sees are set to 0, so that what stands there has no effect. One of three
+computes the rest:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every

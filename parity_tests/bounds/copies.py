@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _ops, _sparse, _vjp
+from attn_np import _masks, _ops, _sparse_weights, _vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, lift, plain
 from parity_tests.bounds.precision import FUNCTION, promised
 
@@ -18,7 +18,7 @@ def adopt(tree: str) -> None:
     A primitive whose body was edited in the copy has no rule: its body itself then runs on error-carrying arrays, with
     wider bounds.
     """
-    for whole in (_masks, _ops, _sparse, _vjp):
+    for whole in (_masks, _ops, _sparse_weights, _vjp):
         copy = sys.modules.get(whole.__name__.replace("attn_np", tree, 1))
         if copy is None:  # not edited: the copy uses the original
             continue

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _simplex, _sparse, _vjp
+from attn_np import _masks, _simplex, _sparse_weights, _vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
 from parity_tests.bounds.precision import FUNCTION, promised
 
 
-@rule(FUNCTIONS, _sparse.sparsemax)
+@rule(FUNCTIONS, _sparse_weights.sparsemax)
 def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """tau moves by no more than the scores do at most, so p_i by that and by what its own score does.
 
@@ -19,7 +19,7 @@ def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_sparse.sparsemax)(s.v, None if allowed is None else ok, axis)
+    probs = plain(_sparse_weights.sparsemax)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -52,7 +52,7 @@ def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
 
 
-@rule(FUNCTIONS, _sparse.entmax15)
+@rule(FUNCTIONS, _sparse_weights.entmax15)
 def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """The root g = z - tau of a weight errs by what its own z does, half the score, and by what tau does.
 
@@ -63,7 +63,7 @@ def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_sparse.entmax15)(s.v, None if allowed is None else ok, axis)
+    probs = plain(_sparse_weights.entmax15)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
 
@@ -182,7 +182,7 @@ def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
-@rule(FUNCTIONS, _sparse.hardmax)
+@rule(FUNCTIONS, _sparse_weights.hardmax)
 def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """A decision, exact where the bounds of the scores leave one winner; else each that may win is 0 or 1.
 
@@ -191,7 +191,7 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """
     s = lift(scores)
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    hard = plain(_sparse.hardmax)(s.v, None if allowed is None else ok)
+    hard = plain(_sparse_weights.hardmax)(s.v, None if allowed is None else ok)
     if hard.size == 0:
         return ErrArray(hard, 0.0)
     with np.errstate(invalid="ignore"):
@@ -213,7 +213,7 @@ def top_k_indices(scores: Any, allowed: Any, count: int) -> np.ndarray:
     return plain(_masks.top_k_indices)(lift(scores).v, allowed, count)
 
 
-@rule(FUNCTIONS, _sparse.straight_through)
+@rule(FUNCTIONS, _sparse_weights.straight_through)
 def straight_through(hard: Any, soft: Any) -> ErrArray:
     """What is added is a number less itself."""
     return lift(hard)

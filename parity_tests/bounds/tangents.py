@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from attn_np import _masks, _ops, _sparse, _vjp
+from attn_np import _masks, _ops, _sparse_weights, _vjp
 from parity_tests.bounds.error_array import ErrArray, lift, magnitude, rounded, rule
 
 # Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
@@ -266,10 +266,10 @@ def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
 
 
-@rule(FUNCTIONS, _sparse.sparsemax)
+@rule(FUNCTIONS, _sparse_weights.sparsemax)
 def sparsemax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """Linear where the support stays: a direction is mapped as a gradient is, less its mean over the support."""
-    p = _sparse.sparsemax(scores.v, allowed, axis)
+    p = _sparse_weights.sparsemax(scores.v, allowed, axis)
     return Dual(p, _vjp.sparsemax_vjp(p, scores.d, axis))
 
 
@@ -279,10 +279,10 @@ def sparsemax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.sparsemax_vjp(probs.v, dprobs.v, axis), _vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
 
 
-@rule(FUNCTIONS, _sparse.entmax15)
+@rule(FUNCTIONS, _sparse_weights.entmax15)
 def entmax15(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """The Jacobian diag(g) - g g^T / sum g, with g the roots of the weights, is its own transpose."""
-    p = _sparse.entmax15(scores.v, allowed, axis)
+    p = _sparse_weights.entmax15(scores.v, allowed, axis)
     return Dual(p, _vjp.entmax15_vjp(p, scores.d, axis))
 
 
@@ -307,10 +307,10 @@ def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
 
 
-@rule(FUNCTIONS, _sparse.hardmax)
+@rule(FUNCTIONS, _sparse_weights.hardmax)
 def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_sparse.hardmax(scores.v, allowed))
+    return dual(_sparse_weights.hardmax(scores.v, allowed))
 
 
 @rule(FUNCTIONS, _masks.top_k_indices)
@@ -319,7 +319,7 @@ def top_k_indices(scores: Dual, allowed: Any, count: int) -> Any:
     return _masks.top_k_indices(scores.v, allowed, count)
 
 
-@rule(FUNCTIONS, _sparse.straight_through)
+@rule(FUNCTIONS, _sparse_weights.straight_through)
 def straight_through(hard: Any, soft: Any) -> Dual:
     """The tangent is that of the other array, as it is defined."""
     return Dual(dual(hard).v, dual(soft).d)

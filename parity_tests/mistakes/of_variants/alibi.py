@@ -37,8 +37,8 @@ MUTANTS = (
     causal(
         "given bias lost beside the linear biases",
         "add both biases",
-        "mask=mask, bias=bias, distance_bias",
-        "mask=mask, bias=None, distance_bias",
+        "mask=mask, bias=bias, relative_bias",
+        "mask=mask, bias=None, relative_bias",
         example="both",
         raises=("attn_torch",),
     ),

@@ -17,7 +17,7 @@ MUTANTS = (
         "dilated keys counted from the first position",
         "take whole dilations from the query's own position: (s - t) mod dilation is 0",
         "Dilated(c.dilation)",
-        allowing("Dilated", "key % self.step == 0 * query") + "(c.dilation)",
+        allowing("Dilated", "key % self.dilation == 0 * query") + "(c.dilation)",
     ),
     both(
         "gaps of the window forgotten",

@@ -37,7 +37,7 @@ MUTANTS = (
     encoder(
         "gradient of the table from one sequence",
         "every sequence of the batch reads the table: add up all their gradients",
-        'distance_bias_vjp(tape, tape["position_bias"].shape)',
+        'relative_bias_vjp(tape, tape["position_bias"].shape)',
         'tape["dbiased"][:1]',
         trees=("attn_np",),
     ),

@@ -265,7 +265,7 @@ def fades_by_distance(shown: np.ndarray, found: Any) -> None:
 
 def is_a_power_of_the_distance(shown: np.ndarray, found: Any) -> None:
     distance = np.arange(6)[:, None] - np.arange(6)
-    for decay, log in zip(shown, found.config.decays(), strict=True):
+    for decay, log in zip(shown, found.config.log_decays(), strict=True):
         exact = np.where(distance >= 0, np.exp(log * distance), 0.0)
         assert (abs(decay - exact) <= 8 * np.finfo(float).eps * exact).all()
 

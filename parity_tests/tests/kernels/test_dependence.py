@@ -237,7 +237,7 @@ def attend_of(tree: Tree, call: Call, arrays: dict[str, Any], options: dict[str,
     options = options | {"implementation": implementation}
     if "distances" in arrays:
         table, low = arrays.pop("distances"), 1 - call.seen.shape[3]
-        options["distance_bias"] = lambda offset: table[0, :, 0][:, (offset - low)[0]][None]
+        options["relative_bias"] = lambda offset: table[0, :, 0][:, (offset - low)[0]][None]
         found = import_module(f"{tree.package.__name__}._attend").attend(**arrays, **options)
     else:
         found = tree.package.attend(**arrays, **options)
@@ -258,7 +258,7 @@ def by_hand(call: Call, inputs: Arrays, implementation: str) -> Arrays:
         )  # fmt: skip
         found = dict(zip(("context", "lse"), outputs, strict=False)) | {"dq": dq, "dk": dk, "dv": dv}
         if "distances" in inputs:
-            found["ddistances"] = module.distance_bias_vjp(tape, inputs["distances"].shape)
+            found["ddistances"] = module.relative_bias_vjp(tape, inputs["distances"].shape)
     if "bias" in inputs:
         shape = inputs["bias"].shape
         found["dbias"] = dbias if dbias.shape == shape else summed_to(dbias, shape)

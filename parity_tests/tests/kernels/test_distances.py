@@ -38,7 +38,7 @@ def found(tree: Tree, case: str) -> Arrays:
     def call_of(floats: dict[str, Any]) -> Any:
         others = {name: x for name, x in floats.items() if name != "distances"}
         bias = lambda relative_position: picked(floats["distances"], relative_position - low)  # noqa: E731
-        return attend(**others, **rest, **options, distance_bias=bias)[0]
+        return attend(**others, **rest, **options, relative_bias=bias)[0]
 
     if tree.name == "torch":
         with torch.no_grad():
@@ -179,7 +179,7 @@ def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: p
     q, k, v = (tree.array(rng.standard_normal((1, n, 2, 3))) for n in (t, s, s))
     garbage = (np.arange(s) < s - t - 2)[None, :, None, None]
     options = {
-        "distance_bias": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
+        "relative_bias": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
     }
     attend = import_module("attn_jax._attend").attend
     call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])

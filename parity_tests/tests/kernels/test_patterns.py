@@ -153,7 +153,7 @@ def test_what_is_no_pattern_is_refused(tree: Tree) -> None:
 def test_sizes_of_patterns(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"^Chunks: expected size to be a whole number from 1"):
         patterns.Chunks(bad)
-    with pytest.raises(ValueError, match=r"^Dilated: expected step to be a whole number from 1"):
+    with pytest.raises(ValueError, match=r"^Dilated: expected dilation to be a whole number from 1"):
         patterns.Dilated(bad)
     if bad not in (0, None):
         with pytest.raises(ValueError, match=r"^Window: expected left to be a whole number from 0, or None"):

@@ -75,6 +75,6 @@ def test_chunks_are_taken_back_one_by_one_or_together(monkeypatch: pytest.Monkey
 
     together = gradients()
     for numbers in (1, 64):  # of a chunk there are 4 positions, 2 heads and 4 channels
-        monkeypatch.setattr(_recurrence, "REVERSE_KEY_NUMBERS", numbers)
+        monkeypatch.setattr(_recurrence, "VJP_KEY_ENTRIES", numbers)
         found = gradients()
         assert all(np.array_equal(found[name], want) for name, want in together.items())

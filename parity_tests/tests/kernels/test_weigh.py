@@ -79,7 +79,7 @@ def test_threads_in_any_order_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
 def test_flaxs_steps_begin_where_those_of_the_groups_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.stack([np.tile(x, 2) for x in rows().values()])
     want = wanted(name, scores, None)
-    sparse, room = import_module("attn_jax._sparse"), import_module("attn_jax._support")
+    sparse, room = import_module("attn_jax._sparse_weights"), import_module("attn_jax._sparse_support")
 
     def ratio() -> float:
         return compare(np.asarray(getattr(sparse, name)(TREES["jax"].array(scores))), want)["ratio"]

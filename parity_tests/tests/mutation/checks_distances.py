@@ -109,14 +109,14 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     low, tape = 1 - arrays["k"].shape[1], BackwardTape() if tape is None else tape
     module = import_module(f"{alias}._attend")
     context, _ = module.attend(
-        **arrays, **options, distance_bias=lambda position: picked(given["distances"], position - low), tape=tape,
+        **arrays, **options, relative_bias=lambda position: picked(given["distances"], position - low), tape=tape,
         implementation=implementation, step=step,
     )  # fmt: skip
     recompute(tape)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
     heads, dy = arrays["k"].shape[2], cotangent(arrays["q"].shape)
     dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads, with_diagonals=True)
-    ddistances = module.distance_bias_vjp(tape, given["distances"].shape)
+    ddistances = module.relative_bias_vjp(tape, given["distances"].shape)
     found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dsinks": tape.get("dsinks"), "ddistances": ddistances}
     if "bias" in arrays:  # that of the textbook is the gradient of both
         found["dbias"] = dbias if dbias.shape == arrays["bias"].shape else dbias.sum(axis=(0, 2))[:, None]

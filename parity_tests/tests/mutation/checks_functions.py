@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _sparse, contract, patterns
+from attn_np import _sparse_weights, contract, patterns
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
@@ -581,7 +581,7 @@ def halved(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
         low, high = np.where(much, middle, low), np.where(much, high, middle)
     root = np.where(seen, np.maximum(z - low, 0.0), 0.0)
     with precision(precision_of(dtype)):
-        bound = _sparse.entmax15(ErrArray(x.astype(np.float64), 0.0), seen).b
+        bound = _sparse_weights.entmax15(ErrArray(x.astype(np.float64), 0.0), seen).b
     return x, seen, root * root, bound
 
 

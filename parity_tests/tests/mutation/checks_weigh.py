@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _sparse, contract
+from attn_np import _ops, _sparse_weights, contract
 from attn_np.contract import Config
 from attn_np.contract._tape import BackwardTape
 from attn_np.contract._weighing import Weighing
@@ -50,7 +50,7 @@ def wanted(name: str, scores: np.ndarray, allowed: np.ndarray | None) -> Any:
     """The textbook's weights with their bounds."""
     with precision(precision_of("float64")), np.errstate(all="ignore"):
         if name != "sigmoid":
-            return getattr(_sparse, name)(ErrArray(scores, 0.0), allowed)
+            return getattr(_sparse_weights, name)(ErrArray(scores, 0.0), allowed)
         weights = _ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
         return weights if allowed is None else _ops.where(allowed, weights, 0.0)
 

@@ -86,7 +86,7 @@ def test_with_decays_of_each_head_it_is_retention(name: str, form: str) -> None:
     fixed = retention.Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3, form=form, norm="rms")
     weights, x = weights_of(config), {"query": np.random.default_rng(1).normal(size=(2, 7, 5))}
     # sigmoid(b) = e^log, so b = log - log(1 - e^log)
-    logs = np.array(fixed.decays())
+    logs = np.array(fixed.log_decays())
     weights["b_a"] = np.repeat((logs - np.log1p(-np.exp(logs)))[:, None], 3, 1)
     weights["w_a_up"] = 0.0 * weights["w_a_up"]
     given = {key: weights[key] for key in fixed.shapes()}

@@ -198,7 +198,7 @@ def test_lightning_is_minimax(layer: int) -> None:
     slopes = theirs.slope_rate.flatten().tolist()
     mine: Any = contract.config("lightning", d_model=6, num_heads=3, head_dim=4)
     factor = 1 - layer / (4 - 1 + 1e-5) + 1e-5
-    for ours, slope in zip(mine.decays(), slopes, strict=True):
+    for ours, slope in zip(mine.log_decays(), slopes, strict=True):
         assert abs(-ours * factor - slope) <= 8 * np.finfo(np.float32).eps * slope
     mine = replace(mine, decay_rule="retnet", decay=tuple(exp(-slope) for slope in slopes))
     q, k, v = theirs.qkv_proj.weight.detach().numpy().reshape(3, 3, 4, 6).transpose(1, 3, 0, 2)

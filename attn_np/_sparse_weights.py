@@ -15,7 +15,7 @@ from attn_np._ops import (
     to_dtype,
     where,
 )
-from attn_np._support import support_of
+from attn_np._sparse_support import support_of
 
 MEAN_ERROR = {
     "float64": 2.0**-49,

@@ -1,6 +1,6 @@
 """Sparse weights from scores: sparsemax, 1.5-entmax and the one-hot weights of hard attention."""
 
-from attn_torch._ops import (
+from attn_jax._ops import (
     Array,
     amax_detached,
     any_over,
@@ -14,7 +14,7 @@ from attn_torch._ops import (
     to_dtype,
     where,
 )
-from attn_torch._support import support_of
+from attn_jax._sparse_support import support_of
 
 MEAN_ERROR = {
     "float64": 2.0**-49,
