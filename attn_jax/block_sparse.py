@@ -41,11 +41,11 @@ class BlockSparseAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def choice(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
         """The numbers of the blocks that each query chooses, `b h t n`; that of no block where there are too few."""
@@ -97,4 +97,4 @@ class BlockSparseAttention(Layer[Config]):
             implementation=implementation,
         )  # fmt: skip
         context = from_heads(context, sizes["h"])
-        return cast_output(dtype, record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o)))
+        return cast_output(dtype, record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o)))

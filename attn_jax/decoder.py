@@ -81,12 +81,12 @@ class DecoderAttention(Layer[Config]):
     w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d g v"]
     w_gate: Float[Array, "d h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
     b_gate: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
     b_q_norm: Float[Array, "k"] | None
@@ -142,5 +142,5 @@ class DecoderAttention(Layer[Config]):
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -85,7 +85,7 @@ class DeltaRule(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
     def __call__(
@@ -118,5 +118,5 @@ class DeltaRule(Layer[Config]):
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
-        y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))
         return cast_output(dtype, y)

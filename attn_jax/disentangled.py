@@ -53,7 +53,7 @@ class DisentangledAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_rel: Float[Array, "x d"]
     w_rel_norm: Float[Array, "d"] | None
     b_rel: Float[Array, "d"] | None
@@ -64,7 +64,7 @@ class DisentangledAttention(Layer[Config]):
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -155,5 +155,5 @@ class DisentangledAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
             block_factor=4, without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

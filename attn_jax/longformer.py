@@ -15,11 +15,11 @@ class LongformerAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_q_global: Float[Array, "d h k"]
     w_k_global: Float[Array, "d h k"]
     w_v_global: Float[Array, "d h v"]
@@ -64,7 +64,7 @@ class LongformerAttention(Layer[Config]):
             rate=c.dropout, tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         context = record(tape, context=local_context + global_context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
         return cast_output(dtype, y, weights, return_weights)

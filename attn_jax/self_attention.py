@@ -15,11 +15,11 @@ class SelfAttention(Layer[Config]):
     w_q: Float[Array, "d k"]
     w_k: Float[Array, "d k"]
     w_v: Float[Array, "d v"]
-    w_o: Float[Array, "v d"] | None
+    w_o: Float[Array, "v o"] | None
     b_q: Float[Array, "k"] | None
     b_k: Float[Array, "k"] | None
     b_v: Float[Array, "v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -46,6 +46,6 @@ class SelfAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
-        y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
+        y = context if self.w_o is None else linear("btv,vo->bto", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return cast_output(dtype, y, weights, return_weights)

@@ -23,19 +23,19 @@ class AxialAttention(Layer[Config]):
     w_q_rows: Float[Array, "d h k"]
     w_k_rows: Float[Array, "d h k"]
     w_v_rows: Float[Array, "d h v"]
-    w_o_rows: Float[Array, "h v d"]
+    w_o_rows: Float[Array, "h v o"]
     b_q_rows: Float[Array, "h k"] | None
     b_k_rows: Float[Array, "h k"] | None
     b_v_rows: Float[Array, "h v"] | None
-    b_o_rows: Float[Array, "d"] | None
+    b_o_rows: Float[Array, "o"] | None
     w_q_columns: Float[Array, "d h k"]
     w_k_columns: Float[Array, "d h k"]
     w_v_columns: Float[Array, "d h v"]
-    w_o_columns: Float[Array, "h v d"]
+    w_o_columns: Float[Array, "h v o"]
     b_q_columns: Float[Array, "h k"] | None
     b_k_columns: Float[Array, "h k"] | None
     b_v_columns: Float[Array, "h v"] | None
-    b_o_columns: Float[Array, "d"] | None
+    b_o_columns: Float[Array, "o"] | None
 
     def attend_along(self, axis: str, x: Array, implementation: str, tape: Tape) -> Array:
         """Multi-head attention within each sequence, by the parameters of an axis, "rows" or "columns"."""
@@ -45,7 +45,7 @@ class AxialAttention(Layer[Config]):
         k = linear("bsd,dhk->bshk", x, w["w_k"], w["b_k"])
         v = linear("bsd,dhv->bshv", x, w["w_v"], w["b_v"])
         context, _ = attend(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
-        return record(tape, y=linear("bthv,hvd->btd", context, w["w_o"], w["b_o"]))
+        return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
@@ -63,14 +63,14 @@ class AxialAttention(Layer[Config]):
         """The gradients of x and of the parameters of an axis: `attend_along` in reverse."""
         own = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
         x, dy, w = tape["x"], record(tape, dy=dy), {}
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], own["w_o"], own["b_o"], dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], own["w_o"], own["b_o"], dy)
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=self.config.scale)
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, own["w_v"], own["b_v"], dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, own["w_k"], own["b_k"], dk)
         dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, own["w_q"], own["b_q"], dq)
         return total(dx_q, dx_k, dx_v), {f"{name}_{axis}": dw for name, dw in w.items()}
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: the columns, then the rows."""
         c, dtype, dy = self.config, dtype_name(dy), cotangent(tape, dy)
         shape = dy.shape

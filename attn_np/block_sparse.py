@@ -42,11 +42,11 @@ class BlockSparseAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def choice(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
         """The numbers of the blocks that each query chooses, `b h t n`; that of no block where there are too few."""
@@ -98,14 +98,14 @@ class BlockSparseAttention(Layer[Config]):
             implementation=implementation,
         )  # fmt: skip
         context = from_heads(context, sizes["h"])
-        return cast_output(dtype, record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o)))
+        return cast_output(dtype, record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o)))
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the choice has none."""
         c, w, x = self.config, {}, tape["x"]
         dtype, dy, h = dtype_name(dy), cotangent(tape, dy), self.config.num_heads
         context = from_heads(tape["context"], h)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, by_head(dcontext), scale=c.scale)
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
         dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))

@@ -115,12 +115,12 @@ class DecoderAttention(Layer[Config]):
     w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d g v"]
     w_gate: Float[Array, "d h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
     b_gate: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
     b_q_norm: Float[Array, "k"] | None
@@ -176,21 +176,21 @@ class DecoderAttention(Layer[Config]):
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
         cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
             dquery_gate = None
         else:
             gate = tape["gate"]
-            dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
+            dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
             dgated = record(tape, dgated=dgated)
             dcontext, dgate = dgated * gate, record(tape, dgate=dgated * context)
             dquery_gate, w["w_gate"], w["b_gate"] = linear_vjp(

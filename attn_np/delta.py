@@ -162,7 +162,7 @@ class DeltaRule(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_beta: Float[Array, "d h"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
     def __call__(
@@ -195,16 +195,16 @@ class DeltaRule(Layer[Config]):
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
-        y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))
         return cast_output(dtype, y)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         x, q, k, v, beta, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dnormed, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["normed"], self.w_o, None, dy)
+        dnormed, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)
         dcontext = dnormed = record(tape, dnormed=dnormed)
         if c.use_norm:
             dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)

@@ -70,7 +70,7 @@ class DisentangledAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_rel: Float[Array, "x d"]
     w_rel_norm: Float[Array, "d"] | None
     b_rel: Float[Array, "d"] | None
@@ -81,7 +81,7 @@ class DisentangledAttention(Layer[Config]):
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -172,15 +172,15 @@ class DisentangledAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
             block_factor=4, without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         rel_k, rel_q = tape.get("rel_k"), tape.get("rel_q")
         scale = 1 / sqrt(self.w_q.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale

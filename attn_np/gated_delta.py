@@ -263,7 +263,7 @@ class GatedDeltaRule(Layer[Config]):
     w_q_conv: Float[Array, "x g k"] | None
     w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
 
     def __call__(
         self,
@@ -306,10 +306,10 @@ class GatedDeltaRule(Layer[Config]):
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
         return cast_output(dtype, y)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse."""
         c, w = self.config, {}
         x, q, k, v, gate_scores, real = (
@@ -319,7 +319,7 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         a, log_decay = tape["a"], tape["log_decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
-        dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
+        dgated, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(
             tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * tape["normed"])

@@ -61,7 +61,7 @@ class KimiDeltaAttention(Layer[Config]):
     w_q_conv: Float[Array, "x g k"] | None
     w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
 
     def __call__(
         self,
@@ -104,10 +104,10 @@ class KimiDeltaAttention(Layer[Config]):
         gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
         gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))
         gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
         return cast_output(dtype, y)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         x, q, k, v, a, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "a", "real"))
@@ -115,7 +115,7 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         gate, decay = tape["gate"], tape["decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
-        dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
+        dgated, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate = record(tape, dnormed=dgated * gate, dgate=dgated * tape["normed"])
         dgate_latent, w["w_gate_up"], w["b_gate"] = linear_vjp(

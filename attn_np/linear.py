@@ -111,11 +111,11 @@ class LinearAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_features: Float[Array, "m k"] | None
 
     def features(self, x: Array, w: Array | None) -> Array:
@@ -185,7 +185,7 @@ class LinearAttention(Layer[Config]):
             weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
             context = sums[..., :-1] / weight
         context = record(tape, context=context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
     def weighted_sums_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dsums: Array) -> tuple[Array, ...]:
@@ -197,13 +197,13 @@ class LinearAttention(Layer[Config]):
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         return recurrent_vjp(tape, q, k, v, dsums) if size is None else chunked_vjp(tape, q, k, v, size, dsums)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
         c, w = self.config, {}
         x, q, k, v, sums, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "sums", "real"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context = tape["context"]
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dsums = dcontext = record(tape, dcontext=dcontext)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)

@@ -16,11 +16,11 @@ class LongformerAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_q_global: Float[Array, "d h k"]
     w_k_global: Float[Array, "d h k"]
     w_v_global: Float[Array, "d h v"]
@@ -65,17 +65,17 @@ class LongformerAttention(Layer[Config]):
             rate=c.dropout, tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         context = record(tape, context=local_context + global_context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
         return cast_output(dtype, y, weights, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; that of the context goes into both patterns."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         dq, dk, dv, dbias = attend_vjp(scope(tape, "local"), dcontext, scale=c.scale, rate=c.dropout)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)

@@ -23,11 +23,11 @@ class MultiHeadLatentAttention(Layer[Config]):
     w_k_rot: Float[Array, "d y"]
     w_uk: Float[Array, "z h q"]
     w_uv: Float[Array, "z h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_dq: Float[Array, "e"] | None
     b_dkv: Float[Array, "z"] | None
     b_k_rot: Float[Array, "y"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -73,17 +73,17 @@ class MultiHeadLatentAttention(Layer[Config]):
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
         cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         if c.absorbed:
-            dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, self.b_o, dy)
+            dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, w["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
@@ -92,7 +92,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_nope = record(tape, dq_absorbed=dq_nope)
             dq_nope, w["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
         else:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dvalues, w["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)

@@ -169,12 +169,12 @@ class Retention(Layer[Config]):
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"] | None
     w_norm: Float[Array, "h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
     b_gate: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
@@ -240,7 +240,7 @@ class Retention(Layer[Config]):
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
             gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
     def context_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array) -> tuple[Array, ...]:
@@ -264,7 +264,7 @@ class Retention(Layer[Config]):
             dcontext, dweight = rms_norm_vjp(context, weight, c.norm_eps, dnormed)
         return dcontext.reshape(shape), None if weight is None or dweight is None else dweight.reshape(shape[2:])
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
@@ -273,7 +273,7 @@ class Retention(Layer[Config]):
         scale = 1 / sqrt(q.shape[-1]) if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         gated, dxs = normed if self.w_gate is None else tape["gated"], list[Array]()
-        dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", gated, self.w_o, self.b_o, dy)
+        dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", gated, self.w_o, self.b_o, dy)
         if self.w_gate is not None:
             dgated = record(tape, dgated=dnormed)
             gate, dgate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores), dgated * normed

@@ -16,11 +16,11 @@ class SelfAttention(Layer[Config]):
     w_q: Float[Array, "d k"]
     w_k: Float[Array, "d k"]
     w_v: Float[Array, "d v"]
-    w_o: Float[Array, "v d"] | None
+    w_o: Float[Array, "v o"] | None
     b_q: Float[Array, "k"] | None
     b_k: Float[Array, "k"] | None
     b_v: Float[Array, "v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -47,7 +47,7 @@ class SelfAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
-        y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
+        y = context if self.w_o is None else linear("btv,vo->bto", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return cast_output(dtype, y, weights, return_weights)
 
@@ -57,7 +57,7 @@ class SelfAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dcontext = dy = cotangent(tape, dy)
         if self.w_o is not None:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("btv,vd->btd", tape["context"], self.w_o, self.b_o, dy)
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("btv,vo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)

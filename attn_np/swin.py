@@ -76,12 +76,12 @@ class SwinAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_bias: Float[Array, "x h"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
@@ -97,14 +97,14 @@ class SwinAttention(Layer[Config]):
             q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
             tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = record(tape, y=from_shifted_windows(linear("bthv,hvd->btd", context, self.w_o, self.b_o), c))
+        y = record(tape, y=from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
         return cast_output(dtype, y)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; windows go where they came from."""
         c, w = self.config, {}
         x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(cotangent(tape, dy), c)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
         dbias = record(tape, dposition_bias=dbias)
         w["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], reorder(dbias, (1, 2, 0)))

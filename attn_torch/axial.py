@@ -22,19 +22,19 @@ class AxialAttention(Layer[Config]):
     w_q_rows: Float[Array, "d h k"]
     w_k_rows: Float[Array, "d h k"]
     w_v_rows: Float[Array, "d h v"]
-    w_o_rows: Float[Array, "h v d"]
+    w_o_rows: Float[Array, "h v o"]
     b_q_rows: Float[Array, "h k"] | None
     b_k_rows: Float[Array, "h k"] | None
     b_v_rows: Float[Array, "h v"] | None
-    b_o_rows: Float[Array, "d"] | None
+    b_o_rows: Float[Array, "o"] | None
     w_q_columns: Float[Array, "d h k"]
     w_k_columns: Float[Array, "d h k"]
     w_v_columns: Float[Array, "d h v"]
-    w_o_columns: Float[Array, "h v d"]
+    w_o_columns: Float[Array, "h v o"]
     b_q_columns: Float[Array, "h k"] | None
     b_k_columns: Float[Array, "h k"] | None
     b_v_columns: Float[Array, "h v"] | None
-    b_o_columns: Float[Array, "d"] | None
+    b_o_columns: Float[Array, "o"] | None
 
     def attend_along(self, axis: str, x: Array, implementation: str, tape: Tape) -> Array:
         """Multi-head attention within each sequence, by the parameters of an axis, "rows" or "columns"."""
@@ -44,7 +44,7 @@ class AxialAttention(Layer[Config]):
         k = linear("bsd,dhk->bshk", x, w["w_k"], w["b_k"])
         v = linear("bsd,dhv->bshv", x, w["w_v"], w["b_v"])
         context, _ = attend(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
-        return record(tape, y=linear("bthv,hvd->btd", context, w["w_o"], w["b_o"]))
+        return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)

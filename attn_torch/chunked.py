@@ -16,11 +16,11 @@ class ChunkedAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -47,5 +47,5 @@ class ChunkedAttention(Layer[Config]):
             q, k, v, mask=mask, bias=bias, causal=c.causal, pattern=pattern, scale=c.scale, keep=keep,
             rate=c.dropout, step=step, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

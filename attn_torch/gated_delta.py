@@ -145,7 +145,7 @@ class GatedDeltaRule(Layer[Config]):
     w_q_conv: Float[Array, "x g k"] | None
     w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
 
     def forward(
         self,
@@ -188,5 +188,5 @@ class GatedDeltaRule(Layer[Config]):
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
         return cast_output(dtype, y)

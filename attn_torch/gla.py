@@ -23,7 +23,7 @@ class GatedLinearAttention(Layer[Config]):
     w_a_up: Float[Array, "z h k"]
     b_a: Float[Array, "h k"]
     w_norm: Float[Array, "v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
 
     def forward(
         self,
@@ -55,5 +55,5 @@ class GatedLinearAttention(Layer[Config]):
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
         return cast_output(dtype, y)

@@ -46,7 +46,7 @@ class KimiDeltaAttention(Layer[Config]):
     w_q_conv: Float[Array, "x g k"] | None
     w_k_conv: Float[Array, "x g k"] | None
     w_v_conv: Float[Array, "x h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
 
     def forward(
         self,
@@ -89,5 +89,5 @@ class KimiDeltaAttention(Layer[Config]):
         gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
         gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))
         gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
         return cast_output(dtype, y)

@@ -68,11 +68,11 @@ class LinearAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_features: Float[Array, "m k"] | None
 
     def features(self, x: Array, w: Array | None) -> Array:
@@ -136,5 +136,5 @@ class LinearAttention(Layer[Config]):
             weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
             context = sums[..., :-1] / weight
         context = record(tape, context=context)
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y)

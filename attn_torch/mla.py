@@ -21,11 +21,11 @@ class MultiHeadLatentAttention(Layer[Config]):
     w_k_rot: Float[Array, "d y"]
     w_uk: Float[Array, "z h q"]
     w_uv: Float[Array, "z h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_dq: Float[Array, "e"] | None
     b_dkv: Float[Array, "z"] | None
     b_k_rot: Float[Array, "y"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -71,5 +71,5 @@ class MultiHeadLatentAttention(Layer[Config]):
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

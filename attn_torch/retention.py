@@ -118,12 +118,12 @@ class Retention(Layer[Config]):
     w_v: Float[Array, "d h v"]
     w_gate: Float[Array, "d h v"] | None
     w_norm: Float[Array, "h v"] | None
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
     b_gate: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
@@ -189,5 +189,5 @@ class Retention(Layer[Config]):
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
             gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)

@@ -34,14 +34,14 @@ class TransformerXLAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_r: Float[Array, "d h k"]
     b_content: Float[Array, "h k"]
     b_position: Float[Array, "h k"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -108,5 +108,5 @@ class TransformerXLAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
             implementation=implementation, without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

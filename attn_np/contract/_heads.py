@@ -13,12 +13,13 @@ class Heads(_base.Config):
     num_heads: int
     head_dim: int | None
     value_head_dim: int | None
+    output_dim: int | None
     scale: float | None
     dropout: float
     use_bias: bool
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim")
         self.check_number("scale")
         self.check_rate("dropout")
         self.check_flag("use_bias")
@@ -26,20 +27,26 @@ class Heads(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
+        }
 
     def own_params(self) -> dict[str, Param]:
         weights = {
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         biases = {
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "d"),
             "b_v": Param("h v", "d"),
-            "b_o": Param("d", "h v"),
+            "b_o": Param("o", "h v"),
         }
         return weights | biases if self.use_bias else weights
 
@@ -60,6 +67,7 @@ class Config(Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     causal: bool = False
     dropout: float = 0.0
@@ -81,6 +89,7 @@ class BidirectionalConfig(Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     dropout: float = 0.0
     use_bias: bool = True

@@ -10,10 +10,11 @@ class Config(_heads.Config):
     """Fields of attention with linear biases.
 
     Attributes:
-        d_model: width of the input and of the output.
+        d_model: width of the input.
         num_heads: how many heads attend, any number.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys; 1/sqrt(head_dim) by default.
         causal: a position sees itself and earlier ones. Without it distances count alike on both sides.
         dropout: share of the weights set to 0 in training.
@@ -97,6 +98,6 @@ def slopes(heads: int) -> tuple[float, ...]:
 
 EXAMPLES = {
     "causal": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, scale=0.5, causal=True, use_bias=False),
-    "both": Config(d_model=6, num_heads=2, dropout=0.25, scale_slopes=True),
+    "both": Config(d_model=6, num_heads=2, dropout=0.25, output_dim=5, scale_slopes=True),
     "ring": Config(d_model=5, num_heads=2, head_dim=3, causal=True, window=(2, None)),
 }

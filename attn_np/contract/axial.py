@@ -13,10 +13,11 @@ class Config(_heads.Heads):
     """Fields of axial attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend along each axis.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         use_bias: biases on all projections.
         height: rows of the grid; they follow each other in the sequence.
@@ -56,13 +57,14 @@ class Config(_heads.Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     use_bias: bool = True
     height: int
     width: int
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "height", "width")
         self.check_number("scale")
         self.check_flag("use_bias")
         self.check_divisible("d_model", "num_heads", unless="head_dim")
@@ -82,7 +84,7 @@ class Config(_heads.Heads):
 
 
 EXAMPLES = {
-    "split": Config(d_model=6, num_heads=2, height=5, width=7),
+    "split": Config(d_model=6, num_heads=2, output_dim=11, height=5, width=7),
     "wide": Config(
         d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False, height=11, width=2
     ),

@@ -11,10 +11,11 @@ class Config(_heads.Heads):
     """Fields of block-sparse attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend, each to blocks of its own choice.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, and chooses among the blocks before its own.
         use_bias: biases on the four projections.
@@ -67,6 +68,7 @@ class Config(_heads.Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     causal: bool = False
     use_bias: bool = True
@@ -75,7 +77,9 @@ class Config(_heads.Heads):
     query_block: int = 1
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "block_size", "query_block")
+        self.check_positive(
+            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "block_size", "query_block"
+        )
         self.check_number("scale")
         self.check_flag("causal")
         self.check_flag("use_bias")
@@ -97,7 +101,7 @@ class Config(_heads.Heads):
 
 
 EXAMPLES = {
-    "both": Config(d_model=6, num_heads=2, block_size=2, chosen_blocks=1),
+    "both": Config(d_model=6, num_heads=2, output_dim=5, block_size=2, chosen_blocks=1),
     "causal": Config(
         d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, causal=True, use_bias=False, block_size=1,
         chosen_blocks=2,

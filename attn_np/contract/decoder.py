@@ -12,11 +12,12 @@ class Config(Rotary):
     """Fields of decoder attention.
 
     Attributes:
-        d_model: width of the input and the output.
+        d_model: width of the input.
         num_heads: how many query heads attend.
         num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit. A model
@@ -124,6 +125,7 @@ class Config(Rotary):
     num_kv_heads: int | None = None
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     causal: bool = True
     window: tuple[int | None, int | None] | None = None
@@ -161,7 +163,7 @@ class Config(Rotary):
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+        self.check_positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim", "output_dim")
         self.check_number("scale")
         self.check_number("norm_offset")
         self.check_number("softcap", above=0.0)
@@ -214,6 +216,7 @@ class Config(Rotary):
             "g": self.num_kv_heads or h,
             "k": k,
             "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
             **self.position_axes(),
         }
 
@@ -223,9 +226,9 @@ class Config(Rotary):
         if self.gate:
             params |= {"w_gate": Param("d h v", "d")}
             biases |= {"b_gate": Param("h v", "d")}
-        params |= {"w_o": Param("h v d", "h v")}
+        params |= {"w_o": Param("h v o", "h v")}
         params |= biases if self.qkv_bias else {}
-        params |= {"b_o": Param("d", "h v")} if self.output_bias else {}
+        params |= {"b_o": Param("o", "h v")} if self.output_bias else {}
         start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
             params |= {"w_q_norm": Param("k", "k", init=start), "w_k_norm": Param("k", "k", init=start)}
@@ -330,6 +333,7 @@ EXAMPLES = {
         d_model=11,
         num_heads=3,
         head_dim=5,
+        output_dim=7,
         chunk_size=3,
         norm="rms",
         norm_weight=None,

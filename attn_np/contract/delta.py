@@ -13,10 +13,11 @@ class Config(_base.Config):
     """Fields of the delta rule.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads, each with a state.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
@@ -64,13 +65,14 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     form: str = "auto"
     chunk_size: int = 64
     use_norm: bool = True
     norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "chunk_size")
         self.check_number("norm_eps", above=0.0)
         self.check_one_of("form", FORMS)
         self.check_flag("use_norm")
@@ -78,7 +80,13 @@ class Config(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
+        }
 
     def own_params(self) -> dict[str, Param]:
         params = {
@@ -86,7 +94,7 @@ class Config(_base.Config):
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         return params | ({"w_norm": Param("v", "", init=1.0)} if self.use_norm else {})
 
@@ -101,7 +109,7 @@ class Config(_base.Config):
 
 
 EXAMPLES = {
-    "whole": Config(d_model=6, num_heads=2, form="parallel"),
+    "whole": Config(d_model=6, num_heads=2, output_dim=5, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", use_norm=False, norm_eps=0.25),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2),
 }

@@ -13,10 +13,11 @@ class Config(_heads.Config):
     """Fields of disentangled attention.
 
     Attributes:
-        d_model: width of the input, of the output and of the embeddings of distances.
+        d_model: width of the input and of the embeddings of distances.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, all terms; 1/sqrt(head_dim * number of terms) by default.
         causal: a position sees itself and earlier ones. The paper's encoder is not causal.
         dropout: share of the weights set to 0 in training.
@@ -172,8 +173,8 @@ EXAMPLES = {
         d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True, norm_rel=True, norm_eps=0.0625,
     ),
     "c2p": Config(
-        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), rel_bias=True,
-        causal=True,
+        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, output_dim=11, max_distance=1, terms=("c2p",),
+        rel_bias=True, causal=True,
     ),
     "p2c": Config(
         d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,

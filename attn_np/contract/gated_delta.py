@@ -14,12 +14,13 @@ class Config(_base.Config):
     """Fields of the gated delta rule.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
             heads of values in a row use the same.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
@@ -80,6 +81,7 @@ class Config(_base.Config):
     num_key_heads: int | None = None
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     form: str = "auto"
     chunk_size: int = 64
     norm_eps: float = 0.000001
@@ -87,7 +89,9 @@ class Config(_base.Config):
     conv_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
+        self.check_positive(
+            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "chunk_size", "conv_size"
+        )
         self.check_positive("num_key_heads")
         self.check_number("norm_eps", above=0.0)
         self.check_number("qk_norm_eps", above=0.0)
@@ -100,7 +104,14 @@ class Config(_base.Config):
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
         h, v = self.num_heads, self.value_head_dim or k
-        sizes = {"d": self.d_model, "h": h, "g": self.num_key_heads or h, "k": k, "v": v}
+        sizes = {
+            "d": self.d_model,
+            "h": h,
+            "g": self.num_key_heads or h,
+            "k": k,
+            "v": v,
+            "o": self.output_dim or self.d_model,
+        }
         return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
@@ -119,7 +130,7 @@ class Config(_base.Config):
             "a_log": Param("h", "", init=self.rates),
             "dt_bias": Param("h", "", init=self.steps),
             "w_norm": Param("v", "", init=1.0),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
 
     def rates(self) -> tuple[float, ...]:
@@ -152,7 +163,7 @@ def spread(low: float, high: float, n: int) -> tuple[float, ...]:
 
 
 EXAMPLES = {
-    "whole": Config(d_model=6, num_heads=2, form="parallel"),
+    "whole": Config(d_model=6, num_heads=2, output_dim=5, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", norm_eps=0.25, conv_size=2),
     "chunked": Config(
         d_model=5, num_heads=6, num_key_heads=2, head_dim=3, value_head_dim=7, chunk_size=2, conv_size=3,

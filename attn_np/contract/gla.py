@@ -13,11 +13,12 @@ class Config(_base.Config):
     """Fields of gated linear attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads, each with a state.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide. The
             authors' models take half of it.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         rank: width of the latent that the decays are made from.
         temperature: a decay is a sigmoid to the power of 1 / temperature: the larger, the longer the memory.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
@@ -66,6 +67,7 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     rank: int = 16
     temperature: float = 16.0
     form: str = "auto"
@@ -73,7 +75,7 @@ class Config(_base.Config):
     norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "rank", "chunk_size")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "rank", "chunk_size")
         self.check_number("temperature", above=0.0)
         self.check_number("norm_eps", above=0.0)
         self.check_one_of("form", FORMS)
@@ -81,7 +83,14 @@ class Config(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k, "z": self.rank}
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
+            "z": self.rank,
+        }
 
     def own_params(self) -> dict[str, Param]:
         return {
@@ -93,7 +102,7 @@ class Config(_base.Config):
             "w_a_up": Param("z h k", "z"),
             "b_a": Param("h k", "z"),
             "w_norm": Param("v", "", init=1.0),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
 
     def arguments(self) -> dict[str, Arg]:
@@ -107,7 +116,7 @@ class Config(_base.Config):
 
 
 EXAMPLES = {
-    "whole": Config(d_model=6, num_heads=2, rank=5, form="parallel"),
+    "whole": Config(d_model=6, num_heads=2, output_dim=7, rank=5, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, temperature=0.5, form="recurrent", norm_eps=0.25),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=11, temperature=2.0, chunk_size=2),
 }

@@ -12,12 +12,13 @@ class Config(gated_delta.Config):
     """Fields of Kimi delta attention: those of the gated delta rule and the width of its latents.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
             heads of values in a row use the same.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
@@ -99,7 +100,7 @@ class Config(gated_delta.Config):
 
 
 EXAMPLES = {
-    "whole": Config(d_model=6, num_heads=2, form="parallel"),
+    "whole": Config(d_model=6, num_heads=2, output_dim=5, form="parallel"),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, form="recurrent", norm_eps=0.25, conv_size=2),
     "chunked": Config(
         d_model=5, num_heads=6, num_key_heads=2, head_dim=3, value_head_dim=7, rank=11, chunk_size=2, conv_size=3,

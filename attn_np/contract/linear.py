@@ -14,10 +14,11 @@ class Config(_base.Config):
     """Fields of linear attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         feature_map: phi: "elu", elu(x) + 1; "relu"; "exp", Performer's positive features of softmax attention.
         num_features: "exp": how many features, the rows of w_features, there are; more of them come closer to softmax.
         causal: query i sees the keys up to its own position.
@@ -79,6 +80,7 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     feature_map: str = "elu"
     num_features: int | None = None
     causal: bool = False
@@ -89,7 +91,9 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "num_features", "chunk_size")
+        self.check_positive(
+            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "num_features", "chunk_size"
+        )
         self.check_number("eps")
         self.check_one_of("form", FORMS)
         self.check_one_of("feature_map", FEATURE_MAPS)
@@ -115,7 +119,13 @@ class Config(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        sizes = {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        sizes = {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
+        }
         return sizes if self.num_features is None else sizes | {"m": self.num_features}
 
     def own_params(self) -> dict[str, Param]:
@@ -123,7 +133,7 @@ class Config(_base.Config):
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         if self.num_features is not None:
             weights["w_features"] = Param("m k", "k", normal=True)
@@ -131,7 +141,7 @@ class Config(_base.Config):
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "d"),
             "b_v": Param("h v", "d"),
-            "b_o": Param("d", "h v"),
+            "b_o": Param("o", "h v"),
         }
         return weights | biases if self.use_bias else weights
 
@@ -153,7 +163,8 @@ EXAMPLES = {
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, causal=True, form="recurrent", normalize=False),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True, chunk_size=2,
                       eps=0.25, use_bias=False),
-    "relu": Config(d_model=7, num_heads=2, head_dim=3, feature_map="relu", causal=True, chunk_size=3, use_bias=False),
+    "relu": Config(d_model=7, num_heads=2, head_dim=3, output_dim=5, feature_map="relu", causal=True, chunk_size=3,
+                   use_bias=False),
     "random": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=2, feature_map="exp", num_features=7,
                      causal=True, chunk_size=2),
 }  # fmt: skip

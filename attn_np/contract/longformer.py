@@ -13,10 +13,11 @@ class Config(_heads.BidirectionalConfig):
     """Fields of Longformer attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on all projections.
@@ -93,6 +94,6 @@ class Config(_heads.BidirectionalConfig):
 
 
 EXAMPLES = {
-    "split": Config(d_model=6, num_heads=2, dropout=0.25, half_window=1),
+    "split": Config(d_model=6, num_heads=2, output_dim=5, dropout=0.25, half_window=1),
     "wide": Config(d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False, half_window=2),
 }

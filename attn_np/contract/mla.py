@@ -11,13 +11,14 @@ class Config(Rotary):
     """Fields of multi-head latent attention.
 
     Attributes:
-        d_model: width of the input and the output.
+        d_model: width of the input.
         num_heads: how many heads attend.
         kv_rank: width of the latent that keys and values are made from.
         nope_dim: width of the part of a head's queries and keys that is not rotated.
         rope_dim: width of the rotated part: of a head's queries, and of the one key that all heads share.
         value_head_dim: width of a head's values.
         q_rank: width of the latent that queries are made from; None makes them from the input.
+        output_dim: width of the outputs; d_model by default.
         absorbed: False computes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
             output instead and attends to the latents themselves. The numbers are the same, and so are the weights.
         use_bias: biases on the projections to the latents, to the shared key and to the output.
@@ -95,6 +96,7 @@ class Config(Rotary):
     rope_dim: int
     value_head_dim: int
     q_rank: int | None = None
+    output_dim: int | None = None
     absorbed: bool = False
     use_bias: bool = False
     norm_eps: float = 0.000001
@@ -119,6 +121,7 @@ class Config(Rotary):
 
     def __post_init__(self) -> None:
         self.check_positive("d_model", "num_heads", "kv_rank", "nope_dim", "rope_dim", "value_head_dim", "q_rank")
+        self.check_positive("output_dim")
         self.check_number("norm_eps", above=0.0)
         self.check_number("scale")
         self.check_rate("dropout")
@@ -142,12 +145,13 @@ class Config(Rotary):
             "y": self.rope_dim,
             "k": self.nope_dim + self.rope_dim,
             "v": self.value_head_dim,
+            "o": self.output_dim or self.d_model,
             **self.position_axes(),
         }
 
     def own_params(self) -> dict[str, Param]:
         queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", init=1.0)} if self.q_rank is not None else {}
-        biases = {"b_dkv": Param("z", "d"), "b_k_rot": Param("y", "d"), "b_o": Param("d", "h v")}
+        biases = {"b_dkv": Param("z", "d"), "b_k_rot": Param("y", "d"), "b_o": Param("o", "h v")}
         biases |= {"b_dq": Param("e", "d")} if self.q_rank is not None else {}
         weights = queries | {
             "w_q": Param("e h k", "e"),
@@ -156,7 +160,7 @@ class Config(Rotary):
             "w_k_rot": Param("d y", "d"),
             "w_uk": Param("z h q", "z"),
             "w_uv": Param("z h v", "z"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         return weights | biases if self.use_bias else weights
 
@@ -176,6 +180,7 @@ EXAMPLES = {
         nope_dim=5,
         rope_dim=6,
         value_head_dim=3,
+        output_dim=11,
         causal=True,
         rope_scaling="yarn",
         rope_scaling_factor=4.0,

@@ -17,10 +17,11 @@ class Config(_base.Config):
     """Fields of retention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads, each with a decay of its own.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         activation: "silu", of queries, keys and values; None: they are the projections.
         exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
@@ -95,6 +96,7 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     activation: str | None = None
     exponent: float = 5.0
@@ -114,7 +116,7 @@ class Config(_base.Config):
     spacing: str = "closed"
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "chunk_size")
         self.check_number("exponent", above=0.0)
         self.check_number("norm_eps", above=0.0)
         self.check_one_of("form", FORMS)
@@ -192,7 +194,13 @@ class Config(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "o": self.output_dim or self.d_model,
+        }
 
     def own_params(self) -> dict[str, Param]:
         weights = {
@@ -200,14 +208,14 @@ class Config(_base.Config):
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
             "w_gate": Param("d h v", "d"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         biases = {
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "d"),
             "b_v": Param("h v", "d"),
             "b_gate": Param("h v", "d"),
-            "b_o": Param("d", "h v"),
+            "b_o": Param("o", "h v"),
         }
         if not self.use_gate:
             del weights["w_gate"], biases["b_gate"]
@@ -298,7 +306,7 @@ EXAMPLES = {
         use_gate=False,
         use_bias=True,
     ),
-    "pairs": Config(d_model=6, num_heads=2, form="parallel", use_bias=True),
+    "pairs": Config(d_model=6, num_heads=2, output_dim=5, form="parallel", use_bias=True),
     "lightning": Config(
         d_model=5,
         num_heads=2,

@@ -11,10 +11,11 @@ class Config(Rotary, Heads):
     """Fields of attention with rotary positions.
 
     Attributes:
-        d_model: width of the input and the output.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
@@ -85,6 +86,7 @@ class Config(Rotary, Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
@@ -131,6 +133,7 @@ EXAMPLES = {
         num_heads=2,
         head_dim=6,
         value_head_dim=3,
+        output_dim=5,
         causal=True,
         use_bias=False,
         rope_scaling="yarn",

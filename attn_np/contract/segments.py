@@ -11,10 +11,11 @@ class Config(_heads.Config):
     """Fields of segmented attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position.
         dropout: share of the weights set to 0 in training.
@@ -72,6 +73,6 @@ class Config(_heads.Config):
 
 
 EXAMPLES = {
-    "both": Config(d_model=6, num_heads=2, dropout=0.25),
+    "both": Config(d_model=6, num_heads=2, output_dim=5, dropout=0.25),
     "causal": Config(d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, causal=True, use_bias=False),
 }

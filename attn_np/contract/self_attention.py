@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +11,7 @@ class Config(_base.Config):
     """Fields of self-attention with one head.
 
     Attributes:
-        d_model: width of the input, and of the output with an output projection.
+        d_model: width of the input.
         head_dim: width of queries and keys; d_model by default.
         value_head_dim: width of the values, and of the output if there is no output projection; head_dim by
             default.
@@ -21,7 +21,8 @@ class Config(_base.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
-        use_output: a last projection from value_head_dim back to d_model.
+        use_output: a last projection, from value_head_dim to output_dim.
+        output_dim: width of the outputs of that projection; d_model by default.
     """
 
     layer = "SelfAttention"
@@ -67,27 +68,35 @@ class Config(_base.Config):
     dropout: float = 0.0
     use_bias: bool = True
     use_output: bool = False
+    output_dim: int | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "head_dim", "value_head_dim")
+        self.check_positive("d_model", "head_dim", "value_head_dim", "output_dim")
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
         self.check_limits("window")
         self.check_rate("dropout")
         self.check_flag("causal", "use_bias", "use_output")
+        require(
+            self.use_output or self.output_dim is None,
+            self.variant,
+            "no output_dim without use_output",
+            f"output_dim={self.output_dim}",
+            "set use_output=True, or leave it out: the output has the width of the values",
+        )
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model
-        return {"d": self.d_model, "k": k, "v": self.value_head_dim or k}
+        return {"d": self.d_model, "k": k, "v": self.value_head_dim or k, "o": self.output_dim or self.d_model}
 
     def own_params(self) -> dict[str, Param]:
         params = {"w_q": Param("d k", "d"), "w_k": Param("d k", "d"), "w_v": Param("d v", "d")}
         if self.use_output:
-            params |= {"w_o": Param("v d", "v")}
+            params |= {"w_o": Param("v o", "v")}
         if self.use_bias:
             params |= {"b_q": Param("k", "d"), "b_k": Param("k", "d"), "b_v": Param("v", "d")}
         if self.use_bias and self.use_output:
-            params |= {"b_o": Param("d", "v")}
+            params |= {"b_o": Param("o", "v")}
         return params
 
     def arguments(self) -> dict[str, Arg]:
@@ -104,7 +113,7 @@ class Config(_base.Config):
 
 EXAMPLES = {
     "plain": Config(d_model=7),
-    "output": Config(d_model=7, head_dim=5, value_head_dim=3, scale=1.0, dropout=0.25, use_output=True),
+    "output": Config(d_model=7, head_dim=5, value_head_dim=3, scale=1.0, dropout=0.25, use_output=True, output_dim=11),
     "causal": Config(d_model=5, head_dim=11, causal=True, use_bias=False, use_output=True),
     "capped": Config(d_model=5, head_dim=3, value_head_dim=13, window=(2, 1), softcap=1.5),
 }

@@ -11,10 +11,11 @@ class Config(_heads.Config):
     """Fields of attention with relative position representations.
 
     Attributes:
-        d_model: width of the input and of the output.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, positions included; 1/sqrt(head_dim) by default.
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
@@ -82,7 +83,7 @@ class Config(_heads.Config):
 
 
 EXAMPLES = {
-    "both": Config(d_model=6, num_heads=3, max_distance=1, dropout=0.25),
+    "both": Config(d_model=6, num_heads=3, output_dim=7, max_distance=1, dropout=0.25),
     "causal": Config(
         d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.75, causal=True, use_bias=False, max_distance=6
     ),

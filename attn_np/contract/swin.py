@@ -11,10 +11,11 @@ class Config(_heads.Heads):
     """Fields of Swin attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         use_bias: biases on the four projections.
         height: rows of the grid; they follow each other in the sequence.
@@ -61,6 +62,7 @@ class Config(_heads.Heads):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     use_bias: bool = True
     height: int
@@ -69,7 +71,9 @@ class Config(_heads.Heads):
     shift: int = 0
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width", "window_size")
+        self.check_positive(
+            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "height", "width", "window_size"
+        )
         self.check_number("scale")
         self.check_flag("use_bias")
         self.check_divisible("d_model", "num_heads", unless="head_dim")
@@ -108,7 +112,7 @@ class Config(_heads.Heads):
 
 
 EXAMPLES = {
-    "windows": Config(d_model=6, num_heads=2, height=2, width=6, window_size=2),
+    "windows": Config(d_model=6, num_heads=2, output_dim=5, height=2, width=6, window_size=2),
     "shifted": Config(d_model=6, num_heads=2, height=6, width=6, window_size=2, shift=1),
     "wide": Config(
         d_model=5, num_heads=3, head_dim=5, value_head_dim=7, scale=0.75, use_bias=False, height=3, width=15,

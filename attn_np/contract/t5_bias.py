@@ -11,10 +11,11 @@ class Config(_heads.Config):
     """Fields of attention with T5's relative position biases.
 
     Attributes:
-        d_model: width of the input and of the output.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
@@ -125,7 +126,9 @@ def one_side(buckets: int, most: int) -> tuple[int, ...]:
 
 
 EXAMPLES = {
-    "encoder": Config(d_model=6, num_heads=3, num_buckets=12, max_distance=5, dropout=0.25, use_bias=True),
+    "encoder": Config(
+        d_model=6, num_heads=3, output_dim=7, num_buckets=12, max_distance=5, dropout=0.25, use_bias=True,
+    ),
     "decoder": Config(
         d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.5, causal=True, num_buckets=6,
         max_distance=4,

@@ -11,10 +11,11 @@ class Config(_heads.Config):
     """Fields of Transformer-XL's attention. The memory of earlier segments is the cache: see `init_cache` and `step`.
 
     Attributes:
-        d_model: width of the input, of the output and of the encodings of distances, an even number.
+        d_model: width of the input and of the encodings of distances, an even number.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, both parts; 1/sqrt(head_dim) by default.
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
@@ -81,6 +82,6 @@ class Config(_heads.Config):
 
 
 EXAMPLES = {
-    "both": Config(d_model=6, num_heads=3, dropout=0.25, use_bias=True, base=100.0),
+    "both": Config(d_model=6, num_heads=3, output_dim=5, dropout=0.25, use_bias=True, base=100.0),
     "causal": Config(d_model=10, num_heads=2, head_dim=5, value_head_dim=7, scale=0.5, causal=True),
 }
