@@ -452,6 +452,7 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
     output_dim: int | None = None,
+    memory_keys: int | None = None,
 ) -> FusedQKVAttention: ...
 @overload
 def build(
@@ -537,6 +538,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     num_kv_heads: int,
+    memory_keys: int | None = None,
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
@@ -759,6 +761,7 @@ def build(
     norm: str = "rms",
     norm_over: str = "head",
     norm_eps: float = 1e-06,
+    num_kv_heads: int | None = None,
 ) -> QKNormAttention: ...
 @overload
 def build(
@@ -1144,6 +1147,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     num_kv_heads: int = 1,
+    memory_keys: int | None = None,
 ) -> GroupedQueryAttention: ...
 @overload
 def build(

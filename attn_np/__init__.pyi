@@ -454,6 +454,7 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
     output_dim: int | None = None,
+    memory_keys: int | None = None,
 ) -> FusedQKVAttention: ...
 @overload
 def build(
@@ -539,6 +540,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     num_kv_heads: int,
+    memory_keys: int | None = None,
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
@@ -761,6 +763,7 @@ def build(
     norm: str = "rms",
     norm_over: str = "head",
     norm_eps: float = 1e-06,
+    num_kv_heads: int | None = None,
 ) -> QKNormAttention: ...
 @overload
 def build(
@@ -1146,6 +1149,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     num_kv_heads: int = 1,
+    memory_keys: int | None = None,
 ) -> GroupedQueryAttention: ...
 @overload
 def build(

@@ -2,10 +2,10 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
+from attn_np._memory import attend_beside, attend_beside_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp
 from attn_np.contract.fused_qkv import Config
@@ -27,6 +27,8 @@ class FusedQKVAttention(Layer[Config]):
     w_o: Float[Array, "h k o"] | None
     b_qkv: Float[Array, "p h k"] | None
     b_o: Float[Array, "o"] | None
+    memory_k: Float[Array, "m h k"] | None
+    memory_v: Float[Array, "m h k"] | None
 
     def __call__(
         self,
@@ -50,10 +52,10 @@ class FusedQKVAttention(Layer[Config]):
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+        context, weights = attend_beside(
+            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
@@ -70,7 +72,10 @@ class FusedQKVAttention(Layer[Config]):
             dcontext = dy.reshape(context.shape)
         else:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk, dv, dbias = attend_beside_vjp(
+            tape, dcontext, dy.shape[1], w, has_memory=self.memory_k is not None, scale=c.scale, softcap=c.softcap,
+            rate=c.dropout,
+        )  # fmt: skip
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
         dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))

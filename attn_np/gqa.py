@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._memory import attend_beside, attend_beside_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract.gqa import Config
@@ -21,6 +21,8 @@ class GroupedQueryAttention(Layer[Config]):
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
+    memory_k: Float[Array, "m g k"] | None
+    memory_v: Float[Array, "m g v"] | None
 
     def __call__(
         self,
@@ -46,10 +48,10 @@ class GroupedQueryAttention(Layer[Config]):
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+        context, weights = attend_beside(
+            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
@@ -60,9 +62,10 @@ class GroupedQueryAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.num_kv_heads
-        )
+        dq, dk, dv, dbias = attend_beside_vjp(
+            tape, dcontext, key.shape[1], w, has_memory=self.memory_k is not None, scale=c.scale, softcap=c.softcap,
+            rate=c.dropout, kv_heads=c.num_kv_heads,
+        )  # fmt: skip
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

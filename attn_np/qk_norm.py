@@ -39,17 +39,17 @@ class QKNormAttention(Layer[Config]):
     """Several heads attend in parallel with normalised queries and keys."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "i h k"]
-    w_v: Float[Array, "j h v"]
+    w_k: Float[Array, "i g k"]
+    w_v: Float[Array, "j g v"]
     w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
-    b_k: Float[Array, "h k"] | None
-    b_v: Float[Array, "h v"] | None
+    b_k: Float[Array, "g k"] | None
+    b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
     w_q_norm_heads: Float[Array, "h k"] | None
-    w_k_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "g k"] | None
     w_scale: Float[Array, "h"] | None
 
     def __call__(
@@ -72,8 +72,8 @@ class QKNormAttention(Layer[Config]):
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
+        v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
         q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
         k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
@@ -97,7 +97,9 @@ class QKNormAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk, dv, dbias = attend_vjp(
+            tape, dcontext, scale=scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
+        )
         if self.w_scale is not None:
             w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
@@ -106,8 +108,8 @@ class QKNormAttention(Layer[Config]):
         dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
 

@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.fused_qkv import Config
-from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import any_visible, visibility
+from attn_torch._memory import attend_beside
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, upcast, where
 
 
@@ -26,6 +26,8 @@ class FusedQKVAttention(Layer[Config]):
     w_o: Float[Array, "h k o"] | None
     b_qkv: Float[Array, "p h k"] | None
     b_o: Float[Array, "o"] | None
+    memory_k: Float[Array, "m h k"] | None
+    memory_v: Float[Array, "m h k"] | None
 
     def forward(
         self,
@@ -49,10 +51,10 @@ class FusedQKVAttention(Layer[Config]):
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+        context, weights = attend_beside(
+            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))

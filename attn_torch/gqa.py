@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.gqa import Config
-from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._memory import attend_beside
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
@@ -20,6 +20,8 @@ class GroupedQueryAttention(Layer[Config]):
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
+    memory_k: Float[Array, "m g k"] | None
+    memory_v: Float[Array, "m g v"] | None
 
     def forward(
         self,
@@ -45,10 +47,10 @@ class GroupedQueryAttention(Layer[Config]):
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+        context, weights = attend_beside(
+            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

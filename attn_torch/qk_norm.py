@@ -28,17 +28,17 @@ class QKNormAttention(Layer[Config]):
     """Several heads attend in parallel with normalised queries and keys."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "i h k"]
-    w_v: Float[Array, "j h v"]
+    w_k: Float[Array, "i g k"]
+    w_v: Float[Array, "j g v"]
     w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
-    b_k: Float[Array, "h k"] | None
-    b_v: Float[Array, "h v"] | None
+    b_k: Float[Array, "g k"] | None
+    b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
     w_q_norm_heads: Float[Array, "h k"] | None
-    w_k_norm_heads: Float[Array, "h k"] | None
+    w_k_norm_heads: Float[Array, "g k"] | None
     w_scale: Float[Array, "h"] | None
 
     def forward(
@@ -61,8 +61,8 @@ class QKNormAttention(Layer[Config]):
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
+        v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
         q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
         k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))

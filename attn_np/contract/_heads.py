@@ -1,9 +1,10 @@
 """Attention with heads: the fields, parameters and arguments that variants share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, require
 
 
 class Heads(_base.Config):
@@ -122,6 +123,17 @@ class CrossConfig(_base.Config):
         self.check_flag("causal", "use_bias")
         self.check_divisible("d_model", "num_heads", unless="head_dim")
 
+    def check_groups(self, num_kv_heads: int | None) -> None:
+        """The heads of keys and values, None for as many as queries have, are shared by equal groups of query heads."""
+        self.check_positive("num_kv_heads")
+        require(
+            self.num_heads % (num_kv_heads or self.num_heads) == 0,
+            self.variant,
+            "num_heads divisible by num_kv_heads",
+            f"num_heads={self.num_heads}, num_kv_heads={num_kv_heads}",
+            "give every key/value head the same number of query heads",
+        )
+
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
         i = self.key_dim or self.d_model
@@ -162,3 +174,32 @@ class CrossConfig(_base.Config):
 
     def cached(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+
+
+def shared_heads(params: dict[str, Param]) -> dict[str, Param]:
+    """Parameters of a `CrossConfig` with keys and values of g heads in place of h."""
+    shared = {
+        "w_k": Param("i g k", "i"),
+        "w_v": Param("j g v", "j"),
+        "b_k": Param("g k", "i"),
+        "b_v": Param("g v", "j"),
+    }
+    return {name: shared.get(name, param) for name, param in params.items()}
+
+
+def exempt_by_memory(config: Any) -> dict[str, str]:
+    """The relations that a layer with `memory_keys` breaks."""
+    if config.memory_keys is None:
+        return {}
+    shared = "the memory takes a share of every row"
+    reasons = {
+        "weights_add_up_to_one": shared,
+        "a_constant_on_all_scores_changes_nothing": "the memory's scores stay where they are",
+        "twice_the_scores_square_the_weights": shared,
+        "indifferent_scores_share_evenly": shared,
+        "the_output_is_the_weights_times_the_values": shared,
+        "a_query_without_keys_gives_nothing": "it sees the memory",
+    }
+    # This relation is not about layers with causality or a window.
+    twice = {"every_key_twice_changes_nothing": "the memory is there once"}
+    return reasons if config.causal or config.window else reasons | twice

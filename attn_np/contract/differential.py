@@ -102,14 +102,7 @@ class Config(Rotary, CrossConfig):
             repr(start),
             "it is the constant part of the second map's factor",
         )
-        self.check_positive("num_kv_heads")
-        require(
-            self.num_heads % (self.num_kv_heads or self.num_heads) == 0,
-            self.variant,
-            "num_heads divisible by num_kv_heads",
-            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
-            "give every key/value head the same number of query heads",
-        )
+        self.check_groups(self.num_kv_heads)
         self.check_flag("norm_weight")
         self.check_number("norm_eps", above=0.0)
         self.check_rotary()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, require
+from attn_np.contract._heads import exempt_by_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class Config(_base.Config):
         use_bias: biases on the projections.
         use_output: a last projection; without it the output is the heads side by side.
         output_dim: width of the outputs of that projection; d_model by default.
+        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
+            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
+            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
     layer = "FusedQKVAttention"
@@ -73,9 +77,10 @@ class Config(_base.Config):
     use_bias: bool = True
     use_output: bool = False
     output_dim: int | None = None
+    memory_keys: int | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "output_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "output_dim", "memory_keys")
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
         self.check_limits("window")
@@ -91,13 +96,14 @@ class Config(_base.Config):
         )
 
     def sizes(self) -> dict[str, int]:
-        return {
+        sizes = {
             "d": self.d_model,
             "p": 3,
             "h": self.num_heads,
             "k": self.head_dim or self.d_model // self.num_heads,
             "o": self.output_dim or self.d_model,
         }
+        return sizes if self.memory_keys is None else sizes | {"m": self.memory_keys}
 
     def own_params(self) -> dict[str, Param]:
         params = {"w_qkv": Param("d p h k", "d")}
@@ -107,6 +113,8 @@ class Config(_base.Config):
             params |= {"b_qkv": Param("p h k", "d")}
         if self.use_bias and self.use_output:
             params |= {"b_o": Param("o", "h k")}
+        if self.memory_keys is not None:
+            params |= {"memory_k": Param("m h k", "k"), "memory_v": Param("m h k", "k")}
         return params
 
     def arguments(self) -> dict[str, Arg]:
@@ -120,10 +128,14 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h k"} if self.causal else {}
 
+    def exempt(self) -> dict[str, str]:
+        return exempt_by_memory(self)
+
 
 EXAMPLES = {
     "single": Config(d_model=7),
     "heads": Config(d_model=7, num_heads=5, head_dim=3, dropout=0.25, use_output=True),
     "causal": Config(d_model=5, num_heads=2, head_dim=7, scale=1.0, causal=True, use_bias=False),
     "capped": Config(d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_output=True, output_dim=3),
+    "memory": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), memory_keys=11),
 }

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract._base import Param, Preset, require
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._base import Param, Preset
+from attn_np.contract._heads import CrossConfig, exempt_by_memory, shared_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,9 @@ class Config(CrossConfig):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         num_kv_heads: how many heads of keys and values there are; must divide num_heads.
+        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
+            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
+            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
     layer = "GroupedQueryAttention"
@@ -62,32 +65,28 @@ class Config(CrossConfig):
     )
 
     num_kv_heads: int
+    memory_keys: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("num_kv_heads")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            self.variant,
-            "num_heads divisible by num_kv_heads",
-            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
-            "give every key/value head the same number of query heads",
-        )
+        self.check_groups(self.num_kv_heads)
+        self.check_positive("memory_keys")
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {"g": self.num_kv_heads}
+        sizes = super().sizes() | {"g": self.num_kv_heads}
+        return sizes if self.memory_keys is None else sizes | {"m": self.memory_keys}
 
     def own_params(self) -> dict[str, Param]:
-        shared = {
-            "w_k": Param("i g k", "i"),
-            "w_v": Param("j g v", "j"),
-            "b_k": Param("g k", "i"),
-            "b_v": Param("g v", "j"),
-        }
-        return {name: shared.get(name, param) for name, param in super().own_params().items()}
+        params = shared_heads(super().own_params())
+        if self.memory_keys is not None:
+            params |= {"memory_k": Param("m g k", "k"), "memory_v": Param("m g v", "v")}
+        return params
 
     def cached(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
+
+    def exempt(self) -> dict[str, str]:
+        return exempt_by_memory(self)
 
 
 PRESETS = {
@@ -104,6 +103,7 @@ EXAMPLES = {
         d_model=7, num_heads=6, num_kv_heads=3, head_dim=5, value_head_dim=2, causal=True, window=(3, None)
     ),
     "single": Config(d_model=6, num_heads=3, num_kv_heads=1, scale=1.0, use_bias=False, causal=True),
+    "memory": Config(d_model=7, num_heads=6, num_kv_heads=3, head_dim=2, window=(2, 1), memory_keys=11),
     "cross": Config(
         d_model=7,
         num_heads=6,

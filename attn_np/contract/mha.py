@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossConfig, exempt_by_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +69,7 @@ class Config(CrossConfig):
         return params
 
     def exempt(self) -> dict[str, str]:
-        if self.memory_keys is None:
-            return {}
-        shared = "the memory takes a share of every row"
-        reasons = {
-            "weights_add_up_to_one": shared,
-            "a_constant_on_all_scores_changes_nothing": "the memory's scores stay where they are",
-            "twice_the_scores_square_the_weights": shared,
-            "indifferent_scores_share_evenly": shared,
-            "the_output_is_the_weights_times_the_values": shared,
-            "a_query_without_keys_gives_nothing": "it sees the memory",
-        }
-        # This relation is not about layers with causality or a window.
-        twice = {"every_key_twice_changes_nothing": "the memory is there once"}
-        return reasons if self.causal or self.window else reasons | twice
+        return exempt_by_memory(self)
 
 
 PRESETS = {

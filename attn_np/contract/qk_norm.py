@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from attn_np.contract._base import Param
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossConfig, shared_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Config(CrossConfig):
         norm: "rms": divided by the root of the mean square; "layer": after the mean is subtracted; "l2": by the length.
         norm_over: "head": each head by itself, with one weight for all heads; "all": all heads of a position together.
         norm_eps: added under the root.
+        num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
     """
 
     layer = "QKNormAttention"
@@ -55,7 +56,7 @@ class Config(CrossConfig):
         "section 2 (layer norm, here without its bias); OLMo Team 2024, 2 OLMo 2 Furious, "
         "arXiv:2501.00656 (rms over all heads together)"
     )
-    equals = ('norm_over="all" with num_heads=1: norm_over="head"',)
+    equals = ('norm_over="all" with num_heads=1 and num_kv_heads=1: norm_over="head"',)
     traps = (
         "over each head or over all heads together: Qwen3 has the one, OLMo 2 the other, and with equal weights the "
         "shapes of the results are the same",
@@ -68,18 +69,29 @@ class Config(CrossConfig):
     norm: str = "rms"
     norm_over: str = "head"
     norm_eps: float = 1e-6
+    num_kv_heads: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_one_of("norm", ("rms", "layer", "l2"))
         self.check_one_of("norm_over", ("head", "all"))
         self.check_number("norm_eps", above=0.0)
+        self.check_groups(self.num_kv_heads)
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | {"g": self.num_kv_heads or self.num_heads}
 
     def own_params(self) -> dict[str, Param]:
+        params = shared_heads(super().own_params())
         if self.norm == "l2":
-            return super().own_params() | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
-        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "norm_heads")
-        return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", init=1.0) for x in "qk"}
+            return params | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
+        if self.norm_over == "head":
+            return params | {name: Param("k", "k", init=1.0) for name in ("w_q_norm", "w_k_norm")}
+        axes_of = {"w_q_norm_heads": "h k", "w_k_norm_heads": "g k"}
+        return params | {name: Param(axes, "k", init=1.0) for name, axes in axes_of.items()}
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:
         reasons = {
@@ -96,8 +108,10 @@ class Config(CrossConfig):
 EXAMPLES = {
     "head": Config(d_model=5, num_heads=3, head_dim=7, causal=True, window=(2, None), scale=0.375, use_bias=False),
     "all": Config(
-        d_model=7, num_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5, dropout=0.25,
-        norm="layer", norm_over="all", output_dim=17, norm_eps=1e-3,
+        d_model=7, num_heads=6, num_kv_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5,
+        dropout=0.25, norm="layer", norm_over="all", output_dim=17, norm_eps=1e-3,
     ),
-    "l2": Config(d_model=11, num_heads=2, head_dim=5, value_head_dim=3, norm="l2", causal=True),
+    "l2": Config(
+        d_model=11, num_heads=6, num_kv_heads=3, head_dim=5, value_head_dim=2, norm="l2", causal=True,
+    ),
 }  # fmt: skip

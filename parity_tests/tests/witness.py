@@ -144,7 +144,7 @@ def of_heads(
         weight, shift = w[f"w_{name}"], w.get(f"b_{name}")
         found = [
             [sum(x * row[h][c] for x, row in zip(word, weight, strict=True)) for c in range(len(weight[0][h]))]
-            for h in range(config.num_heads)
+            for h in range(len(weight[0]))
         ]
         return [
             [x + (0.0 if shift is None else shift[h][c]) for c, x in enumerate(vector)]
@@ -155,7 +155,7 @@ def of_heads(
     q, k = [turn("q", x) for x in q], [turn("k", x) for x in k]
     (mask, bias, keep), (left, right) = given, getattr(config, "window", None) or (None, None)
     scale = len(q[0][0]) ** -0.5 if getattr(config, "scale", None) is None else config.scale
-    cap, d = getattr(config, "softcap", None), len(w["w_o"][0][0])
+    cap, d, group = getattr(config, "softcap", None), len(w["w_o"][0][0]), len(q[0]) // len(w["w_k"][0])
     y, weights = [], [[] for _ in range(config.num_heads)]
     for i in range(len(q)):
         out, place = list(w.get("b_o", [0.0] * d)), i + len(k) - len(q)
@@ -166,14 +166,14 @@ def of_heads(
                 if late or (left is not None and j < place - left) or not mask[h][i][j]:
                     scores.append(None)
                     continue
-                score = scale * sum(a * b for a, b in zip(q[i][h], k[j][h], strict=True))
+                score = scale * sum(a * b for a, b in zip(q[i][h], k[j][h // group], strict=True))
                 score = score if cap is None else cap * tanh(score / cap)
                 scores.append(score + bias[h][i][j])
             own = weigh(h, scores)
             weights[h].append(own)
             used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(own, keep[h][i], strict=True)]
             for c in range(len(w["w_o"][h])):
-                context = sum(a * word[h][c] for a, word in zip(used, v, strict=True))
+                context = sum(a * word[h // group][c] for a, word in zip(used, v, strict=True))
                 out = [x + context * w["w_o"][h][c][o] for o, x in enumerate(out)]
         y.append(out)
     return y, weights

@@ -2,7 +2,7 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-memory = at("mha.py", "mha", "memory")
+memory = at("_memory.py", "mha", "memory")
 MUTANTS = (
     memory(
         "memory hidden wherever something is hidden",
@@ -34,10 +34,10 @@ MUTANTS = (
         "else own], -1)",
         "else own + 1.0], -1)",
     ),
-    at("mha.py", "mha", "memory", fields=(("dropout", 0.25),))(
+    at("_memory.py", "mha", "memory", fields=(("dropout", 0.25),))(
         "memory scaled with the weights that are not dropped",
         "divide by 1 - rate the weights that may be dropped",
-        "share = 1.0 if keep is None else 1.0 - c.dropout",
+        "share = 1.0 if keep is None else 1.0 - rate",
         "share = 1.0",
     ),
     memory(

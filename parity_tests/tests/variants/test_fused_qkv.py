@@ -1,6 +1,5 @@
 """The fused projection against scalar loops, PyTorch's packed module, and the variants with three projections."""
 
-from math import exp, sqrt, tanh
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from attn_np.contract import mha, self_attention
 from attn_np.contract.fused_qkv import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.variants.test_mha import head
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -39,8 +39,6 @@ def normal(*shape: int) -> np.ndarray:
 def loops(config: Config, w: Any, x: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
     """Output of one batch row, and the weights of every head, one number at a time."""
     t, d, heads, width = len(x), config.d_model, config.num_heads, len(w["w_qkv"][0][0][0])
-    left, right = config.window or (None, None)
-    scale = 1 / sqrt(width) if config.scale is None else config.scale
 
     def part(p: int, h: int, i: int) -> list[float]:
         """Query (p = 0), key (1) or value (2) of a word in a head."""
@@ -50,19 +48,9 @@ def loops(config: Config, w: Any, x: Any, mask: Any, bias: Any, keep: Any) -> tu
     joined, weights = [[] for _ in range(t)], []
     for h in range(heads):
         q, k, v = ([part(p, h, i) for i in range(t)] for p in range(3))
-        alpha = []
-        for i in range(t):
-            raised = []
-            for j in range(t):
-                hidden = not mask[h][i][j] or (config.causal and j > i)
-                hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
-                score = scale * sum(a * b for a, b in zip(q[i], k[j], strict=True))
-                if config.softcap is not None:
-                    score = config.softcap * tanh(score / config.softcap)
-                raised.append(0.0 if hidden else exp(score + bias[h][i][j]))
-            alpha.append([e / sum(raised) if e else 0.0 for e in raised])
-            used = [a / (1 - config.dropout) * kept for a, kept in zip(alpha[i], keep[h][i], strict=True)]
-            joined[i] += [sum(a * word[c] for a, word in zip(used, v, strict=True)) for c in range(width)]
+        memory = [(k[h], v[h]) for k, v in zip(w.get("memory_k", ()), w.get("memory_v", ()), strict=True)]
+        found, alpha = head(config, q, k, v, mask[h], bias[h], keep[h], memory)
+        joined = [before + own for before, own in zip(joined, found, strict=True)]
         weights.append(alpha)
     if not config.use_output:
         return joined, weights
@@ -97,7 +85,7 @@ def parted(w: Arrays, headless: bool = False) -> Arrays:
     """w_qkv and b_qkv as the three parameters that they hold, in the order q, k, v."""
     three = {f"w_{name}": w["w_qkv"][:, p] for p, name in enumerate("qkv")}
     three |= {f"b_{name}": w["b_qkv"][p] for p, name in enumerate("qkv") if "b_qkv" in w}
-    three |= {name: x for name, x in w.items() if name in ("w_o", "b_o")}
+    three |= {name: x for name, x in w.items() if name in ("w_o", "b_o", "memory_k", "memory_v")}
     if not headless:
         return three
     return {
@@ -130,10 +118,11 @@ def test_self_attention(tree: Tree, use_bias: bool, use_output: bool) -> None:
         assert ratio(x, want[name]) <= 1, name
 
 
-def test_multi_head_attention(tree: Tree) -> None:
+@pytest.mark.parametrize("memory_keys", [None, 2])
+def test_multi_head_attention(tree: Tree, memory_keys: int | None) -> None:
     """With heads and an output projection it is `mha` with the three weights side by side: outputs and gradients."""
-    config = Config(**SHARED, num_heads=3, use_output=True, output_dim=11)
-    several = mha.Config(**SHARED, num_heads=3, output_dim=11)
+    config = Config(**SHARED, num_heads=3, use_output=True, output_dim=11, memory_keys=memory_keys)
+    several = mha.Config(**SHARED, num_heads=3, output_dim=11, memory_keys=memory_keys)
     w, rng = weights_of(config), np.random.default_rng(0)
     inputs = {"query": normal(2, 11, 7), "mask": rng.random((2, 1, 11, 11)) < 0.7}
     inputs |= {"keep": rng.random((2, 3, 11, 11)) < 0.5, "bias": normal(3, 1, 11)}

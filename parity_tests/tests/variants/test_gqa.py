@@ -50,8 +50,9 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, *given: Any)
     heads, h = [], 0
     for g in range(config.num_kv_heads):
         k, v = part("k", key, g), part("v", value, g)
+        memory = [(k[g], v[g]) for k, v in zip(w.get("memory_k", ()), w.get("memory_v", ()), strict=True)]
         for _ in range(config.num_heads // config.num_kv_heads):
-            heads.append(head(config, part("q", query, h), k, v, *(x[h] for x in given)))
+            heads.append(head(config, part("q", query, h), k, v, *(x[h] for x in given), memory=memory))
             h += 1
     w_o = [row for own in w["w_o"] for row in own]
     joined = [[x for found, _ in heads for x in found[i]] for i in range(len(query))]
@@ -105,12 +106,15 @@ def test_as_many_heads_of_keys_as_of_queries_are_multi_head_attention(tree: Tree
         assert within(name, x, want[name]), name
 
 
+@pytest.mark.parametrize("memory_keys", [None, 2])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
-def test_a_shared_head_is_a_head_repeated_for_its_group(tree: Tree, num_kv_heads: int) -> None:
+def test_a_shared_head_is_a_head_repeated_for_its_group(tree: Tree, num_kv_heads: int, memory_keys: int | None) -> None:
     """Multi-head attention with equal heads in a group; the gradient of the shared one is the sum of theirs."""
     config, w, inputs = cross(num_kv_heads)
+    config = replace(config, memory_keys=memory_keys)
+    w = w if memory_keys is None else weights_of(config)
     r = 6 // num_kv_heads
-    axes = {"w_k": 1, "w_v": 1, "b_k": 0, "b_v": 0}
+    axes = {"w_k": 1, "w_v": 1, "b_k": 0, "b_v": 0} | ({} if memory_keys is None else {"memory_k": 1, "memory_v": 1})
     repeated = {name: np.repeat(p, r, axes[name]) if name in axes else p for name, p in w.items()}
     layer, want = layer_of(tree, config, w), bounded(ungrouped(config), inputs, repeated)
     for name, axis in axes.items():

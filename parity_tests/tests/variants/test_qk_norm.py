@@ -190,7 +190,29 @@ def test_words_of_zeros_have_finite_gradients(tree: Tree) -> None:
         assert all(np.isfinite(g).all() for g in tree.gradients(layer, {"query": x}, cotangent(y.shape)).values())
 
 
+@pytest.mark.parametrize("fields", [{"norm": "l2"}, {"norm_over": "all"}], ids=str)
+def test_shared_heads_are_equal_heads(tree: Tree, fields: Any) -> None:
+    """Every query head with a copy of the keys and values of its group: the same numbers, and the sums of gradients.
+
+    The rms of all heads together is the same with every head twice, so that it may be compared.
+    """
+    config = Config(d_model=7, num_heads=6, num_kv_heads=3, head_dim=5, norm_eps=2.0**-80, **fields)
+    w, inputs = weights_of(config), {"query": normal(2, 5, 7)}
+    axis_of = {"w_k": 1, "w_v": 1, "b_k": 0, "b_v": 0} | ({"w_k_norm_heads": 0} if "w_k_norm_heads" in w else {})
+    copies = {name: np.repeat(w[name], 2, axis) for name, axis in axis_of.items()}
+    want, layer = bounded(replace(config, num_kv_heads=None), inputs, w | copies), layer_of(tree, config, w)
+    (y,) = tree(layer, inputs)
+    assert ratio(y, want["y"]) <= 1
+    grads = tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, axis in axis_of.items():
+        of_copies = want[f"d{name}"]
+        shape = (*w[name].shape[:axis], 3, 2, *w[name].shape[axis + 1 :])
+        total = np.sum(of_copies.reshape(shape), axis=axis + 1)
+        assert ratio(grads[f"d{name}"], total) <= 1, name
+
+
 REFUSED = {
+    "num_kv_heads": (0, r"num_kv_heads to be an integer of at least 1, got 0"),
     "norm": ("batch", r"norm to be one of rms, layer, l2, got 'batch'"),
     "norm_over": ("heads", r"norm_over to be one of head, all, got 'heads'"),
     "norm_eps": (0.0, r"norm_eps to be a finite int or float above 0.0, got 0.0"),
