@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
-from attn_jax._layer import Layer, cast_output
+from attn_jax._layer import Layer, cast_output, specs
 from attn_jax._masks import any_visible, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -79,6 +79,10 @@ class LinearAttention(Layer[Config]):
         """Queries or keys by the config's feature map, with the random rows in the compute dtype."""
         if w is not None:
             return random_features(x, w)
+        if callable(self.config.feature_map):
+            features = self.config.feature_map(x)
+            self.config.check_features(**specs("linear", x=x, features=features))
+            return features
         return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 
     def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:

@@ -23,11 +23,11 @@ class AxialAttention(Layer[Config]):
     w_q_rows: Float[Array, "d h k"]
     w_k_rows: Float[Array, "d h k"]
     w_v_rows: Float[Array, "d h v"]
-    w_o_rows: Float[Array, "h v o"]
+    w_o_rows: Float[Array, "h v d"]
     b_q_rows: Float[Array, "h k"] | None
     b_k_rows: Float[Array, "h k"] | None
     b_v_rows: Float[Array, "h v"] | None
-    b_o_rows: Float[Array, "o"] | None
+    b_o_rows: Float[Array, "d"] | None
     w_q_columns: Float[Array, "d h k"]
     w_k_columns: Float[Array, "d h k"]
     w_v_columns: Float[Array, "d h v"]
@@ -56,8 +56,8 @@ class AxialAttention(Layer[Config]):
         rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
         columns = to_columns(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
-        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["d"])
-        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["d"])))
+        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
+        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))
 
     def attend_along_vjp(self, axis: str, tape: Tape, dy: Array) -> tuple[Array, dict[str, Array | None]]:
         """The gradients of x and of the parameters of an axis: `attend_along` in reverse."""
@@ -78,4 +78,4 @@ class AxialAttention(Layer[Config]):
         drows, w_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
         drows = to_columns(drows, c.width, c.height)
         dx, w_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
-        return grads(dtype, {"query": dx.reshape(shape)}, w_rows | w_columns)
+        return grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, w_rows | w_columns)

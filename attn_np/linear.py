@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, cast_output
+from attn_np._layer import Layer, cast_output, specs
 from attn_np._masks import any_visible, zero_unseen
 from attn_np._ops import (
     Array,
@@ -21,7 +21,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, total
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, rule_of, total
 from attn_np.contract.linear import Config
 
 
@@ -122,12 +122,19 @@ class LinearAttention(Layer[Config]):
         """Queries or keys by the config's feature map, with the random rows in the compute dtype."""
         if w is not None:
             return random_features(x, w)
+        if callable(self.config.feature_map):
+            features = self.config.feature_map(x)
+            self.config.check_features(**specs("linear", x=x, features=features))
+            return features
         return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 
     def features_vjp(self, x: Array, y: Array, dy: Array) -> tuple[Array, Array | None]:
         """The gradients of x and of w_features: `features` in reverse."""
         if self.w_features is not None:
             return random_features_vjp(x, self.w_features, y, dy)
+        if callable(self.config.feature_map):
+            # Of padding, where y is set to 0, the function says something else.
+            return rule_of(self.config.feature_map)({"y": self.features(x, None)}, dy, x=x)["x"], None
         return where(x > 0, dy, 0.0) if self.config.feature_map == "relu" else elu_features_vjp(x, dy), None
 
     def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:

@@ -22,11 +22,11 @@ class AxialAttention(Layer[Config]):
     w_q_rows: Float[Array, "d h k"]
     w_k_rows: Float[Array, "d h k"]
     w_v_rows: Float[Array, "d h v"]
-    w_o_rows: Float[Array, "h v o"]
+    w_o_rows: Float[Array, "h v d"]
     b_q_rows: Float[Array, "h k"] | None
     b_k_rows: Float[Array, "h k"] | None
     b_v_rows: Float[Array, "h v"] | None
-    b_o_rows: Float[Array, "o"] | None
+    b_o_rows: Float[Array, "d"] | None
     w_q_columns: Float[Array, "d h k"]
     w_k_columns: Float[Array, "d h k"]
     w_v_columns: Float[Array, "d h v"]
@@ -55,5 +55,5 @@ class AxialAttention(Layer[Config]):
         rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
         columns = to_columns(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
-        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["d"])
-        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["d"])))
+        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
+        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))

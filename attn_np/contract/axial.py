@@ -74,7 +74,10 @@ class Config(_heads.Heads):
 
     def own_params(self) -> dict[str, Param]:
         own = super().own_params()
-        return {f"{name}_{axis}": param for axis in AXES for name, param in own.items()}
+        # What the rows make is the input of the columns.
+        between = {"w_o": Param("h v d", "h v"), "b_o": Param("d", "h v")}
+        parts = {"rows": {name: between.get(name, param) for name, param in own.items()}, "columns": own}
+        return {f"{name}_{axis}": param for axis in AXES for name, param in parts[axis].items()}
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d")}

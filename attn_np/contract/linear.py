@@ -1,9 +1,11 @@
 """Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, Spec
 
 FORMS = ("auto", "parallel", "recurrent", "chunked")
 FEATURE_MAPS = ("elu", "relu", "exp")
@@ -19,8 +21,11 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.
-        feature_map: phi: "elu", elu(x) + 1; "relu"; "exp", Performer's positive features of softmax attention.
+        feature_map: phi: "elu", elu(x) + 1; "relu"; "exp", Performer's positive features of softmax attention; or a
+            function of your own, queries or keys `b t h k` -> features `b t h m`, none below 0. In NumPy it has a
+            backward pass as its attribute `vjp`. No weight file can hold it.
         num_features: "exp": how many features, the rows of w_features, there are; more of them come closer to softmax.
+            A function: how many it returns; head_dim by default.
         causal: query i sees the keys up to its own position.
         form: how a causal layer is computed, with the same result: "recurrent" passes a state from position to
             position, "chunked" scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel"
@@ -81,7 +86,7 @@ class Config(_base.Config):
     head_dim: int | None = None
     value_head_dim: int | None = None
     output_dim: int | None = None
-    feature_map: str = "elu"
+    feature_map: str | Callable[[Any], Any] = "elu"
     num_features: int | None = None
     causal: bool = False
     form: str = "auto"
@@ -96,22 +101,28 @@ class Config(_base.Config):
         )
         self.check_number("eps")
         self.check_one_of("form", FORMS)
-        self.check_one_of("feature_map", FEATURE_MAPS)
+        _base.require(
+            callable(self.feature_map) or self.feature_map in FEATURE_MAPS,
+            self.variant,
+            f"feature_map to be one of {', '.join(FEATURE_MAPS)} or a function",
+            repr(self.feature_map),
+            "set feature_map=",
+        )
         self.check_flag("causal", "normalize", "use_bias")
         _base.require(
             self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
         )
         _base.require(
-            self.eps > 0 or self.feature_map != "relu" or not self.normalize,
+            self.eps > 0 or self.feature_map in ("elu", "exp") or not self.normalize,
             self.variant,
-            "eps above 0 for feature_map='relu'",
+            "eps above 0 for feature_map='relu' or a function",
             repr(self.eps),
             "the weights of a query may all be 0",
         )
         _base.require(
-            (self.feature_map == "exp") == (self.num_features is not None),
+            callable(self.feature_map) or (self.feature_map == "exp") == (self.num_features is not None),
             self.variant,
-            "num_features for feature_map='exp', and for it only",
+            "num_features for feature_map='exp' or a function, and for them only",
             f"num_features={self.num_features}, feature_map={self.feature_map!r}",
             "give both or none of them",
         )
@@ -135,7 +146,7 @@ class Config(_base.Config):
             "w_v": Param("d h v", "d"),
             "w_o": Param("h v o", "h v"),
         }
-        if self.num_features is not None:
+        if self.feature_map == "exp":
             weights["w_features"] = Param("m k", "k", normal=True)
         biases = {
             "b_q": Param("h k", "d"),
@@ -153,6 +164,23 @@ class Config(_base.Config):
             return {}
         m = "k" if self.num_features is None else "m"
         return {"state": f"b h {m} v"} | ({"key_sum": f"b h {m}"} if self.normalize else {})
+
+    def check_features(self, x: Spec | None, features: Spec | None) -> None:
+        """Refuse what a function returned as features.
+
+        Raises:
+            ValueError: another shape than that of x with the number of features.
+            TypeError: no array, or one of another dtype.
+        """
+        if x is None:
+            return
+        expected = (*x[0][:-1], self.num_features or x[0][-1])
+        shape, dtype = features or ((), "None")
+        todo = "return one vector of features for each head and position, or set num_features="
+        _base.require(shape == expected, self.variant, f"features of shape {expected} from feature_map", shape, todo)
+        if dtype != x[1]:
+            todo = "keep the dtype of its argument"
+            raise TypeError(f"{self.variant}: expected features of dtype {x[1]} from feature_map, got {dtype}; {todo}")
 
     def reach(self) -> int | None:
         return 1

@@ -79,6 +79,10 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
 
 def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], prefix: str = "") -> None:
     """Write parameters under our own names, with everything that `read_native` checks as metadata."""
+    for name, value in config.as_dict().items():
+        if callable(value):
+            todo = "write params() by safetensors' save_file, and load that with variant= and the fields of the layer"
+            raise ConfigMismatchError(file, name, "a field that a file can hold", "a function", todo)
     arrays = {prefix + name: x for name, x in values.items()}
     metadata = {
         "format": FORMAT,

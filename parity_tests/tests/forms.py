@@ -22,7 +22,7 @@ def scalar_rows(config: Any, loops: Callable[..., Any], inputs: Arrays, params: 
     """
     x, w = inputs["query"], {name: p.tolist() for name, p in params.items()}
     real = np.broadcast_to(inputs.get("mask", True), x.shape[:2])
-    y = np.broadcast_to(params.get("b_o", 0.0), x.shape).copy()
+    y = np.broadcast_to(params.get("b_o", 0.0), (*x.shape[:2], params["w_o"].shape[-1])).copy()
     for i, row in enumerate(real):
         if row.any():
             y[i, row] = loops(config, w, x[i, row].tolist())

@@ -83,7 +83,7 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
         warm = [1 + c.temperature_growth * log(1 + (m + 1) // c.temperature_interval) for m in places]
         q = [[[a * factor for a in head] for head in heads] for heads, factor in zip(q, warm, strict=True)]
     r = c.num_heads // (c.num_kv_heads or c.num_heads)
-    y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
+    y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x], []
     for h in range(c.num_heads):
         alphas = []
         for i in range(t):

@@ -47,7 +47,7 @@ def stepped(state: list[list[float]], k: list[float], v: list[float], beta: floa
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
-    y = [[0.0] * config.d_model for _ in x]
+    y = [[0.0] * len(w["w_o"][0][0]) for _ in x]
     for h in range(config.num_heads):
         state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
         for t, row in enumerate(x):
@@ -59,7 +59,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
                 size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
                 o = [a / size * b for a, b in zip(o, w["w_norm"], strict=True)]
             for c, a in enumerate(o):
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[t][d] += a * w["w_o"][h][c][d]
     return y
 

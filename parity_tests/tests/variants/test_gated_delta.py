@@ -66,7 +66,7 @@ def stepped(state: Any, k: list[float], v: list[float], alpha: float, beta: floa
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
-    y = [[0.0] * config.d_model for _ in x]
+    y = [[0.0] * len(w["w_o"][0][0]) for _ in x]
     for h in range(config.num_heads):
         key_head = h * (config.num_key_heads or config.num_heads) // config.num_heads
         head = {"q": key_head, "k": key_head, "v": h}
@@ -84,7 +84,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             o = [sum(a * b for a, b in zip(line, q, strict=True)) / sqrt(len(q)) for line in state]
             size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             for c, a in enumerate(o):
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[t][d] += a / size * w["w_norm"][c] * g[c] * w["w_o"][h][c][d]
     return y
 

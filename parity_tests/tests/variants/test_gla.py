@@ -27,7 +27,7 @@ def projected(x: list[float], w: Any, h: int) -> list[float]:
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
-    y = [[0.0] * config.d_model for _ in x]
+    y = [[0.0] * len(w["w_o"][0][0]) for _ in x]
     for h in range(config.num_heads):
         state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][h]]
         for t, row in enumerate(x):
@@ -42,7 +42,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             for c, a in enumerate(o):
                 gated = a / size * w["w_norm"][c] * g[c] / (1 + exp(-g[c]))
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[t][d] += gated * w["w_o"][h][c][d]
     return y
 

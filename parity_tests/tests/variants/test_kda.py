@@ -60,7 +60,7 @@ def stepped(state: Any, k: list[float], v: list[float], alpha: list[float], beta
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
-    y = [[0.0] * config.d_model for _ in x]
+    y = [[0.0] * len(w["w_o"][0][0]) for _ in x]
     for h in range(config.num_heads):
         key_head = h * (config.num_key_heads or config.num_heads) // config.num_heads
         head = {"q": key_head, "k": key_head, "v": h}
@@ -79,7 +79,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             gates = through(row, w["w_gate_down"], w["w_gate_up"], w["b_gate"], h)
             for c, a in enumerate(o):
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[t][d] += a / size * w["w_norm"][c] / (1 + exp(-gates[c])) * w["w_o"][h][c][d]
     return y
 

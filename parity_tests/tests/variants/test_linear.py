@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 from math import exp, sqrt
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import attn_np
+from attn_np import linear
 from attn_np.contract.linear import EXAMPLES, Config
+from attn_np.weights import ConfigMismatchError
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
 from parity_tests.tests.inputs import TREES, Arrays, Tree
-from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
+from parity_tests.tests.witness import bounded, cotangent, disagreement, layer_of, ratio, torch_gradients, weights_of
 
 
 @pytest.fixture(params=list(TREES))
@@ -33,7 +38,33 @@ def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
     return [sum(a * w[d][h][e] for d, a in enumerate(x)) + (b[h][e] if b else 0.0) for e in width]
 
 
+def elu(x: Any) -> Any:
+    return linear.elu_features(x)
+
+
+def elu_vjp(tape: Arrays, dy: Any, *, x: Any) -> dict[str, Any]:
+    return {"x": linear.elu_features_vjp(x, dy)}
+
+
+setattr(elu, "vjp", elu_vjp)  # noqa: B010 as a type checker knows no attribute of a function
+
+
+def first_squares(x: Any) -> Any:
+    """A feature map of one's own, with fewer features than dimensions: squares of the first two, and a quarter."""
+    return x[..., :2] * x[..., :2] + 0.25
+
+
+def first_squares_vjp(tape: Arrays, dy: Any, *, x: Any) -> dict[str, Any]:
+    return {"x": np.concatenate([2 * x[..., :2] * dy, 0.0 * x[..., 2:]], -1)}
+
+
+setattr(first_squares, "vjp", first_squares_vjp)  # noqa: B010 as a type checker knows no attribute of a function
+MAPS["own"] = replace(FORMS, feature_map=first_squares, num_features=2)
+
+
 def phi(config: Config, w: Any, x: list[float]) -> list[float]:
+    if callable(config.feature_map):
+        return [a * a + 0.25 for a in x[:2]]
     if config.feature_map == "relu":
         return [max(a, 0.0) for a in x]
     if config.feature_map == "elu":
@@ -45,7 +76,7 @@ def phi(config: Config, w: Any, x: list[float]) -> list[float]:
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence: no state anywhere, every query meets every key it may see."""
-    y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
+    y = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x]
     for h in range(config.num_heads):
         q, k, v = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkv")
         for i, q_i in enumerate(q):
@@ -56,7 +87,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             total = sum(weights) + config.eps if config.normalize else 1.0
             for c in range(len(v[0])):
                 context = sum(a * v_j[c] for a, (_, v_j) in zip(weights, pairs, strict=True)) / total
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[i][d] += context * w["w_o"][h][c][d]
     return y
 
@@ -70,6 +101,70 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("linear", example, call, "float64"))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_scalar_loops_of_a_function(call: str, causal: bool) -> None:
+    config = replace(MAPS["own"], causal=causal, chunk_size=2)
+    assert not disagreement(witness, Case("linear", "", call, "float64", given=config))
+
+
+def test_a_function_like_the_map_of_that_name(tree: Tree) -> None:
+    """elu(x) + 1 by the tree's own words: outputs and gradients."""
+    own: Any = {"numpy": elu, "jax": lambda x: jax.nn.elu(x) + 1, "torch": lambda x: torch.nn.functional.elu(x) + 1}
+    w, inputs = weights_of(FORMS), {"query": np.random.default_rng(0).normal(size=(2, 5, 5))}
+    inputs["mask"] = np.arange(5) < np.array([[5], [3]])
+    want, layer = bounded(FORMS, inputs, w), layer_of(tree, replace(FORMS, feature_map=own[tree.name]), w)
+    (y,) = tree(layer, inputs)
+    assert ratio(y, want["y"]) <= 1
+    for name, grad in tree.gradients(layer, inputs, cotangent(y.shape)).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+def test_a_cache_has_the_features_of_a_function(tree: Tree) -> None:
+    layer = tree.package.build("linear", **MAPS["own"].as_dict())
+    arrays = layer.init_cache(2, 8).arrays
+    assert {name: tuple(x.shape) for name, x in arrays.items()} == {"state": (2, 2, 2, 7), "key_sum": (2, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (
+            lambda x: x[..., :1],
+            ValueError,
+            r"features of shape \(1, 4, 2, 3\) from feature_map, got \(1, 4, 2, 1\); re",
+        ),
+        (lambda x: x > 0, TypeError, "features of dtype float32 from feature_map, got bool; keep the dtype of its arg"),
+    ],
+    ids=["width", "dtype"],
+)
+def test_features_that_do_not_fit(tree: Tree, function: Any, error: type[Exception], words: str) -> None:
+    layer = tree.package.build("linear", **replace(FORMS, feature_map=function).as_dict())
+    with pytest.raises(error, match=f"linear: expected {words}"):
+        layer(tree.array(np.ones((1, 4, 5), np.float32)))
+
+
+def test_a_function_without_a_backward_pass() -> None:
+    """NumPy has no other gradient of it; JAX and PyTorch need no rule."""
+    layer = attn_np.build("linear", **replace(FORMS, feature_map=lambda x: x * x).as_dict())
+    y, tape = attn_np.trace(layer, np.ones((1, 4, 5), np.float32))
+    with pytest.raises(TypeError, match="expected a layer or a function with a backward pass, got <lambda>; set its"):
+        layer.vjp(tape, y)
+
+
+def test_no_file_can_hold_a_function(tree: Tree, tmp_path: Path) -> None:
+    """Saving is refused with a way that works: the arrays alone, and the function again when they are loaded."""
+    fields = MAPS["own"].as_dict()
+    layer, file = tree.package.build("linear", **fields), tmp_path / "own.safetensors"
+    with pytest.raises(ConfigMismatchError, match=r"feature_map.*: expected a field that .*, got a function"):
+        tree.package.save(layer, file)
+    assert not file.exists()
+    save_file({name: np.array(tree.numpy(x)) for name, x in layer.params().items()}, file)
+    loaded = tree.package.load(file, variant="linear", **fields)
+    x = tree.array(np.ones((1, 4, 5), np.float32))
+    assert np.array_equal(tree.numpy(loaded(x)), tree.numpy(layer(x)))
 
 
 # One result in three forms --------------------------------------------------------------------------------------------
@@ -172,19 +267,24 @@ def test_large_inputs_have_finite_gradients(tree: Tree) -> None:
 
 REFUSED = {
     "eps": ({"eps": -1.0}, "eps of at least 0, got -1.0; it is added to a sum of weights"),
-    "feature map": ({"feature_map": "gelu"}, "feature_map to be one of elu, relu, exp, got 'gelu'; set feature_map="),
+    "feature map": (
+        {"feature_map": "gelu"},
+        "feature_map to be one of elu, relu, exp or a function, got 'gelu'; set feature_map=",
+    ),
     "eps of relu": (
         {"feature_map": "relu", "eps": 0.0},
-        "eps above 0 for feature_map='relu', got 0.0; the weights of a query may all be 0",
+        "eps above 0 for feature_map='relu' or a function, got 0.0; the weights of a query may all be 0",
     ),
     "no features": (
         {"feature_map": "exp"},
-        "num_features for feature_map='exp', and for it only, got num_features=None, feature_map='exp'; "
+        "num_features for feature_map='exp' or a function, and for them only, "
+        "got num_features=None, feature_map='exp'; "
         "give both or none of them",
     ),
     "features": (
         {"num_features": 8},
-        "num_features for feature_map='exp', and for it only, got num_features=8, feature_map='elu'; "
+        "num_features for feature_map='exp' or a function, and for them only, "
+        "got num_features=8, feature_map='elu'; "
         "give both or none of them",
     ),
 }

@@ -55,7 +55,7 @@ def loops(
     """Output and weights of one batch row: every head's keys and values are made, one number at a time."""
     t, n = len(x), c.nope_dim
     scale = 1 / sqrt(c.nope_dim + c.rope_dim) if c.scale is None else c.scale
-    y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
+    y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x], []
     asked = x
     if c.q_rank is not None:
         asked = [normed(times(word, w["w_dq"], w.get("b_dq")), w["w_q_norm"], c.norm_eps) for word in x]

@@ -74,7 +74,7 @@ def turned(config: Config, x: list[float], n: int) -> list[float]:
 
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence: no state anywhere, every query meets every key up to its own."""
-    y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
+    y = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x]
     contexts: list[list[list[float]]] = [[] for _ in x]
     for h in range(config.num_heads):
         gamma = rate(config, h)
@@ -92,7 +92,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             g = projected(row, w["w_gate"], w.get("b_gate"), h) if config.use_gate else []
             for c, a in enumerate(head):
                 gate = (g[c] if config.gate_activation == "silu" else 1.0) / (1 + exp(-g[c])) if g else 1.0
-                for d in range(config.d_model):
+                for d in range(len(w["w_o"][0][0])):
                     y[n][d] += gate * a * w["w_o"][h][c][d]
     return y
 

@@ -114,7 +114,7 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
     """Output and weights of one batch row, one number at a time."""
     left, right = c.window or (None, None)
     d, heads, t = c.d_model, c.num_heads, len(x)
-    y, weights = [list(w.get("b_o", [0.0] * d)) for _ in x], []
+    y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x], []
 
     def part(name: str, h: int, i: int) -> list[float]:
         offset = w[f"b_{name}"][h] if f"b_{name}" in w else [0.0] * len(w[f"w_{name}"][0][h])
