@@ -2,10 +2,11 @@
 
 from jaxtyping import Bool, Float
 
+from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
-from attn_np._memory import attend_beside, attend_beside_vjp
+from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp
 from attn_np.contract.fused_qkv import Config
@@ -52,11 +53,16 @@ class FusedQKVAttention(Layer[Config]):
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend_beside(
+        s = k.shape[1]
+        q, k, v, options = with_memory(
             self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
-            implementation=implementation, return_weights=return_weights,
+            keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
+        context, weights = attend(
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
+            return_weights=return_weights,
+        )  # fmt: skip
+        weights = None if weights is None else weights[..., :s]
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:
@@ -72,10 +78,10 @@ class FusedQKVAttention(Layer[Config]):
             dcontext = dy.reshape(context.shape)
         else:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_beside_vjp(
-            tape, dcontext, dy.shape[1], w, has_memory=self.memory_k is not None, scale=c.scale, softcap=c.softcap,
-            rate=c.dropout,
-        )  # fmt: skip
+        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        if self.memory_k is not None:
+            dq, dk, dv, dbias, dmemory = with_memory_vjp(tape, dy.shape[1], dq, dk, dv, dbias, rate=c.dropout)
+            w |= dmemory
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
         dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))

@@ -2,9 +2,10 @@
 
 from jaxtyping import Bool, Float
 
+from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._memory import attend_beside, attend_beside_vjp
+from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract.gqa import Config
@@ -48,11 +49,16 @@ class GroupedQueryAttention(Layer[Config]):
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend_beside(
+        s = k.shape[1]
+        q, k, v, options = with_memory(
             self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
-            implementation=implementation, return_weights=return_weights,
+            keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
+        context, weights = attend(
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
+            return_weights=return_weights,
+        )  # fmt: skip
+        weights = None if weights is None else weights[..., :s]
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
@@ -62,10 +68,12 @@ class GroupedQueryAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_beside_vjp(
-            tape, dcontext, key.shape[1], w, has_memory=self.memory_k is not None, scale=c.scale, softcap=c.softcap,
-            rate=c.dropout, kv_heads=c.num_kv_heads,
-        )  # fmt: skip
+        dq, dk, dv, dbias = attend_vjp(
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.num_kv_heads
+        )
+        if self.memory_k is not None:
+            dq, dk, dv, dbias, dmemory = with_memory_vjp(tape, key.shape[1], dq, dk, dv, dbias, rate=c.dropout)
+            w |= dmemory
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -3,10 +3,11 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.fused_qkv import Config
+from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import any_visible, visibility
-from attn_torch._memory import attend_beside
+from attn_torch._memory import with_memory
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, upcast, where
 
 
@@ -51,11 +52,16 @@ class FusedQKVAttention(Layer[Config]):
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend_beside(
+        s = k.shape[1]
+        q, k, v, options = with_memory(
             self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
-            implementation=implementation, return_weights=return_weights,
+            keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
+        context, weights = attend(
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
+            return_weights=return_weights,
+        )  # fmt: skip
+        weights = None if weights is None else weights[..., :s]
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:

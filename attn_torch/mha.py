@@ -3,9 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.mha import Config
+from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._memory import attend_beside
+from attn_torch._memory import with_memory
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
@@ -47,10 +48,15 @@ class MultiHeadAttention(Layer[Config]):
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend_beside(
+        s = k.shape[1]
+        q, k, v, options = with_memory(
             self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            scale=c.scale, softcap=c.softcap, keep=keep, rate=c.dropout, step=step, tape=tape,
-            implementation=implementation, return_weights=return_weights,
+            keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
+        context, weights = attend(
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
+            return_weights=return_weights,
+        )  # fmt: skip
+        weights = None if weights is None else weights[..., :s]
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

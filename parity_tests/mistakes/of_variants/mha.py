@@ -19,14 +19,14 @@ MUTANTS = (
     memory(
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
-        "with_memory(v, self.memory_v, share), {}",
-        "with_memory(v, self.memory_v, share), by_position",
+        "behind(v, memory_v, share), options",
+        "behind(v, memory_v, share), options | by_position",
     ),
     memory(
         "values of the memory left out",
         "each key of the memory has a value of its own",
-        "with_memory(v, self.memory_v, share)",
-        "with_memory(v, self.memory_v, 0.0)",
+        "behind(v, memory_v, share)",
+        "behind(v, memory_v, 0.0)",
     ),
     memory(
         "bias added to the scores of the memory",
