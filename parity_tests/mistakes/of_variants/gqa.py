@@ -30,8 +30,8 @@ MUTANTS = (
     grouped(
         "scale from the width of a group",
         "take the scale from the width of one query head, head_dim, not from d_model / num_kv_heads",
-        "scale=c.scale, softcap=c.softcap,\n",
-        "scale=(c.d_model / c.num_kv_heads) ** -0.5, softcap=c.softcap,\n",
+        "scale=c.scale, softcap=c.softcap, tape",
+        "scale=(c.d_model / c.num_kv_heads) ** -0.5, softcap=c.softcap, tape",
     ),
     shared(
         "grouped heads merged member by member",
