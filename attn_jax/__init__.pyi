@@ -682,6 +682,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1226,6 +1227,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1249,4 +1251,5 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...

@@ -54,8 +54,8 @@ class MultiHeadAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
         context, weights = attend(
-            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, normalize_over=c.normalize_over,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         weights = None if weights is None else weights[..., :s]
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))

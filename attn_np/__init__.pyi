@@ -684,6 +684,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1228,6 +1229,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1251,4 +1253,5 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     memory_keys: int | None = None,
+    normalize_over: str = "keys",
 ) -> MultiHeadAttention: ...

@@ -55,8 +55,8 @@ class MultiHeadAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape,
         )  # fmt: skip
         context, weights = attend(
-            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, normalize_over=c.normalize_over,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         weights = None if weights is None else weights[..., :s]
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
@@ -68,7 +68,9 @@ class MultiHeadAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk, dv, dbias = attend_vjp(
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
+        )
         if self.memory_k is not None:
             dq, dk, dv, dbias, dmemory = with_memory_vjp(tape, key.shape[1], dq, dk, dv, dbias, rate=c.dropout)
             w |= dmemory

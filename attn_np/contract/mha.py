@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attn_np.contract import _attend, _base
 from attn_np.contract._base import Param, Preset
 from attn_np.contract._heads import CrossConfig, exempt_by_memory
 
@@ -27,6 +28,8 @@ class Config(CrossConfig):
         memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
             causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
             to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
+        normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do, and no step of
+            decoding can know them.
     """
 
     layer = "MultiHeadAttention"
@@ -54,10 +57,19 @@ class Config(CrossConfig):
     )
 
     memory_keys: int | None = None
+    normalize_over: str = "keys"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("memory_keys")
+        self.check_one_of("normalize_over", tuple(_attend.AXES))
+        _base.require(
+            self.memory_keys is None or self.normalize_over == "keys",
+            self.variant,
+            "normalize_over='keys' with memory_keys=",
+            repr(self.normalize_over),
+            "leave one of them out",
+        )
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | ({} if self.memory_keys is None else {"m": self.memory_keys})
@@ -67,6 +79,9 @@ class Config(CrossConfig):
         if self.memory_keys is not None:
             params |= {"memory_k": Param("m h k", "k"), "memory_v": Param("m h v", "v")}
         return params
+
+    def cached(self) -> dict[str, str]:
+        return super().cached() if self.normalize_over == "keys" else {}
 
     def exempt(self) -> dict[str, str]:
         return exempt_by_memory(self)
@@ -99,4 +114,5 @@ EXAMPLES = {
     "cross": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, key_dim=13, value_dim=2, dropout=0.25),
     "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5),
     "memory": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), memory_keys=11),
+    "queries": Config(d_model=7, num_heads=2, head_dim=3, causal=True, normalize_over="queries"),
 }

@@ -15,6 +15,7 @@ LAYOUT = Layout(
                 "memory_k": ("memory_k", "m h k -> m h k"),
                 "memory_v": ("memory_v", "m h k -> m h k"),
             },
+            fixed={"normalize_over": "keys"},
             origin_fixed={"use_output": True},
         ),
         "self_attention": Table(

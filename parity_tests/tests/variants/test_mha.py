@@ -81,16 +81,19 @@ def head(
         score = scale * sum(a * b for a, b in zip(asked, answer, strict=True))
         return score if config.softcap is None else config.softcap * tanh(score / config.softcap)
 
-    found, weights = [], []
+    rows, found, weights = [], [], []
     for i, asked in enumerate(q):
-        raised = []
+        rows.append([])
         for j, answer in enumerate(k):
             shown = mask[i][j] and sees(config, i, j, len(q), len(k))
-            raised.append(exp(capped(asked, answer) + bias[i][j]) if shown else 0.0)
+            rows[i].append(exp(capped(asked, answer) + bias[i][j]) if shown else 0.0)
+    for i, (asked, raised) in enumerate(zip(q, rows, strict=True)):
         # A query without another key is 0: it weighs the memory equally.
         learned = [exp(capped(asked, own_key)) if any(raised) else 1.0 for own_key, _ in memory]
         whole = sum(raised) + sum(learned)
-        alpha = [e / whole if e else 0.0 for e in raised]
+        over_queries = getattr(config, "normalize_over", "keys") == "queries"
+        sums = [sum(row[j] for row in rows) if over_queries else whole for j in range(len(k))]
+        alpha = [e / rivals if e else 0.0 for e, rivals in zip(raised, sums, strict=True)]
         used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(alpha, keep[i], strict=True)]
         context = [sum((a * word[c] for a, word in zip(used, v, strict=True)), 0.0) for c in range(len(v[0]))]
         for e, (_, own_value) in zip(learned, memory, strict=True):
