@@ -91,32 +91,62 @@ def rotary_angles(
     return (cos, sin) if sections is None else (rotary.of_sections(cos, sections), rotary.of_sections(sin, sections))
 
 
-def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: bool = False) -> Array:
+def rotate(
+    x: Array,
+    cos: Array,
+    sin: Array | None = None,
+    *,
+    layout: str = "half",
+    inverse: bool = False,
+    rope_base: float | None = None,
+    xpos: float | None = None,
+    max_positions: int | None = None,
+) -> Array:
     """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
 
     Args:
         x: `b t h k`, or `b t k` without heads; 16-bit arrays are computed in float32 and rounded once.
-        cos, sin: `t r` or `b t r`, of `rotary_angles`: the first 2 r dimensions turn, the others stay.
+        cos, sin: `t r` or `b t r`, of `rotary_angles`: the first 2 r dimensions turn, the others stay. Or, with `sin`
+            left out, the positions themselves, integers `t` or `b t`: all dimensions turn.
         layout: "half": a pair is dimension i of the first half and of the second; "interleaved": two neighbours.
         inverse: rotate back.
+        rope_base, xpos, max_positions: with positions: those of `rotary_angles`.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown layout.
+        ValueError: shapes that do not fit, an unknown layout, or options of positions beside angles.
         TypeError: dtypes that do not fit.
     """
-    spec = specs("rotate", x=x, cos=cos, sin=sin)
     wide = upcast(x)
+    cos, sin = angles_of(wide, cos, sin, rope_base, xpos, max_positions)
+    spec = specs("rotate", x=x, cos=cos, sin=sin)
     contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 
+def angles_of(
+    x: Array, cos: Array, sin: Array | None, rope_base: float | None, xpos: float | None, max_positions: int | None
+) -> tuple[Array, Array]:
+    """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
+    own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
+    options = {name: value for name, value in own.items() if value is not None}
+    contract.check_angles_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    if sin is not None:
+        return cos, sin
+    return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))  # type: ignore[arg-type]
+
+
 @vjp_of(rotate)
 def rotate_call_vjp(
-    tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
+    tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array | None, layout: str, inverse: bool, **options: Any
 ) -> dict[str, Array]:
-    """The gradient of x, rotated back, and those of the angles, which heads share."""
+    """The gradient of x, rotated back, and those of the angles, which heads share; positions have none."""
+    has_angles = sin is not None
+    cos, sin = angles_of(upcast(x), cos, sin, **options)
     of_rows = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
+    dx = rotary.rotate(dy, of_rows[0], of_rows[1], layout, inverse=not inverse)
+    if not has_angles:
+        return {"x": dx}
     n, wide = cos.shape[-1], upcast(x)
     (a, b), (da, db) = rotary.pairs(wide, n, layout), rotary.pairs(dy, n, layout)
     dcos, dsin = a * da + b * db, b * da - a * db if inverse else a * db - b * da
@@ -124,4 +154,4 @@ def rotate_call_vjp(
         dcos, dsin = dcos.sum(2), dsin.sum(2)
     shape = tuple(of_rows[0].shape)
     dcos, dsin = (sum_to(d, shape).reshape(tuple(cos.shape)) for d in (dcos, dsin))
-    return {"x": rotary.rotate(dy, of_rows[0], of_rows[1], layout, inverse=not inverse), "cos": dcos, "sin": dsin}
+    return {"x": dx, "cos": dcos, "sin": dsin}

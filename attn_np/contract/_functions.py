@@ -273,6 +273,28 @@ class Angles(Rotary):
 Angles.variant = "rotary_angles"
 
 
+def check_angles_given(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
+    """Refuse cosines without sines, and options of positions beside angles.
+
+    Args:
+        spec: of x and cos, which may be positions.
+        has_sin: whether the call has sines.
+        options: the names of those that are given.
+
+    Raises:
+        ValueError: options beside angles.
+        TypeError: cosines alone.
+    """
+    check_floats("rotate", "x", spec["x"])
+    expected, todo = "no options of positions beside cos and sin", "they are options of rotary_angles"
+    require(not (has_sin and options), "rotate", expected, ", ".join(options), todo)
+    cos = spec["cos"]
+    if not has_sin and (cos is None or cos[1] not in INTEGERS):
+        got = "none" if cos is None else f"{cos[1]} alone"
+        todo = "pass positions, or both results of rotary_angles"
+        raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {got}; {todo}")
+
+
 def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, wide: str) -> None:
     """Refuse what cannot be rotated.
 

@@ -293,6 +293,22 @@ def test_positions_of_one_sequence_serve_all(tree: Tree) -> None:
     assert same(found, want)
 
 
+@pytest.mark.parametrize("options", [{}, {"rope_base": 50.0}, {"xpos": -16.0, "max_positions": 12}], ids=str)
+def test_positions_stand_for_their_angles(tree: Tree, options: dict[str, Any]) -> None:
+    """Forward and the gradient of x, for positions of each sequence and of all, with and without heads."""
+    rng = np.random.default_rng(5)
+    for places, shape in ((PLACES, (2, 5, 3, 8)), (PLACES[0], (2, 5, 8))):
+        x, dy = rng.normal(size=shape), rng.normal(size=shape)
+        own = tree.package.rotary_angles(tree.array(places), 8, dtype="float64", **options)
+        call, given = tree.package.rotate, tree.array(places)
+        assert same(tree.numpy(call(tree.array(x), given, **options)), tree.numpy(call(tree.array(x), *own)))
+        back = tree.numpy(call(tree.array(dy), *own, inverse=True))
+        assert same(tree.numpy(call(tree.array(dy), given, inverse=True, **options)), back)
+        if tree.name == "numpy":
+            inputs = attn_np.value_and_vjp(call, x, places, layout="half", **options)[1](dy).inputs
+            assert list(inputs) == ["x"] and same(inputs["x"], back)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
     x = np.random.default_rng(5).normal(size=(2, 5, 3, 8)).astype(DTYPES[dtype])
@@ -392,6 +408,20 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
     ),
     "too wide": ("rotate", (X, np.zeros((5, 5)), np.zeros((5, 5))), {}, ValueError, "expected at most 4 pairs, got 5"),
     "unlike": ("rotate", (X, np.zeros((5, 4)), np.zeros((5, 3))), {}, ValueError, "expected cos and sin of one shape"),
+    "cosines alone": (
+        "rotate",
+        (X, X[0, :, 0]),
+        {},
+        TypeError,
+        "expected cos and sin, or positions as integers, got float64 alone; pass positions, or",
+    ),
+    "options beside angles": (
+        "rotate",
+        (X, X[0, :, 0], X[0, :, 0]),
+        {"xpos": 8.0, "rope_base": 50.0},
+        ValueError,
+        "expected no options of positions beside cos and sin, got rope_base, xpos; they are options of",
+    ),
     "layout": ("rotate", (X, X[0, :, 0], X[0, :, 0]), {"layout": "x"}, ValueError, "expected layout to be one of half"),
     "rank": (
         "rotate",

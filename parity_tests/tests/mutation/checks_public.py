@@ -193,6 +193,13 @@ def rotated_by_angles(alias: str) -> None:
             claim(
                 same(package.rotate(x, plain[0][0], plain[1][0]), package.rotate(x, plain[0][:1], plain[1][:1])), "one"
             )
+    x, options = rng.normal(size=(2, 4, 3, 6)), {"rope_base": 50.0, "xpos": -9.0, "max_positions": 7}
+    y, pull = package.value_and_vjp(package.rotate, x, places, **options)
+    claim(same(y, package.rotate(x, *scaled)), "positions in place of their angles")
+    gradients = pull(y).inputs
+    claim(
+        same(gradients["x"], package.rotate(y, *scaled, inverse=True)) and list(gradients) == ["x"], "and none of them"
+    )
     half = rng.normal(size=(2, 4, 6)).astype("float16")
     narrow = package.rotary_angles(places, 6)
     claim(same(package.rotate(half, *narrow), package.rotate(half.astype("float32"), *narrow).astype("float16")), "16")
@@ -272,6 +279,8 @@ def wrong_positions(alias: str) -> None:
         (lambda: package.rotate(x, cos[:2], cos[:2]), ValueError, "rotate: expected cos of shape"),
         (lambda: package.rotate(x, cos, cos[:, :2]), ValueError, "rotate: expected cos and sin of one shape"),
         (lambda: package.rotate(x, cos > 0, cos), TypeError, "rotate: expected cos of dtype float64"),
+        (lambda: package.rotate(x, cos), TypeError, "rotate: expected cos and sin, or positions as integers"),
+        (lambda: package.rotate(x, cos, cos, xpos=2.0), ValueError, "rotate: expected no options of positions beside"),
         (lambda: package.rotate(x > 0, cos, cos), TypeError, "rotate: expected x of a float dtype"),
         (lambda: package.rotate(x, cos, cos, layout="x"), ValueError, "rotate: expected layout to be one of"),
         (
