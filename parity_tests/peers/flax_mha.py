@@ -61,6 +61,9 @@ PEERS = {
     "nnx": Module("flax", "flax_mha", nnx),
     "nnx, no biases": Module("flax", "flax_mha", lambda draw: nnx(draw, use_bias=False)),
     "nnx, normed": Module("flax", "flax_mha", lambda draw: nnx(draw, normalize_qk=True)),
+    "nnx, normed, shared heads": Module(
+        "flax", "flax_mha", lambda draw: nnx(draw, num_heads=6, qkv_features=30, num_kv_heads=3, normalize_qk=True)
+    ),
     "nnx, shared heads": Module(
         "flax", "flax_mha", lambda draw: nnx(draw, num_heads=6, qkv_features=30, num_kv_heads=3)
     ),

@@ -32,8 +32,8 @@ LAYOUT = Layout(
             rules={
                 ("w_q", "w_k", "w_v"): ("self_attention.query_key_value.weight", "(h p k) d -> p d h k"),
                 ("b_q", "b_k", "b_v"): ("self_attention.query_key_value.bias", "(h p k) -> p h k"),
-                "w_o": ("self_attention.dense.weight", "d (h v) -> h v d"),
-                "b_o": ("self_attention.dense.bias", "d -> d"),
+                "w_o": ("self_attention.dense.weight", "o (h v) -> h v o"),
+                "b_o": ("self_attention.dense.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
             fixed={"causal": True},

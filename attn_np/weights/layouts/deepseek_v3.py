@@ -59,9 +59,9 @@ DIRECT = Table(
         ("w_dkv", "w_k_rot"): ("self_attn.kv_a_proj_with_mqa.weight", "(z | y) d -> d z, d y"),
         "w_kv_norm": ("self_attn.kv_a_layernorm.weight", "z -> z"),
         ("w_uk", "w_uv"): ("self_attn.kv_b_proj.weight", "(h (q | v)) z -> z h q, z h v"),
-        "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
+        "w_o": ("self_attn.o_proj.weight", "o (h v) -> h v o"),
         ("b_dkv", "b_k_rot"): ("self_attn.kv_a_proj_with_mqa.bias", "(z | y) -> z, y"),
-        "b_o": ("self_attn.o_proj.bias", "d -> d"),
+        "b_o": ("self_attn.o_proj.bias", "o -> o"),
     },
     flags={"use_bias": ("b_dkv", "b_k_rot", "b_o")},
     letters={

@@ -2,7 +2,7 @@
 
 Keys are the paths in the tree of parameters, joined by dots or slashes: `flatten_dict(params, sep=".")` of linen, with
 `params.` in front or not, and `nnx.to_flat_state` of NNX. With `num_kv_heads` a module of NNX is grouped-query
-attention. With `normalize_qk` a module is attention with normalised queries and keys; both together are refused.
+attention. With `normalize_qk` a module is attention with normalised queries and keys, which may be in groups, too.
 """
 
 from attn_np.weights.layouts._base import Layout, Names, Table
@@ -20,8 +20,8 @@ LAYOUT = Layout(
     separator="/",
     tables={
         "qk_norm": Table(
-            rules=rules("out", "h") | NORMS,
-            letters=LETTERS,
+            rules=rules("out", "g") | NORMS,
+            letters=LETTERS | {"num_kv_heads": "g"},
             flags=FLAGS,
             free=FREE,
             fixed={"norm": "layer", "norm_over": "head", "norm_eps": 1e-6},
@@ -29,7 +29,5 @@ LAYOUT = Layout(
         "mha": Table(rules=rules("out", "h"), letters=LETTERS, flags=FLAGS, free=FREE),
         "gqa": Table(rules=rules("out", "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
     },
-    unsupported={
-        "*_ln.*": "norms of queries and keys, which are in variant qk_norm alone, where each head has keys of its own"
-    },
+    unsupported={"*_ln.*": "norms of queries and keys, which are in variant qk_norm alone"},
 )

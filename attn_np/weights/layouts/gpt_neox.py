@@ -29,8 +29,8 @@ LAYOUT = Layout(
             rules={
                 ("w_q", "w_k", "w_v"): ("attention.query_key_value.weight", "(h p k) d -> p d h k"),
                 ("b_q", "b_k", "b_v"): ("attention.query_key_value.bias", "(h p k) -> p h k"),
-                "w_o": ("attention.dense.weight", "d (h v) -> h v d"),
-                "b_o": ("attention.dense.bias", "d -> d"),
+                "w_o": ("attention.dense.weight", "o (h v) -> h v o"),
+                "b_o": ("attention.dense.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},

@@ -29,7 +29,7 @@ LAYOUT = Layout(
                 "w_q": ("attn.q_proj.weight", "(h k) d -> d h k"),
                 "w_k": ("attn.k_proj.weight", "(g k) d -> d g k"),
                 "w_v": ("attn.v_proj.weight", "(g v) d -> d g v"),
-                "w_o": ("attn.out_proj.weight", "d (h v) -> h v d"),
+                "w_o": ("attn.out_proj.weight", "o (h v) -> h v o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
             free=("rotary_dim", "max_positions"),

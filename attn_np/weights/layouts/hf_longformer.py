@@ -38,8 +38,8 @@ LAYOUT = replace(
                     for letter, name, x in PROJECTIONS
                     for end in ("", "_global")
                 },
-                "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
-                "b_o": ("attention.output.dense.bias", "d -> d"),
+                "w_o": ("attention.output.dense.weight", "o (h v) -> h v o"),
+                "b_o": ("attention.output.dense.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
             free=("half_window",),

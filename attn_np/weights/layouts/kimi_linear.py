@@ -89,7 +89,7 @@ DELTA = Table(
         "w_gate_down": ("self_attn.g_a_proj.weight", "z d -> d z"),
         "w_gate_up": ("self_attn.g_b_proj.weight", "(h v) z -> z h v"),
         "w_norm": ("self_attn.o_norm.weight", "v -> v"),
-        "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
+        "w_o": ("self_attn.o_proj.weight", "o (h v) -> h v o"),
     },
     letters={
         "d_model": "d",

@@ -51,7 +51,7 @@ RETENTION = Table(
         ("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", "(h p k) d -> p d h k"),
         "w_gate": ("self_attn.output_gate.weight", "(h v) d -> d h v"),
         "w_norm": ("self_attn.norm.weight", "(h v) -> h v"),
-        "w_o": ("self_attn.out_proj.weight", "d (h v) -> h v d"),
+        "w_o": ("self_attn.out_proj.weight", "o (h v) -> h v o"),
     },
     letters={"d_model": "d", "num_heads": "h", "head_dim": "k"},
     free=("decay", "decay_rule", "form", "chunk_size"),

@@ -23,8 +23,8 @@ BIASES = {"qkv_bias": True, "output_bias": True}
 RULES: dict[Names, tuple[Names, str]] = {
     ("w_q", "w_k", "w_v"): ("self_attn.query_key_value.weight", "(h p k) d -> p d h k"),
     ("b_q", "b_k", "b_v"): ("self_attn.query_key_value.bias", "(h p k) -> p h k"),
-    "w_o": ("self_attn.dense.weight", "d (h v) -> h v d"),
-    "b_o": ("self_attn.dense.bias", "d -> d"),
+    "w_o": ("self_attn.dense.weight", "o (h v) -> h v o"),
+    "b_o": ("self_attn.dense.bias", "o -> o"),
 }
 LETTERS = {"d_model": "d", "num_heads": "h"}
 # The normed table first: its files have all keys of the other.

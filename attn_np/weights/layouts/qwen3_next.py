@@ -66,7 +66,7 @@ DELTA = Table(
         "a_log": ("linear_attn.A_log", "h -> h"),
         "dt_bias": ("linear_attn.dt_bias", "h -> h"),
         "w_norm": ("linear_attn.norm.weight", "v -> v"),
-        "w_o": ("linear_attn.out_proj.weight", "d (h v) -> h v d"),
+        "w_o": ("linear_attn.out_proj.weight", "o (h v) -> h v o"),
     },
     letters={
         "d_model": "d",

@@ -46,7 +46,7 @@ LAYOUT = Layout(
                 "w_q": ("SelfAttention.q.weight", "(h k) d -> d h k"),
                 "w_k": ("SelfAttention.k.weight", "(h k) d -> d h k"),
                 "w_v": ("SelfAttention.v.weight", "(h v) d -> d h v"),
-                "w_o": ("SelfAttention.o.weight", "d (h v) -> h v d"),
+                "w_o": ("SelfAttention.o.weight", "o (h v) -> h v o"),
                 "w_bias": ("SelfAttention.relative_attention_bias.weight", "x h -> x h"),
             },
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},

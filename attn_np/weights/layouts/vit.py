@@ -18,14 +18,14 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", sizes | {"causal": False, "rope_base": None, "output_bias": True}
 
 
-def rules(k: str, v: str, heads: str, output: str) -> dict[Any, tuple[str, str]]:
+def rules(k: str, v: str, heads: str) -> dict[Any, tuple[str, str]]:
     """The rules of the weights, with the letters of a variant."""
     return {
         "w_q": ("attention.attention.query.weight", "(h k) d -> d h k"),
         "w_k": ("attention.attention.key.weight", f"({heads} k) {k} -> {k} {heads} k"),
         "w_v": ("attention.attention.value.weight", f"({heads} v) {v} -> {v} {heads} v"),
-        "w_o": ("attention.output.dense.weight", f"{output} (h v) -> h v {output}"),
-        "b_o": ("attention.output.dense.bias", f"{output} -> {output}"),
+        "w_o": ("attention.output.dense.weight", "o (h v) -> h v o"),
+        "b_o": ("attention.output.dense.bias", "o -> o"),
     }
 
 
@@ -34,7 +34,7 @@ LAYOUT = Layout(
     prefixes=("encoder.layer.{layer}.", "vit.encoder.layer.{layer}."),
     tables={
         "mha": Table(
-            rules=rules("i", "j", "h", "o")
+            rules=rules("i", "j", "h")
             | {
                 "b_q": ("attention.attention.query.bias", "(h k) -> h k"),
                 "b_k": ("attention.attention.key.bias", "(h k) -> h k"),
@@ -43,7 +43,7 @@ LAYOUT = Layout(
             letters={"d_model": "d", "num_heads": "h"},
         ),
         "decoder": Table(
-            rules=rules("d", "d", "g", "d"),
+            rules=rules("d", "d", "g"),
             letters={"d_model": "d", "num_heads": "h"},
             fixed={"causal": False, "rope_base": None, "output_bias": True},
         ),

@@ -39,7 +39,7 @@ LAYOUT = Layout(
                 "w_k": ("rel_attn.k", "d h k -> d h k"),
                 "w_v": ("rel_attn.v", "d h v -> d h v"),
                 "w_r": ("rel_attn.r", "d h k -> d h k"),
-                "w_o": ("rel_attn.o", "d h v -> h v d"),
+                "w_o": ("rel_attn.o", "o h v -> h v o"),
                 "b_content": ("rel_attn.r_w_bias", "h k -> h k"),
                 "b_position": ("rel_attn.r_r_bias", "h k -> h k"),
             },

@@ -524,6 +524,7 @@ def test_outputs_of_another_width(tmp_path: Path) -> None:
         ("flax_mha", "mha", {}),
         ("flax_mha", "gqa", {"num_kv_heads": 3}),
         ("flax_mha", "qk_norm", {"norm": "layer"}),
+        ("flax_mha", "qk_norm", {"norm": "layer", "num_kv_heads": 3}),
         ("keras_mha", "mha", {"value_head_dim": 2}),
         ("keras_mha", "gqa", {"num_kv_heads": 3}),
         ("keras_mha", "gated", {}),
@@ -617,7 +618,7 @@ CONVERTED = {
         for o in (True, False)
         for b in (True, False)
     ]
-    + [FREE | {"num_heads": 1, "use_output": True, "output_dim": 5}],
+    + [FREE | {"num_heads": 1, "use_output": True} | more for more in ({"output_dim": 5}, {"memory_keys": 3})],
     "mha": [FREE | {"num_heads": n, "use_bias": b} for n in (1, 2) for b in (True, False)],
     "self_attention": [FREE | {"use_output": o, "use_bias": b} for o in (True, False) for b in (True, False)],
 }
@@ -627,7 +628,7 @@ def test_what_can_be_converted() -> None:
     """Exactly the configs that mean the same."""
     possible = {
         ("fused_qkv", "mha"): lambda c: c.use_output,
-        ("fused_qkv", "self_attention"): lambda c: c.num_heads == 1 and c.output_dim is None,
+        ("fused_qkv", "self_attention"): lambda c: c.num_heads == 1 and c.memory_keys is None,
         ("mha", "fused_qkv"): lambda c: True,
         ("self_attention", "fused_qkv"): lambda c: True,
     }
@@ -672,7 +673,7 @@ def test_stacked_by_its_indices() -> None:
 
 
 def test_conversions_that_would_lose_something() -> None:
-    for fields in ({"key_dim": 5}, {"value_dim": 5}, {"value_head_dim": 2}, {"memory_keys": 3}):
+    for fields in ({"key_dim": 5}, {"value_dim": 5}, {"value_head_dim": 2}, {"normalize_over": "queries"}):
         config = contract.config("mha", d_model=6, num_heads=2, **fields)
         with pytest.raises(weights.ConfigMismatchError, match=f"{next(iter(fields))}="):
             weights.convert(config, drawn(config), "fused_qkv")
