@@ -309,6 +309,19 @@ def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -
         assert same(got, want)
 
 
+def test_outputs_are_as_wide_as_the_config_says() -> None:
+    """Every variant with an output projection has an example with a width of its own."""
+    tree = TREES["numpy"]
+    for variant in VARIANTS:
+        if "output_dim" not in contract.get(variant).Config.fields():
+            continue
+        wide = {e: w for e in contract.examples(variant) if (w := getattr(config_of(variant, e), "output_dim", None))}
+        assert wide, variant
+        for example, width in wide.items():
+            y = tree(tree.layer(variant, example), inputs_for(variant, example, "plain"))[0]
+            assert y.shape[-1] == width, f"{variant}, {example}"
+
+
 def without_memory(config: Config) -> bool:
     """Has no keys of its own, which a query sees that sees no other."""
     return getattr(config, "memory_keys", None) is None

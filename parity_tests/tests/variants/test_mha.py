@@ -155,6 +155,29 @@ def test_without_keys_the_memory_is_weighed_equally(tree: Tree) -> None:
         assert not tree.gradients(layer, inputs, cotangent(y.shape))["dquery"].any()
 
 
+def test_keys_share_themselves_out_among_the_queries(tree: Tree) -> None:
+    """Over the queries the weights of a key add up to 1 where a query sees it; gradients too."""
+    config, w, inputs = cross()
+    config = replace(config, normalize_over="queries", softcap=1.5)
+    inputs["mask"][0, 1, :, 2] = False
+    want, layer = bounded(config, inputs, w), layer_of(tree, config, w)
+    y, weights = tree(layer, inputs, return_weights=True)
+    totals = np.sum(want["out1"], axis=-2)
+    assert ratio(inputs["mask"].any(axis=-2), totals) <= 1
+    got = {"y": y, "out1": weights} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, x in got.items():
+        assert ratio(x, want[name]) <= 1, name
+
+
+def test_what_does_not_go_with_a_softmax_over_the_queries(tree: Tree) -> None:
+    """Later queries would change the weights of earlier ones, so there is no cache, and a memory is not shared out."""
+    layer = tree.package.build("mha", d_model=6, num_heads=2, causal=True, normalize_over="queries")
+    with pytest.raises(ValueError, match="mha: expected a layer that decodes, got"):
+        layer.init_cache(1, 4)
+    with pytest.raises(ValueError, match="mha: expected normalize_over='keys' with memory_keys=, got 'queries'; leave"):
+        tree.package.build("mha", d_model=6, num_heads=2, memory_keys=1, normalize_over="queries")
+
+
 def test_a_memory_is_not_cached(tree: Tree) -> None:
     """Steps give what the full pass gives, and the cache holds the keys of the call alone."""
     config = Config(d_model=6, num_heads=2, causal=True, window=(2, 0), memory_keys=3)
