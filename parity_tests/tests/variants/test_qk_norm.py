@@ -204,6 +204,8 @@ def test_shared_heads_are_equal_heads(tree: Tree, fields: Any) -> None:
     (y,) = tree(layer, inputs)
     assert ratio(y, want["y"]) <= 1
     grads = tree.gradients(layer, inputs, cotangent(y.shape))
+    own = bounded(config, inputs, w)
+    assert all(ratio(grad, own[name]) <= 1 for name, grad in grads.items())
     for name, axis in axis_of.items():
         of_copies = want[f"d{name}"]
         shape = (*w[name].shape[:axis], 3, 2, *w[name].shape[axis + 1 :])
