@@ -182,7 +182,7 @@ class Config(_base.Config):
             todo = "keep the dtype of its argument"
             raise TypeError(f"{self.variant}: expected features of dtype {x[1]} from feature_map, got {dtype}; {todo}")
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return 1
 
 

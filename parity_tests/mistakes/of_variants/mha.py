@@ -20,7 +20,7 @@ MUTANTS = (
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
         "behind(v, memory_v, share), options",
-        "behind(v, memory_v, share), options | by_position",
+        "behind(v, memory_v, share), options | masking",
     ),
     memory(
         "values of the memory left out",
