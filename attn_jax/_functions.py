@@ -23,7 +23,7 @@ from attn_jax._simplex import log_sum_exp
 from attn_jax._terms import Term, relative_bias_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
-from attn_np.contract._offset import Moved, MovedEach
+from attn_np.contract._offset import OffsetQueries, OffsetQueriesEach
 from attn_np.contract._patterns import Pattern, Prefix
 
 
@@ -54,25 +54,30 @@ def with_checked_weights(softmax_fn: Any) -> Any:
 
 
 def positions_as_pattern(
-    by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array
+    masking: dict[str, Any], first_position: Any, lengths: Array | None, q: Array, k: Array
 ) -> dict[str, Any]:
-    """Causality, window and pattern, of which the first query's position, `first`, and the lengths become a part."""
-    is_array = hasattr(first, "shape")
-    at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
-    spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
-    contract.check_offset_and_lengths(spec, None if is_array else at, **by_position)
+    """Causality, window and pattern, of which the first query's position and the lengths become a part."""
+    is_array = hasattr(first_position, "shape")
+    if is_array and first_position.shape == ():
+        first_position = broadcast_to(first_position, q.shape[:1])
+    spec = specs("attend", q=q, k=k, lengths=lengths, offset=first_position if is_array else None)
+    contract.check_offset_and_lengths(spec, None if is_array else first_position, **masking)
     contract.check_lengths(None if lengths is None else known_range(lengths))
-    pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
-    if at is not None and (is_array or at != s - t):
-        pattern = contract.as_pattern(**by_position)
+    pattern, s, t = masking["pattern"], k.shape[1], q.shape[1]
+    if first_position is not None and (is_array or first_position != s - t):
+        pattern = contract.as_pattern(**masking)
         if pattern is not None:
-            by_position = {"causal": False, "window": None}
+            masking = {"causal": False, "window": None}
             default = s - t
             # signed, by the sum with 0: differences of unsigned numbers would wrap
-            pattern = MovedEach(pattern, at + arange(1, q) - default) if is_array else Moved(pattern, first - default)
+            pattern = (
+                OffsetQueriesEach(pattern, first_position + arange(1, q) - default)
+                if is_array
+                else OffsetQueries(pattern, first_position - default)
+            )
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
-    return by_position | {"pattern": pattern}
+    return masking | {"pattern": pattern}
 
 
 def attend(
@@ -142,18 +147,18 @@ def attend(
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
     window = contract.window_of(window, number)
-    by_position: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
+    masking: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
     if offset is not None or lengths is not None:
-        by_position = positions_as_pattern(by_position, number(offset), lengths, q, k)
+        masking = positions_as_pattern(masking, number(offset), lengths, q, k)
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
     added = relative_bias_of(terms, number(offset), q, k)
-    by_distance: dict[str, Any] = {}
+    bias_options: dict[str, Any] = {}
     if added is not None:
-        by_distance = {"relative_bias": added.at, "varies_by_sequence": added.varies_by_sequence}
+        bias_options = {"relative_bias": added.at_index, "varies_by_sequence": added.varies_by_sequence}
     return core.attend(
-        q, k, v, mask=mask, bias=bias, **by_distance, **by_position, **options, sinks=sinks, keep=keep,
+        q, k, v, mask=mask, bias=bias, **bias_options, **masking, **options, sinks=sinks, keep=keep,
         normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
         implementation=implementation, return_weights=return_weights, return_lse=return_lse,
     )  # fmt: skip

@@ -19,7 +19,7 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
-A bias by distance is a number for each diagonal of the scores, read by all blocks of queries from one strip of rows.
+A bias by distance is a number for each diagonal of the scores, read by all blocks of queries from one skewed copy.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
@@ -65,7 +65,10 @@ SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
-DISTANCE_QUERIES, DISTANCE_KEYS = 64, 256  # under a bias by distance: its strip, of as many rows, stays in the caches
+DISTANCE_QUERIES, DISTANCE_KEYS = (
+    64,
+    256,
+)  # under a bias by distance: its skewed copy, of as many rows, stays in the caches
 PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
@@ -125,7 +128,7 @@ def _are_numbers(*sizes: Any) -> bool:
 
 def _plan(
     q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, pattern: Any,
-    by_distance: bool,
+    has_diagonal_bias: bool,
 ) -> Plan:  # fmt: skip
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
@@ -137,10 +140,10 @@ def _plan(
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         queries = queries if pattern is None else min(queries, PATTERN_BLOCK)
-        queries = min(queries, DISTANCE_QUERIES) if by_distance else queries
+        queries = min(queries, DISTANCE_QUERIES) if has_diagonal_bias else queries
         step = -(-t // queries) * QUERY_MULTIPLE
         queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
-        keys = DISTANCE_KEYS if by_distance else max(KEYS, PRODUCT // (queries * r * width))
+        keys = DISTANCE_KEYS if has_diagonal_bias else max(KEYS, PRODUCT // (queries * r * width))
         keys = min(keys if pattern is None else PATTERN_BLOCK, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
@@ -234,9 +237,10 @@ def _attend(
     q = q.reshape(b, blocks, queries, g, plan.group_size, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
     q = q.reshape(blocks, b, g, plan.group_size * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
-    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.group_size, 1, 1), _strip(plan, diagonal_bias, g)
+    sinks = None if sinks is None else sinks.reshape(1, g, plan.group_size, 1, 1)
+    skewed_bias = _skewed_bias(plan, diagonal_bias, g)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
+    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias)
     context, lse = results
     context = context.reshape(blocks, b, g, plan.group_size, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     context = context.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
@@ -274,7 +278,7 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
     return any_over(seen.reshape(1, *((1, 1) if h == 1 else (g, h // g)), plan.s), (2,)).swapaxes(1, 2)[..., None]
 
 
-def _strip(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
+def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
     """The bias by distance of the last block of queries with all keys, and further to the right that of those before:
     `1 h 1 n` -> `1 g r q m`.
     """
@@ -311,17 +315,17 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     return _slice(_slice(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
 
 
-def _block_bias(plan: Plan, bias: Array | None, strip: Array | None, i: Any, j: Any) -> Array | None:
+def _block_bias(plan: Plan, bias: Array | None, skewed_bias: Array | None, i: Any, j: Any) -> Array | None:
     """What is added to the scores of a block, `b g r q c`."""
     bias = _block(plan, bias, i, j)
-    if strip is None:
+    if skewed_bias is None:
         return bias
-    by_distance = jax.lax.dynamic_slice_in_dim(strip, _in_strip(plan, i, j), plan.keys, 4)
-    return by_distance if bias is None else by_distance + bias
+    diagonal_part = jax.lax.dynamic_slice_in_dim(skewed_bias, _start_in_skewed_bias(plan, i, j), plan.keys, 4)
+    return diagonal_part if bias is None else diagonal_part + bias
 
 
-def _in_strip(plan: Plan, i: Any, j: Any) -> Any:
-    """Where the part of the strip for block i of the queries and block j of the keys begins."""
+def _start_in_skewed_bias(plan: Plan, i: Any, j: Any) -> Any:
+    """Where the part of the skewed bias for block i of the queries and block j of the keys begins."""
     return (plan.blocks - 1 - i) * plan.queries + plan.key_start(j)
 
 
@@ -413,12 +417,13 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
     top = top if before is None else maximum(top, before[0])
     shift = where(top == -jnp.inf, 0.0, top)
     e = exp(x - shift[..., None])
-    total, values = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
+    total, weighted_values = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
     if before is not None:
-        top_before, total_before, values_before = before
+        top_before, total_before, weighted_values_before = before
         shrink = exp(top_before - shift)
-        total, values = total_before * shrink + total, values_before * shrink[..., None] + values
-    return top, total, values
+        total = total_before * shrink + total
+        weighted_values = weighted_values_before * shrink[..., None] + weighted_values
+    return top, total, weighted_values
 
 
 def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Average:
@@ -430,9 +435,9 @@ def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool)
     empty = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
         sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
-    top, total, values = sums
+    top, total, weighted_values = sums
     total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
-    return where(empty[..., None], 0.0, values / total[..., None]), where(empty, jnp.inf, top), total
+    return where(empty[..., None], 0.0, weighted_values / total[..., None]), where(empty, jnp.inf, top), total
 
 
 def _one_block(
@@ -444,9 +449,9 @@ def _one_block(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-    strip: Array | None,
+    skewed_bias: Array | None,
 ) -> tuple[Array, Array]:
-    bias = _block_bias(plan, bias, strip, 0, 0)
+    bias = _block_bias(plan, bias, skewed_bias, 0, 0)
     allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
@@ -473,7 +478,7 @@ def _forward(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-    strip: Array | None,
+    skewed_bias: Array | None,
 ) -> Average:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
@@ -493,7 +498,7 @@ def _forward(
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = keys_and_values(j)
-            block_bias = _block_bias(plan, bias, strip, i, j)
+            block_bias = _block_bias(plan, bias, skewed_bias, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
             x, _ = _scores(plan, qi, kj, block_bias, allowed)
             return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
@@ -519,9 +524,9 @@ def _blocks(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-    strip: Array | None,
+    skewed_bias: Array | None,
 ) -> tuple[Array, Array]:
-    context, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
+    context, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias)
     return context, _lse(plan, top, total, sinks)
 
 
@@ -535,7 +540,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
 
     The exponentials stand for the weights p, because do and dlse are divided by their sum beforehand.
     """
-    (q, k, v, bias, sinks, mask, pattern_arrays, strip), context, top, total = residuals
+    (q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias), context, top, total = residuals
     (dcontext, dlse), empty = cotangents, top == jnp.inf
     q, dcontext = (where(empty[..., None], 0.0, x) for x in (q, dcontext / total[..., None]))
     delta = jnp.sum(dcontext * context, -1) - where(empty, 0.0, dlse / total)
@@ -547,10 +552,10 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         first, end, key_block = key_loop(i)
 
         def step(n: Any, carry: Any) -> Any:
-            dqi, dk, dv, dbias, dstrip = carry
+            dqi, dk, dv, dbias, dskewed_bias = carry
             j = key_block(n)
             at = plan.key_start(j)
-            block_bias = _block_bias(plan, bias, strip, i, j)
+            block_bias = _block_bias(plan, bias, skewed_bias, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
             key_mask = _key_mask(plan, allowed, bias, mask)
             kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
@@ -562,27 +567,29 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             if dbias is not None:
                 start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = _add(dbias, start, ds_by_axes)
-            if dstrip is not None:
-                dstrip = _add(dstrip, (0, 0, 0, 0, _in_strip(plan, i, j)), ds_by_axes)
+            if dskewed_bias is not None:
+                dskewed_bias = _add(dskewed_bias, (0, 0, 0, 0, _start_in_skewed_bias(plan, i, j)), ds_by_axes)
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
             kj = zero_unseen("bgnc->bgck", key_mask, _slice(k_rows, 2, at, plan.keys))
-            return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dstrip
+            return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
-    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, strip)]
-    (dk, dv, dbias, dstrip), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dcontext, top, delta))
+    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, skewed_bias)]
+    (dk, dv, dbias, dskewed_bias), dq = jax.lax.scan(
+        query_block, zeros, (jnp.arange(plan.blocks), q, dcontext, top, delta)
+    )
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.group_size, plan.queries
         of_rows = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
         of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]
-    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dstrip
+    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dskewed_bias
 
 
 def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
 from attn_np import contract
+from attn_np.contract import cached_check as cached_check
 from attn_np.contract import check_tokens, record
-from attn_np.contract import checked as checked
 from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:
@@ -114,13 +114,12 @@ def gather_last(x: Array, index: Array) -> Array:
 
 
 def skew(x: Array, t: int, s: int) -> Array:
-    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
-    before, the last row with the first of the n = t + s - 1. Cut into rows of n - 1, the numbers from the first row's
-    own on are just that. Of one row for all, twice as many rows are those that there are, the second half as much
-    further to the left, so that only stretches are copied. Rows are in the order in which `by_rows` gives them: the
-    first query first.
+    before, the last row with the first of the n = t + s - 1. The first query comes first, as `attend_in_row_blocks`
+    passes rows. All numbers from the first row's own on, cut into rows of n - 1, are that. A single row is doubled
+    log2(t) times: each doubling appends the rows so far, shifted further left, so that only stretches are copied.
     """
     n = x.shape[-1]
     if n == s:
@@ -141,7 +140,7 @@ def transpose_diagonals(x: Array) -> Array:
 
 
 def unskew(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse."""
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: `skew` in reverse."""
     b, h, t, s = x.shape
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
     return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)

@@ -109,7 +109,7 @@ def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array,
 # From chunk to chunk, from position to position -----------------------------------------------------------------------
 
 
-def times(x: Array, factor: Array | None) -> Array:
+def scaled_by(x: Array, factor: Array | None) -> Array:
     """The product; the array itself without a factor."""
     return x if factor is None else x * factor
 
@@ -126,37 +126,37 @@ def chunked(
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
-    scaled, writing, erasing = times(k, beta), times(v, beta), None
-    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+    beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
     if decay is None:
-        products, from_start, to_end, whole = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
+        products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
-        whole = from_start[:, -1]
+        chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
     if erases:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, times(scaled, from_start)))
+        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
         writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
 
     def step(state, xs):
-        k, erasing, writing, whole = xs
+        k, erasing, writing, chunk_decay = xs
         corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
-        decayed = state if whole is None else whole[..., None] * state
+        decayed = state if chunk_decay is None else chunk_decay[..., None] * state
         state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
         return state, (corrected, state)
 
-    xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
+    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), erasing, writing, chunk_decay)
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), last
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), last
 
 
-def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
     """Chunks along axis 1: (b n) ... -> b n ..."""
     return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
 
@@ -170,7 +170,7 @@ def recurrent(
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
         corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
-        corrected = times(corrected, beta)
+        corrected = scaled_by(corrected, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
 

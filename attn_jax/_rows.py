@@ -31,7 +31,7 @@ PARTS = 4  # loops of a causal call
 AttendRows = Callable[..., tuple[Array, Array]]
 
 
-def by_rows(
+def attend_in_row_blocks(
     attend_rows: AttendRows,
     tape: Tape,
     q: Array,
@@ -44,18 +44,18 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_factor: int = 1,
+    block_scale: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
-    without_scores: AttendRows | None = None,
-    **by_score: Array | None,
+    attend_in_linear_memory: AttendRows | None = None,
+    **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+        attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
             query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
@@ -63,13 +63,13 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+        attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
-        by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
+        score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
     one_block = (
@@ -80,20 +80,20 @@ def by_rows(
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
     if one_block or b * h * t * s <= ONE_BLOCK_SCORES:
-        by_position: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, t, s, like=q, **by_position)
-        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
-    if without_scores is not None and by_score["keep"] is None:
-        return without_scores(tape, q, k, v, mask, by_score["bias"])
-    band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
-    if weighing is not None and weighing.keys_apart:  # few passes over the scores: large products are worth more
-        block_factor *= 2
+        masking: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **masking)
+        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
+    if attend_in_linear_memory is not None and score_arrays["keep"] is None:
+        return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
+    band, score_arrays = Band.of(t, s, causal, window), {"mask": mask} | score_arrays
+    if weighing is not None and weighing.elementwise:  # few passes over the scores: large products are worth more
+        block_scale *= 2
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
         [
-            loop(attend_rows, q, k, v, by_score, band, rows, block_factor, min_rows or ROWS)
+            loop(attend_rows, q, k, v, score_arrays, band, rows, block_scale, min_rows or ROWS)
             for rows in spans
             if rows.length
         ],
@@ -106,10 +106,10 @@ def loop(
     q: Array,
     k: Array,
     v: Array,
-    by_score: dict[str, Array | None],
+    score_arrays: dict[str, Array | None],
     band: Band,
     rows: Span,
-    block_factor: int,
+    block_scale: int,
     min_rows: int,
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
@@ -117,7 +117,7 @@ def loop(
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(min_rows, block_factor * BLOCK // (heads * min(num_seen, width + ROWS))))
+    size = min(t, max(min_rows, block_scale * BLOCK // (heads * min(num_seen, width + ROWS))))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
         size = min(size, max(4 * ROWS, width // 16))
     size = -(-t // -(-t // size))
@@ -130,7 +130,7 @@ def loop(
         x = jnp.pad(x, [(0, count * size - t) if i == axis else (0, 0) for i in range(x.ndim)])
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
-    present = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
+    present = {name: jnp.asarray(x) for name, x in score_arrays.items() if x is not None}
     by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
 
     # Heads come first in products. Keys and values are put in this order once, and so is what the blocks return: XLA
@@ -143,7 +143,7 @@ def loop(
         if length < num_seen:
             first = jnp.clip(row + s - band.t - (band.left or 0), first, first + num_seen - length)
         seen_by = lambda x, axis: x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first, length, axis)  # noqa: E731
-        arrays = {name: None if x is None else by_row.get(name, present[name]) for name, x in by_score.items()}
+        arrays = {name: None if x is None else by_row.get(name, present[name]) for name, x in score_arrays.items()}
         arrays = {name: x if x is None or x.ndim == 0 else seen_by(x, x.ndim - 1) for name, x in arrays.items()}
         positions = (row + jnp.arange(size) + (s - band.t))[None], (first + jnp.arange(length))[None]
         allowed = arrays.pop("mask")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from attn_jax._ops import Array, maximum, where
 
-GROUP = 16  # z of which the largest is looked for
-NEAR = 2.0**-7  # steps that are shorter are not made with these
+SCORES_PER_MAXIMUM = 16  # z of which the largest is looked for
+COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
 
 
 def support_of(z: Array, power: int) -> Array:
@@ -32,7 +32,9 @@ def support_of(z: Array, power: int) -> Array:
         return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
 
     tau, n = -jnp.ones_like(jnp.max(z, axis=-1, keepdims=True)), z.shape[-1]
-    if not jax.export.is_symbolic_dim(n) and n > 4 * GROUP:
-        groups = z[..., : n // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, n // GROUP)
-        tau = threshold(jnp.max(groups, axis=-2), tau, NEAR)
+    if not jax.export.is_symbolic_dim(n) and n > 4 * SCORES_PER_MAXIMUM:
+        groups = z[..., : n // SCORES_PER_MAXIMUM * SCORES_PER_MAXIMUM].reshape(
+            *z.shape[:-1], SCORES_PER_MAXIMUM, n // SCORES_PER_MAXIMUM
+        )
+        tau = threshold(jnp.max(groups, axis=-2), tau, COARSE_STEP)
     return z > threshold(z, tau, jnp.finfo(z.dtype).eps)

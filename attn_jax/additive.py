@@ -6,7 +6,7 @@ from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import hide_by_bias
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
-from attn_jax._rows import by_rows
+from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 
@@ -33,16 +33,16 @@ class AdditiveAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        by_position = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
+        masking = {"causal": c.causal, "step": step}
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
         # Over the queries a weight needs all of them. Hidden units count as heads: a pair has a number for each, and no
         # product of matrices wants many rows.
-        context, probs = by_rows(
-            self.attend_rows, tape, q, k, v, mask=mask, **by_position, return_weights=return_weights,
+        context, probs = attend_in_row_blocks(
+            self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
             implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
@@ -59,7 +59,7 @@ class AdditiveAttention(Layer[Config]):
         bias: Array | None,
         keep: Array | None,
     ) -> tuple[Array, Array]:
-        """The context and the weights of some projected queries, as `by_rows` asks for them."""
+        """The context and the weights of some projected queries, as `attend_in_row_blocks` asks for them."""
         c = self.config
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)

@@ -41,11 +41,11 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
-    scaled = k * beta
+    beta_k = k * beta
     # t 1 s: below the diagonal, for all heads
-    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
-    erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
+    erasing, writing = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -57,11 +57,13 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     # (b n) c ... -> b n c ...
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum(
+        "bthk,bhkv->bthv", q, chunk_states
+    )
     return from_chunks(out, b, t), last
 
 

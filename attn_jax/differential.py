@@ -25,7 +25,7 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_jax._rotary import Positions, record_positions, rotate, rotation
-from attn_jax._rows import by_rows
+from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.differential import Config
 
 
@@ -129,7 +129,7 @@ class DifferentialAttention(Layer[Config]):
             )  # fmt: skip
             context, probs = record(tape, context=first - lambda_full * second), None
         else:
-            context, probs = by_rows(
+            context, probs = attend_in_row_blocks(
                 attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
                 bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip

@@ -66,31 +66,31 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
-    scaled = k * beta
+    beta_k = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.matrix.swapaxes(1, 2)
+    decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
+    erasing = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
-        k, erasing, writing, whole = xs
+        k, erasing, writing, chunk_decay = xs
         corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = whole[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
         return state, (corrected, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], erasing, writing, decay.whole
+    xs = k * decay.to_end[..., None], erasing, writing, decay.chunk_decay
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), last
 
 

@@ -9,7 +9,7 @@ from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import hide_by_bias
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
-from attn_jax._rows import by_rows
+from attn_jax._rows import attend_in_row_blocks
 from attn_jax._sparse_weights import hardmax, straight_through
 from attn_np.contract.hard import Config
 
@@ -60,7 +60,7 @@ class HardAttention(Layer[Config]):
             allowed: Any,
             relative_position: Any,
             noise: Array | None,
-            **by_score: Any,
+            **score_arrays: Any,
         ) -> Any:
             noise = record(tape, noise=upcast(noise))
 
@@ -73,11 +73,11 @@ class HardAttention(Layer[Config]):
                 return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
 
             return attend(
-                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
+                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
-        context, weights = by_rows(
+        context, weights = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip

@@ -24,8 +24,8 @@ from attn_jax._ops import (
     take,
     upcast,
 )
-from attn_jax._relative import score_vectors, weigh_vectors
-from attn_jax._rows import by_rows
+from attn_jax._relative import relative_scores_shared, relative_values
+from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.shaw import Config
 
 
@@ -89,7 +89,7 @@ class ShawAttention(Layer[Config]):
             )
             relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
+            position = relative_scores_shared(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
@@ -100,17 +100,19 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
+                context = context + relative_values(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
         def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            return attend_near_and_far(attend_rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
+            return attend_near_and_far(
+                attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
+            ), None
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            without_scores=attend_without_scores, bias=bias, keep=keep,
+            attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -119,7 +121,7 @@ class ShawAttention(Layer[Config]):
         """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
-    def shift(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
+    def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
         row = self.table_rows(relative_position)
         k = k + take(self.w_rel_k, row)

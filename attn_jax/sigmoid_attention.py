@@ -9,7 +9,7 @@ from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import full_mask
 from attn_jax._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
-from attn_jax._rows import by_rows
+from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sigmoid_attention import Config
 
@@ -52,7 +52,7 @@ class SigmoidAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **by_score: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
         ) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if c.score_offset is None:
@@ -71,12 +71,12 @@ class SigmoidAttention(Layer[Config]):
                 return where(allowed, sigmoid(shifted), 0.0)
 
             return attend(
-                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sigmoid_weights,
+                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=sigmoid_weights,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = by_rows(
+        context, weights = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
             weighing=Weighing("sigmoid", scale, c.softcap, c.score_offset),

@@ -23,8 +23,12 @@ from attn_jax._ops import (
     softmax,
     upcast,
 )
-from attn_jax._relative import of_distances, score_distances, sinusoids
-from attn_jax._rows import by_rows
+from attn_jax._relative import (
+    relative_scores_per_head,
+    rotate_to_key_positions,
+    sinusoids,
+)
+from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.transformer_xl import Config
 
 
@@ -84,7 +88,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
+            position = relative_scores_per_head(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -98,15 +102,15 @@ class TransformerXLAttention(Layer[Config]):
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            by_position = of_distances(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
+            position_features = rotate_to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
             positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
-            q, k = concatenate([q_content, by_position], -1), concatenate([k, positions], -1)
+            q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, without_scores=attend_without_scores, bias=bias, keep=keep,
+            implementation=implementation, attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

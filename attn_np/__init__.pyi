@@ -381,11 +381,11 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     max_distance: int = 512,
-    terms: tuple[str, ...] = ("c2p", "p2c"),
-    buckets: int | None = None,
+    score_terms: tuple[str, ...] = ("c2p", "p2c"),
+    buckets_per_side: int | None = None,
     p2c_view: str = "key",
-    shared: bool = False,
-    rel_bias: bool = False,
+    share_projections: bool = False,
+    rel_projection_bias: bool = False,
     norm_rel: bool = False,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
@@ -774,7 +774,7 @@ def build(
     use_bias: bool = False,
     rope_base: float | None = None,
     rope_layout: str = "interleaved",
-    spacing: str = "closed",
+    angle_spacing: str = "closed",
 ) -> Retention: ...
 @overload
 def build(
@@ -1060,11 +1060,11 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     max_distance: int = 512,
-    terms: tuple[str, ...] = ("c2p", "p2c"),
-    buckets: int | None = 256,
+    score_terms: tuple[str, ...] = ("c2p", "p2c"),
+    buckets_per_side: int | None = 256,
     p2c_view: str = 'query',
-    shared: bool = True,
-    rel_bias: bool = False,
+    share_projections: bool = True,
+    rel_projection_bias: bool = False,
     norm_rel: bool = True,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
@@ -1096,7 +1096,7 @@ def build(
     use_bias: bool = False,
     rope_base: float | None = None,
     rope_layout: str = "interleaved",
-    spacing: str = "closed",
+    angle_spacing: str = "closed",
 ) -> Retention: ...
 @overload
 def build(
@@ -1172,7 +1172,7 @@ def build(
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     rope_layout: str = "interleaved",
-    spacing: str = "closed",
+    angle_spacing: str = "closed",
 ) -> Retention: ...
 @overload
 def build(

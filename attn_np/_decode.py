@@ -25,7 +25,7 @@ from attn_np._ops import (
 from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slot_count
 
 
-@pytree(arrays=["arrays", "positions", "length", "overrun"], static=["max_length"])
+@pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["max_length"])
 @dataclass(frozen=True)
 class Cache:
     """Keys, values or states of earlier positions, for each sequence of a batch.
@@ -36,7 +36,7 @@ class Cache:
         arrays: by name: entries, one for each slot and a spare one for those not stored; or a state.
         positions: `b s`, the position whose entries a slot holds; -1 for an empty slot.
         length: `b`, how many positions each sequence has.
-        overrun: `b`, True if a sequence got positions that the cache had no room for.
+        overflowed: `b`, True if a sequence got positions that the cache had no room for.
         max_length: how many positions each sequence may have.
         spent: True once a step outside compiled programs has used the cache up; in NumPy and PyTorch.
     """
@@ -44,7 +44,7 @@ class Cache:
     arrays: dict[str, Array]
     positions: Array
     length: Array
-    overrun: Array
+    overflowed: Array
     max_length: int
     spent: ClassVar[bool] = False
 
@@ -56,7 +56,7 @@ class Cache:
         """
         check_unspent("cache", self.spent)
         arrays = {name: 1 * x for name, x in self.arrays.items()}
-        return Cache(arrays, 1 * self.positions, 1 * self.length, self.overrun | False, self.max_length)
+        return Cache(arrays, 1 * self.positions, 1 * self.length, self.overflowed | False, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class DecodeStep:
         slot_positions: `b s`, the positions whose entries the slots hold after the step.
         query_positions: `b t`, the positions of the queries.
         key_positions: `b s`, the positions of the keys; -1 for none.
-        joined: whether the keys are the old slots and then the new keys, not the slots after the step: in a ring of
+        concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: in a step that is not aligned, whether attention matrices are `b h t s`, not `b t s`.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
@@ -94,7 +94,7 @@ class DecodeStep:
     slot_positions: Any = None
     query_positions: Any = None
     key_positions: Any = None
-    joined: bool = False
+    concatenated: bool = False
     head_axis: bool = False
     arrays: dict[str, Array] = field(default_factory=dict)
 
@@ -148,16 +148,16 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     stored = accepted & (query_positions >= length[:, None] - num_slots)
     slot = where(stored, query_positions % num_slots, num_slots)
     slot_positions = write_slots(0 + cache.positions, slot, where(stored, query_positions, -1))
-    joined = num_slots < max_length and t > 1
+    concatenated = num_slots < max_length and t > 1
     before = cache.positions[:, :filled]
     key_positions = (
-        concatenate([before, where(accepted, query_positions, -1)], 1) if joined else slot_positions[:, :filled]
+        concatenate([before, where(accepted, query_positions, -1)], 1) if concatenated else slot_positions[:, :filled]
     )
     mask = config.arguments().get("mask")
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
         cache, None, filled, length, accepted, is_real & ~accepted, slot, slot_positions,
-        query_positions, key_positions, joined, head_axis,
+        query_positions, key_positions, concatenated, head_axis,
     )  # fmt: skip
 
 
@@ -166,9 +166,9 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     before = step.cache
     if step.start is not None:
         positions = write_positions(before.positions, step.start, step.start + y.shape[1])
-        return y, Cache(step.arrays, positions, step.length, before.overrun, before.max_length)
-    overrun = before.overrun | (step.rejected.sum(1) > 0)
-    after = Cache(step.arrays, step.slot_positions, step.length, overrun, before.max_length)
+        return y, Cache(step.arrays, positions, step.length, before.overflowed, before.max_length)
+    overflowed = before.overflowed | (step.rejected.sum(1) > 0)
+    after = Cache(step.arrays, step.slot_positions, step.length, overflowed, before.max_length)
     return to_dtype(where(step.rejected[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 
@@ -184,7 +184,7 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
     for name, x in new.items():
         old = step.cache.arrays[name]
         entry = to_dtype(x, dtype_name(old))
-        old_and_new = concatenate([old[:, : step.filled], entry], 1) if step.joined else None
+        old_and_new = concatenate([old[:, : step.filled], entry], 1) if step.concatenated else None
         slots_after = write_slots(old, step.slot, entry) if step.start is None else write_slice(old, step.start, entry)
         step.arrays[name] = slots_after
         results += (to_dtype(slots_after[:, : step.filled] if old_and_new is None else old_and_new, dtype_name(x)),)

@@ -13,12 +13,12 @@ from typing import Any
 from attn_np._attend import attend, attend_vjp
 from attn_np._functions import merge, merge_call_vjp
 from attn_np._ops import Array, Tape, arange, concatenate, record, reorder, zeros
-from attn_np._rows import AttendRows, by_rows, by_rows_vjp
+from attn_np._rows import AttendRows, attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import total
 from attn_np.contract._tape import scope
 
 # (q, k, v, relative position, one number) -> the same with the position of all keys beyond.
-Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
+AddFarPosition = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def with_lse(context: Array, lse: Array) -> Array:
@@ -43,14 +43,14 @@ def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, in
         yield "after", limit, t - limit, s, {"window": (0, None)}
 
 
-def first_scores(x: Array | None, t: int, s: int) -> Any:
+def leading_block(x: Array | None, t: int, s: int) -> Any:
     """The first queries and keys of an array broadcastable to `b h t s`."""
     return x if x is None else x[(..., *(slice(n) for n in (t, s)[2 - min(x.ndim, 2) :]))]
 
 
 def attend_near_and_far(
     attend_rows: AttendRows,
-    shift: Shift,
+    add_far_position: AddFarPosition,
     tape: Tape,
     q: Array,
     k: Array,
@@ -65,36 +65,36 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `by_rows` calls it; with return_lse=True it returns the context of `with_lse`.
-        shift: adds the position that all keys beyond have.
+        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True it returns the context of `with_lse`.
+        add_far_position: adds the position that all keys beyond have.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
         limit: the distance from which on all keys of a side have the same position.
         mask, bias, causal, scale: as of `attend`.
     """
     window = limit - 1, limit - 1
-    near, _ = by_rows(
+    near, _ = attend_in_row_blocks(
         partial(attend_rows, return_lse=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, relative_position, t, s, by_position in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
+    for name, relative_position, t, s, masking in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = add_far_position(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
-            *arrays, mask=first_scores(mask, t, s), bias=first_scores(bias, t, s), scale=scale, **by_position,
+            *arrays, mask=leading_block(mask, t, s), bias=leading_block(bias, t, s), scale=scale, **masking,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
         unseen = q.shape[1] - t
-        none = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
+        no_lse = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
         context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
-        parts.append((context, concatenate([lse, none], -1)))
+        parts.append((context, concatenate([lse, no_lse], -1)))
     record(tape, parts=[q, k, v, parts])  # only in NumPy: its backward reads them
     return record(tape, context=merge(parts)[0])
 
 
 def attend_near_and_far_vjp(
     attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]],
-    shift_vjp: Callable[..., dict[str, Array]],
+    add_far_position_vjp: Callable[..., dict[str, Array]],
     tape: Tape,
     dcontext: Array,
     *,
@@ -104,22 +104,22 @@ def attend_near_and_far_vjp(
     """The gradients of q, k, v, the bias and the parameters, by name.
 
     Args:
-        attend_rows_vjp: as `by_rows_vjp` calls it, with a gradient in the axes of what `with_lse` returned.
-        shift_vjp: (q, k, v, relative position, their gradients after the shift) -> those before it and of parameters,
+        attend_rows_vjp: as `attend_in_row_blocks_vjp` calls it, with a gradient of what `with_lse` returned.
+        add_far_position_vjp: (q, k, v, relative position, gradients of its results) -> those of q, k, v and parameters,
             by name.
     """
     q, k, v, parts = tape["parts"]
     (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
-    grads = by_rows_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
+    grads = attend_in_row_blocks_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
     sides = far_keys(q.shape[1], k.shape[1], limit, causal)
     for (name, relative_position, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
         *dshifted, dbias = attend_vjp(scope(tape, name), dpart[:, :t], dlse=dlse[..., :t])
-        more = shift_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position, *dshifted)
+        more = add_far_position_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position, *dshifted)
         for x, n in (("q", t), ("k", s), ("v", s)):
             grads[x][:, :n] += more.pop(x)
         if dbias is not None:
-            part = first_scores(grads["bias"], t, s)
+            part = leading_block(grads["bias"], t, s)
             part += dbias
         grads |= {name: total(grads[name], grad) for name, grad in more.items()}
     return grads

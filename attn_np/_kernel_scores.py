@@ -46,18 +46,18 @@ def zero_subnormal_(x: Array) -> None:
     np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
 
 
-def add_to_strip(strip: Array, dscores: Array, queries: Span, keys: Span, t: int) -> None:
-    """Add scores of a block, `b h t s`, to a strip `h r n`, whose rows hold diagonals, each one further on than the
-    next: every `r` queries to the same rows, and sums over diagonals are made of the strip alone.
+def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Span, t: int) -> None:
+    """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, `h r n`. Row i holds diagonals one further on
+    than row i + 1, and queries r apart share a row: the sum over the unskewed rows is the gradient of each diagonal.
     """
-    rows = strip.shape[1]
+    rows = diagonal_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):
         stop = min(start + rows, queries.stop)
-        end = max(stop, rows)  # the first queries may be fewer than the strip's rows
+        end = max(stop, rows)  # the first queries may be fewer than the rows
         first = t - end + keys.start
         part = dscores[:, :, start - queries.start : stop - queries.start]
         at = np.s_[:, rows - end + start : rows - end + stop, first : first + keys.length]
-        strip[at] += part[0] if len(part) == 1 else part.sum(0)
+        diagonal_sums[at] += part[0] if len(part) == 1 else part.sum(0)
 
 
 @cache

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attn_np._kernel_scores import (
-    add_to_strip,
+    add_to_diagonal_sums,
     exp2_is_fast,
     least_score,
     mask_with_neg_inf_,
@@ -98,7 +98,7 @@ class Arguments:
         return replace(self, q=q, k=zero_unseen("bhts->bshk", keys, self.k), v=zero_unseen("bhts->bshv", keys, self.v))
 
     @cached_property
-    def table(self) -> Truth:
+    def pattern_table(self) -> Truth:
         """Whether each block of queries may and must see each `PATTERN_KEYS` keys: `block_table` of the pattern."""
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
@@ -336,7 +336,7 @@ def key_spans(args: Arguments, block: Block) -> Iterator[Span]:
     if args.pattern is None or not block.queries.length:
         yield in_band
         return
-    may_see = block.of_batch(args.table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
+    may_see = block.of_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     edges = np.flatnonzero(np.diff(may_see, prepend=False, append=False)) * PATTERN_KEYS
     yield from (Span(max(i, in_band.start), min(j, in_band.stop)) for i, j in edges.reshape(-1, 2).tolist())
 
@@ -375,7 +375,10 @@ def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
     """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it must show them all."""
     pattern, queries = args.pattern, block.queries
     key_blocks = slice(keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS))
-    if pattern is None or block.of_batch(args.table.must)[:, queries.start // block_shape(args)[0], key_blocks].all():
+    if (
+        pattern is None
+        or block.of_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0], key_blocks].all()
+    ):
         return None
     first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
     part = pattern.map(lambda axes, x: block.of_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
@@ -441,12 +444,12 @@ def forward(args: Arguments) -> ForwardResult:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
         bounded = bounded or args.largest_product is not None
-        values, sums, tops = weighted_sums(args, block, q, bounded)
-        if args.largest_product is not None and not (sums >= 1).all():  # of far keys alone
-            values, sums, tops = weighted_sums(args, block, q, False)
-        sums[sums == 0] = np.inf  # a row that sees nothing gives 0
-        np.divide(values, sums[..., None], out=block.of_queries(context))
-        block.of_rows(top)[...], block.of_rows(total)[...] = tops, sums
+        weighted_values, weight_sums, tops = weighted_sums(args, block, q, bounded)
+        if args.largest_product is not None and not (weight_sums >= 1).all():  # of far keys alone
+            weighted_values, weight_sums, tops = weighted_sums(args, block, q, False)
+        weight_sums[weight_sums == 0] = np.inf  # a row that sees nothing gives 0
+        np.divide(weighted_values, weight_sums[..., None], out=block.of_queries(context))
+        block.of_rows(top)[...], block.of_rows(total)[...] = tops, weight_sums
 
     # Heads that share keys are rows of one product, so their number must not depend on the threads.
     in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
@@ -478,12 +481,12 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
     and what was subtracted from the scores, `b h t`: 0 where they are bounded, else the largest of them.
     """
     shape, dtype = q.shape[:3], q.dtype
-    values, sums = np.zeros((*shape, args.v.shape[-1]), dtype), np.zeros(shape, dtype)
+    weighted_values, weight_sums = np.zeros((*shape, args.v.shape[-1]), dtype), np.zeros(shape, dtype)
     top = np.full(shape, 0.0 if bounded else -np.inf, dtype)
     if args.sinks is not None:
         sink = args.sinks[block.heads, None] * dtype.type(args.exp_factor)
         top = top if bounded else np.maximum(top, sink)
-        sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
+        weight_sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
     scratch, least = Scratch(), least_score(dtype) * args.exp_factor
     for part, keys, hidden in visible_blocks(args, block):
         low, high = score_range(args, part, keys)
@@ -498,14 +501,16 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
             zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
-            values[at] *= shrink[..., None]
-            sums[at] *= shrink
-        sums[at] += weights @ np.ones(keys.length, dtype)
-        values[at] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
+            weighted_values[at] *= shrink[..., None]
+            weight_sums[at] *= shrink
+        weight_sums[at] += weights @ np.ones(keys.length, dtype)
+        weighted_values[at] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
-        sums[no_score & sees_a_key(args, block, top)] = np.nan  # visible scores that are all -inf have overflowed
+        weight_sums[no_score & sees_a_key(args, block, top)] = (
+            np.nan
+        )  # visible scores that are all -inf have overflowed
         top[no_score] = 0.0
-    return values, sums, top
+    return weighted_values, weight_sums, top
 
 
 def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: Array) -> Array:
@@ -544,8 +549,8 @@ def backward(
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, dk: Array, dv: Array, strip: Array, scratch: Scratch) -> None:
-        """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to their strip."""
+    def add_block(block: Block, dk: Array, dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
+        """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to `diagonal_sums`."""
         q, total = scaled_queries(args, block), block.of_rows(result.total)[..., None]
         # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
         block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_rows(delta)[..., None] / total
@@ -572,7 +577,7 @@ def backward(
             if dbiased is not None:
                 part.of_scores(dbiased, keys)[...] = dscores
             if with_diagonals:
-                add_to_strip(strip, dscores, part.queries, keys, t)
+                add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
@@ -588,13 +593,13 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        strip = np.zeros((heads.stop - heads.start, rows, t + s - rows) if with_diagonals else (0,), dtype)
+        diagonal_sums = np.zeros((heads.stop - heads.start, rows, t + s - rows) if with_diagonals else (0,), dtype)
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
-            add_block(block, sum_dk, sum_dv, strip[at], scratch)
+            add_block(block, sum_dk, sum_dv, diagonal_sums[at], scratch)
         if ddiagonals is not None:
-            ddiagonals[blocks[0].batch.start, heads] = unskew(strip[None], t + s - 1)[0].sum(1)
+            ddiagonals[blocks[0].batch.start, heads] = unskew(diagonal_sums[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=block_dk)  # the queries were multiplied by it
         block_dv[...] = sum_dv
 

@@ -261,8 +261,8 @@ def prepare_inputs(
         value = key if value is None else value
     arrays: Any = (query, key, value)
     if step is None:
-        by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
+        masking: Any = {"causal": causal, "window": window, "pattern": pattern}
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
         queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)

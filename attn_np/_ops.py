@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from attn_np.contract import cached_check as cached_check
 from attn_np.contract import check_dtype as check_dtype
 from attn_np.contract import check_tokens, device_error, record, tap_step
-from attn_np.contract import checked as checked
 from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ def gather_last(x: Array, index: Array) -> Array:
 
 
 def skew(x: Array, t: int, s: int) -> Array:
-    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
-    before, the last row with the first of the n = t + s - 1. Rows are in the order in which `by_rows` gives them: the
-    first query first. A view, of a row for all too.
+    before, the last row with the first of the n = t + s - 1. The first query comes first, as `attend_in_row_blocks`
+    passes rows. A view, also where one row serves all queries.
     """
     if x.shape[-1] == s:
         return x
@@ -130,7 +130,7 @@ def transpose_diagonals(x: Array) -> Array:
 
 
 def unskew(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse."""
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: `skew` in reverse."""
     t, s = x.shape[-2:]
     y = np.zeros((*x.shape[:-1], n), x.dtype)
     skew(y, t, s)[...] = x

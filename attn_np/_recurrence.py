@@ -65,7 +65,7 @@ def halves(x: Array) -> Array:
     return concatenate([x[:, :half], x[:, half:]], 0)
 
 
-def joined(x: Array) -> Array:
+def from_halves(x: Array) -> Array:
     """The inverse of `halves`."""
     b = x.shape[0] // 2
     return concatenate([x[:b], x[b:]], 1)
@@ -174,9 +174,9 @@ def products_by_halves_vjp(
         halves(rows), halves(k), halves(decay), diagonal,
         concatenate([dfrom_first, dfrom_second], 0), concatenate([dto_middle, dto_end[:, half:]], 0),
     )  # fmt: skip
-    drows = joined(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
-    dk = joined(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)
-    return drows, dk, joined(ddecay)
+    drows = from_halves(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
+    dk = from_halves(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)
+    return drows, dk, from_halves(ddecay)
 
 
 def decayed_products_vjp(
@@ -201,7 +201,7 @@ def decayed_products_vjp(
 # From chunk to chunk, from position to position -----------------------------------------------------------------------
 
 
-def times(x: Array, factor: Array | None) -> Array:
+def scaled_by(x: Array, factor: Array | None) -> Array:
     """The product; the array itself without a factor."""
     return x if factor is None else x * factor
 
@@ -218,37 +218,37 @@ def chunked(
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
-    scaled, writing, erasing = times(k, beta), times(v, beta), None
-    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+    beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
     if decay is None:
-        products, from_start, to_end, whole = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
+        products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
-        whole = from_start[:, -1]
+        chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
     if erases:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, times(scaled, from_start)))
+        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
         writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
 
     def step(state, xs):
-        k, erasing, writing, whole = xs
+        k, erasing, writing, chunk_decay = xs
         corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
-        decayed = state if whole is None else whole[..., None] * state
+        decayed = state if chunk_decay is None else chunk_decay[..., None] * state
         state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
         return state, (corrected, state)
 
-    xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
+    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), erasing, writing, chunk_decay)
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), last
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), last
 
 
-def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
     """Chunks along axis 1: (b n) ... -> b n ..."""
     return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
 
@@ -262,7 +262,7 @@ def recurrent(
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
         corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
-        corrected = times(corrected, beta)
+        corrected = scaled_by(corrected, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
 
@@ -305,54 +305,56 @@ def chunked_vjp(
     q, k, v, dout = (to_chunks(x, size) for x in (q, k, v, dout))
     beta = None if beta is None else to_chunks(beta, size)
     decay = None if decay is None else to_chunks(decay, size, 1.0)
-    scaled, erasing, before = times(k, beta), tape.get("erasing"), tape["before"]
+    beta_k, erasing, chunk_states = scaled_by(k, beta), tape.get("erasing"), tape["chunk_states"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
-    whole, corrected = None if from_start is None else from_start[:, -1], tape["corrected"].reshape(v.shape)
+    chunk_decay, corrected = None if from_start is None else from_start[:, -1], tape["corrected"].reshape(v.shape)
     from_start_rows = None if from_start is None else from_start[:, :, :, None]
     dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
-    dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, from_start_rows), before, dout)
+    dq_decayed, dchunk_states = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_rows), chunk_states, dout)
     dproducts = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def step(dstate, xs):
-        dcorrected, dbefore, k, erasing, corrected, whole, before = xs
+        dcorrected, dchunk_states, k, erasing, corrected, chunk_decay, chunk_states = xs
         dcorrected = dcorrected + einsum("bcgk,bgkv->bcgv", k, dstate)
-        dk, dwhole = einsum("bcgv,bgkv->bcgk", corrected, dstate), np.sum(dstate * before, axis=-1)
-        dstate = dbefore + (dstate if whole is None else whole[..., None] * dstate)
+        dk, dchunk_decay = einsum("bcgv,bgkv->bcgk", corrected, dstate), np.sum(dstate * chunk_states, axis=-1)
+        dstate = dchunk_states + (dstate if chunk_decay is None else chunk_decay[..., None] * dstate)
         dstate = dstate if erasing is None else dstate - einsum("bcgk,bcgv->bgkv", erasing, dcorrected)
-        return dstate, (dcorrected, dk, dwhole)
+        return dstate, (dcorrected, dk, dchunk_decay)
 
-    xs = by_chunk(b, t, size, dcorrected, dbefore, times(k, to_end), erasing, corrected, whole, before)
-    names = ("dwriting", "dk_decayed", "dwhole")
-    dinitial, (dwriting, dk_decayed, dwhole) = scan(step, dlast, xs, names=names, reverse=True)
+    xs = with_chunk_axis(
+        b, t, size, dcorrected, dchunk_states, scaled_by(k, to_end), erasing, corrected, chunk_decay, chunk_states
+    )
+    names = ("dwriting", "dk_decayed", "dchunk_decay")
+    dinitial, (dwriting, dk_decayed, dchunk_decay) = scan(step, dlast, xs, names=names, reverse=True)
     dwriting, dk_decayed = dwriting.reshape(v.shape), dk_decayed.reshape(k.shape)
-    dfrom_row, dscaled = 0.0, None
+    dfrom_row, dbeta_k = 0.0, None
     if erases:
-        derasing = -einsum("btgv,bgkv->btgk", dwriting, before)
+        derasing = -einsum("btgv,bgkv->btgk", dwriting, chunk_states)
         derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
         inverse = tape["inverse"]
-        dinverse_k, dscaled_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, times(scaled, from_start), derasing)
-        dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, times(v, beta), dwriting)
+        dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), derasing)
+        dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), dwriting)
         dkey_products = unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
-        dfrom_row, dscaled = dscaled_decayed * scaled, times(dscaled_decayed, from_start)
-    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+        dfrom_row, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
     if decay is None:
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
         dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
-        dwhole = sum_to(dwhole.reshape(before.shape[:-1]), decay[:, 0].shape)[:, None]
-        dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dwhole], 1)
+        dchunk_decay = sum_to(dchunk_decay.reshape(chunk_states.shape[:-1]), decay[:, 0].shape)[:, None]
+        dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dchunk_decay], 1)
         dto_end = sum_to(dk_decayed * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
-    dq = total(drows[:, :, :, :r], times(dq_decayed, from_start_rows))
-    dk, dv, dbeta = total(dk, times(dk_decayed, to_end)), times(dwriting, beta), None
-    if dscaled is not None:
-        dscaled = total(dscaled, drows[:, :, :, r])
-        dk = total(dk, times(dscaled, beta))
+    dq = total(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
+    dk, dv, dbeta = total(dk, scaled_by(dk_decayed, to_end)), scaled_by(dwriting, beta), None
+    if dbeta_k is not None:
+        dbeta_k = total(dbeta_k, drows[:, :, :, r])
+        dk = total(dk, scaled_by(dbeta_k, beta))
     if beta is not None:
         dbeta = np.sum(dwriting * v, axis=-1, keepdims=True)
-        dbeta = dbeta if dscaled is None else dbeta + np.sum(dscaled * k, axis=-1, keepdims=True)
+        dbeta = dbeta if dbeta_k is None else dbeta + np.sum(dbeta_k * k, axis=-1, keepdims=True)
     grads = tuple(None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay))
     return *grads, dinitial
 
@@ -363,24 +365,24 @@ def recurrent_vjp(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
-    before = concatenate([initial[:, None], states], 1)[:, :-1]
+    previous_states = concatenate([initial[:, None], states], 1)[:, :-1]
     dq, dstates = einsum_vjp("btgrk,btgkv->btgrv", q, states, dout)
 
     def step(dstate, xs):
-        dstate_read, k, beta, decay, corrected, before = xs
+        dstate_read, k, beta, decay, corrected, previous_states = xs
         dstate = dstate + dstate_read
         dcorrected = einsum("bgk,bgkv->bgv", k, dstate)
         dk = einsum("bgkv,bgv->bgk", dstate, corrected)
-        dstate = dstate - einsum("bgk,bgv->bgkv", k, times(dcorrected, beta)) if erases else dstate
-        ddecay = np.sum(dstate * before, axis=-1)
+        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dcorrected, beta)) if erases else dstate
+        ddecay = np.sum(dstate * previous_states, axis=-1)
         return (dstate if decay is None else decay[..., None] * dstate), (dcorrected, dk, ddecay)
 
-    xs = record(tape, dstates=dstates), k, beta, decay, corrected, before
+    xs = record(tape, dstates=dstates), k, beta, decay, corrected, previous_states
     names = ("dcorrected", "dk_added", "ddecay")
     dinitial, (dcorrected, dk, ddecay) = scan(step, dlast, xs, names=names, reverse=True)
-    dv, dbeta, difference = times(dcorrected, beta), None, v
+    dv, dbeta, difference = scaled_by(dcorrected, beta), None, v
     if erases:
-        decayed = before if decay is None else decay[..., None] * before
+        decayed = previous_states if decay is None else decay[..., None] * previous_states
         dk = total(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
     if beta is not None:

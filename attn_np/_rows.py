@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_np._masks import attention_mask, in_window, relative_positions
 from attn_np._ops import Array, Tape, record
-from attn_np._weigh import WeighedCall
+from attn_np._weigh import WeighedRows
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import BackwardTape, residuals_of, save_residuals, wants_intermediates
 from attn_np.contract._weighing import Weighing
@@ -28,7 +28,7 @@ AttendRows = Callable[..., tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class BlockedCall:
+class RowBlocks:
     """A call that is made for one block of rows after the other.
 
     Attributes:
@@ -72,7 +72,7 @@ class BlockedCall:
         return self.attend_rows(tape, q, k, v, mask, relative_position, **arrays)
 
 
-def by_rows(
+def attend_in_row_blocks(
     attend_rows: AttendRows,
     tape: Tape,
     q: Array,
@@ -85,18 +85,18 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_factor: int = 1,
+    block_scale: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
-    without_scores: AttendRows | None = None,
-    **by_score: Array | None,
+    attend_in_linear_memory: AttendRows | None = None,
+    **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+        attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
             query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
@@ -104,39 +104,44 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+        attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
-        by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
+        score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
-    band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
+    band, arrays = (
+        Band.of(q.shape[1], k.shape[1], causal, window),
+        {"q": q, "k": k, "v": v, "mask": mask} | score_arrays,
+    )
     maps = mix_scores, mix_weights
     are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
-        by_position: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, band.t, band.s, like=q, **by_position)
-        return attend_rows(tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **by_score)
-    if weighing is not None and by_score["keep"] is None:
-        together = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * BLOCK // together, ROWS))
-        weighed = WeighedCall(weighing, q, k, v, mask, by_score["bias"], band, blocks, *maps)
+        masking: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, band.t, band.s, like=q, **masking)
+        return attend_rows(
+            tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **score_arrays
+        )
+    if weighing is not None and score_arrays["keep"] is None:
+        heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK // heads_per_group, ROWS))
+        weighed = WeighedRows(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
-    if without_scores is not None and by_score["keep"] is None:
-        return without_scores(tape, q, k, v, mask, by_score["bias"])
-    call = BlockedCall(attend_rows, arrays, band, block_factor * BLOCK, min_rows or ROWS)
+    if attend_in_linear_memory is not None and score_arrays["keep"] is None:
+        return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
+    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK, min_rows or ROWS)
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None
 
 
-def by_rows_vjp(
+def attend_in_row_blocks_vjp(
     attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]], tape: Tape, dcontext: Array
 ) -> dict[str, Any]:
     """The gradients of q, k, v, of the arrays by scores and of parameters, by name.
@@ -145,9 +150,9 @@ def by_rows_vjp(
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
     call = residuals_of(tape)
-    if isinstance(call, WeighedCall):
+    if isinstance(call, WeighedRows):
         return call.vjp(dcontext)
-    if not isinstance(call, BlockedCall):
+    if not isinstance(call, RowBlocks):
         return attend_rows_vjp(tape, dcontext)
     grads: dict[str, Any] = {}
     for rows, keys in call.blocks():

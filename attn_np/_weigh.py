@@ -14,7 +14,7 @@ them counts: what the textbook says in a dozen arrays of this size is here
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,15 +25,20 @@ from attn_np._vjp import sum_to
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
-GROUP = 16  # scores of which the largest is looked for
-NEAR = 2.0**-7  # steps that are shorter are not made with these
-KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+SCORES_PER_MAXIMUM = 16  # scores of which the largest is looked for
+COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
+BLOCK_KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
 
-Heads = tuple[Span, Span]  # a sequence of the batch, and some of its heads
+
+class HeadGroup(NamedTuple):
+    """Some heads of one sequence of the batch."""
+
+    sequence: Span
+    heads: Span
 
 
 @dataclass(frozen=True)
-class WeighedCall:
+class WeighedRows:
     """A call: its arrays `b t g k`, `b s g k` and `b s g v`, mask and bias broadcastable to `b h t s`.
 
     Attributes:
@@ -55,13 +60,13 @@ class WeighedCall:
         """The weighted sums of the values, `b t g v`."""
         context = zeros_by_head((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
 
-        def attend_heads(heads: Heads) -> None:
-            for block in self.of_heads(heads, Scratch()):
-                part = of_positions(context, heads, block.rows)
+        def attend_heads(group: HeadGroup) -> None:
+            for block in self.of_heads(group, Scratch()):
+                part = of_positions(context, group, block.rows)
                 part += block.mixed_weights @ block.v
 
         with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
-            in_threads(attend_heads, lambda threads: self.heads)
+            in_threads(attend_heads, lambda threads: self.head_groups)
         return context
 
     def vjp(self, dcontext: Array) -> dict[str, Array | None]:
@@ -71,67 +76,71 @@ class WeighedCall:
         maps = {"w_mix_scores": self.mix_scores, "w_mix_weights": self.mix_weights}
         dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
 
-        def shared_sums(heads: Heads) -> Any:
+        def shared_sums(group: HeadGroup) -> Any:
             """What else adds to the same gradients of the bias and the maps has the same key."""
             if dmaps or dbias is None:
-                return () if dmaps else heads
-            return tuple(x for x, n in zip(heads, dbias.shape, strict=False) if n > 1)
+                return () if dmaps else group
+            return tuple(x for x, n in zip(group, dbias.shape, strict=False) if n > 1)
 
-        def add_heads(tasks: list[Heads]) -> None:
+        def add_heads(tasks: list[HeadGroup]) -> None:
             scratch = Scratch()
-            for heads in tasks:
-                for block in self.of_heads(heads, scratch):
-                    add_block(heads, block, scratch)
+            for group in tasks:
+                for block in self.of_heads(group, scratch):
+                    add_block(group, block, scratch)
 
-        def add_block(heads: Heads, block: WeighedBlock, scratch: Scratch) -> None:
-            dy, weights = of_positions(dcontext, heads, block.rows), block.weights
-            dv_part, dk_part = (of_positions(x, heads, block.columns) for x in (dv, dk))
-            dq_part = of_positions(dq, heads, block.rows)
+        def add_block(group: HeadGroup, block: WeighedBlock, scratch: Scratch) -> None:
+            dy, weights = of_positions(dcontext, group, block.rows), block.weights
+            dv_part, dk_part = (of_positions(x, group, block.columns) for x in (dv, dk))
+            dq_part = of_positions(dq, group, block.rows)
             shape, dtype = block.mixed_weights.shape, weights.dtype
             dv_part += block.mixed_weights.mT @ dy
             dscores = np.matmul(dy, block.v.mT, out=scratch("dscores", shape, dtype))
             if self.mix_weights is not None:
-                dmaps["w_mix_weights"] += by_head(weights) @ by_head(dscores).T
+                dmaps["w_mix_weights"] += heads_as_rows(weights) @ heads_as_rows(dscores).T
                 dscores = mix(self.mix_weights, dscores, scratch("dweights", weights.shape, dtype))
             for x, dx in zip(weights[0], dscores[0], strict=True):
                 scores_vjp_(self.weighing, x, dx)
             if dbias is not None:
-                part = dbias[index(dbias, (*heads, block.rows, block.columns))]
+                part = dbias[block_index(dbias, (*group, block.rows, block.columns))]
                 part += sum_to(dscores, part.shape)
             if block.tanh is not None:
                 slope = 1 - block.tanh * block.tanh
                 np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
                 dscores *= slope
             if self.mix_scores is not None:
-                dmaps["w_mix_scores"] += by_head(block.scores) @ by_head(dscores).T
+                dmaps["w_mix_scores"] += heads_as_rows(block.scores) @ heads_as_rows(dscores).T
                 dscores = mix(self.mix_scores, dscores, scratch("dmixed", shape, dtype))
             dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 
-        tasks = [list(group) for _, group in groupby(sorted(self.heads, key=shared_sums), shared_sums)]
+        tasks = [list(group) for _, group in groupby(sorted(self.head_groups, key=shared_sums), shared_sums)]
         with np.errstate(invalid="ignore", over="ignore"):
             in_threads(add_heads, lambda threads: tasks)
         return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)} | dmaps  # type: ignore[union-attr]
 
     @property
-    def heads(self) -> list[Heads]:
+    def head_groups(self) -> list[HeadGroup]:
         """What has blocks of its own: every head of every sequence, or all of its heads where they are mixed."""
         maps = [x for x in (self.mix_scores, self.mix_weights) if x is not None]
-        together = max([1, *(n for x in maps for n in x.shape)])
+        heads_per_group = max([1, *(n for x in maps for n in x.shape)])
         b, _, g, _ = self.q.shape
-        return [(Span(i, i + 1), Span(j, j + together)) for i in range(b) for j in range(0, g, together)]
+        return [
+            HeadGroup(Span(i, i + 1), Span(j, j + heads_per_group))
+            for i in range(b)
+            for j in range(0, g, heads_per_group)
+        ]
 
-    def of_heads(self, heads: Heads, scratch: Scratch) -> Iterator["WeighedBlock"]:
+    def of_heads(self, group: HeadGroup, scratch: Scratch) -> Iterator["WeighedBlock"]:
         """The blocks of some heads with their weights, each until the next one is asked for."""
-        arrays = (of_positions(x, heads, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
+        arrays = (of_positions(x, group, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
         # In one order in memory, and keys as columns, products take two thirds of the time.
         all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)
         all_q, columns_of_k = all_q * self.q.dtype.type(self.weighing.scale), np.ascontiguousarray(all_k.mT)
         for rows, seen in self.blocks:
-            of_rows, width = self.weighing, KEYS if self.weighing.keys_apart else seen.length
-            if self.weighing.keys_apart and self.weighing.score_offset is None:
-                count = key_counts(self.allowed(heads, rows, seen), (rows.length, seen.length))
-                of_rows = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
+            row_weighing, width = self.weighing, BLOCK_KEYS if self.weighing.elementwise else seen.length
+            if self.weighing.elementwise and self.weighing.score_offset is None:
+                count = key_counts(self.allowed(group, rows, seen), (rows.length, seen.length))
+                row_weighing = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
             for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
                 q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
                 shape, tanh = (q.shape[1], rows.length, columns.length), None
@@ -145,20 +154,21 @@ class WeighedCall:
                     weights *= self.weighing.softcap
                 if self.bias is not None:
                     bias = rank4(self.bias)
-                    weights += upcast(bias[index(bias, (*heads, rows, columns))])
-                allowed = self.allowed(heads, rows, columns)
+                    weights += upcast(bias[block_index(bias, (*group, rows, columns))])
+                allowed = self.allowed(group, rows, columns)
                 for i, x in enumerate(weights[0]):
-                    weigh_(of_rows, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
+                    weigh_(row_weighing, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
                 mixed_weights = weights
                 if self.mix_weights is not None:
                     shape = len(self.mix_weights.T), *shape[1:]
                     mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
                 yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
 
-    def allowed(self, heads: Heads, rows: Span, columns: Span) -> Array | None:
+    def allowed(self, group: HeadGroup, rows: Span, columns: Span) -> Array | None:
         """Which queries of a block see which of its keys, broadcastable to `1 h t s`; None: each sees all."""
         mask, bias = (
-            None if x is None else rank4(x)[index(rank4(x), (*heads, rows, columns))] for x in (self.mask, self.bias)
+            None if x is None else rank4(x)[block_index(rank4(x), (*group, rows, columns))]
+            for x in (self.mask, self.bias)
         )
         allowed = hide_by_bias(mask, bias)
         if self.band.covers(rows, columns):
@@ -196,9 +206,9 @@ def zeros_by_head(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return np.zeros((b, h, t, k), dtype).swapaxes(1, 2)
 
 
-def of_positions(x: Array, heads: Heads, positions: Span) -> Array:
+def of_positions(x: Array, group: HeadGroup, positions: Span) -> Array:
     """The view `1 n t k` of some heads and positions of an array `b t h k`."""
-    return x[slice(*heads[0]), slice(*positions), slice(*heads[1])].swapaxes(1, 2)
+    return x[slice(*group.sequence), slice(*positions), slice(*group.heads)].swapaxes(1, 2)
 
 
 def rank4(x: Any) -> Any:
@@ -206,19 +216,19 @@ def rank4(x: Any) -> Any:
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def index(x: Array, spans: tuple[Span, ...]) -> Any:
+def block_index(x: Array, spans: tuple[Span, ...]) -> Any:
     """The index of a block in an array `b h t s`; an axis of length 1 serves all."""
     return tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))
 
 
-def by_head(x: Array) -> Array:
+def heads_as_rows(x: Array) -> Array:
     """Scores `1 h t s` as a row for each head."""
     return x.reshape(x.shape[1], -1)
 
 
 def mix(matrix: Array, x: Array, out: Array) -> Array:
     """The sums over the heads of `1 g t s` times a matrix `h g`, `1 h t s`: one product, for which heads are rows."""
-    np.matmul(matrix, by_head(x), out=by_head(out))
+    np.matmul(matrix, heads_as_rows(x), out=heads_as_rows(out))
     return out
 
 
@@ -269,13 +279,13 @@ def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
     if allowed is not None:
         np.copyto(scores, -np.inf, where=~allowed)
     t, s = scores.shape
-    even = s - s % GROUP
-    tops = np.concatenate([scores[:, :even].reshape(t, GROUP, -1).max(1), scores[:, even:]], 1)
+    even = s - s % SCORES_PER_MAXIMUM
+    tops = np.concatenate([scores[:, :even].reshape(t, SCORES_PER_MAXIMUM, -1).max(1), scores[:, even:]], 1)
     top = tops.max(1, keepdims=True)
     nothing = top == -np.inf
     shift = np.where(nothing, 0, top)
     tau = np.full_like(top, -power)  # where the largest alone, which is 0 then, weighs 1
-    tau = threshold_from_below(tops - shift, tau, power, NEAR)
+    tau = threshold_from_below(tops - shift, tau, power, COARSE_STEP)
     eps = float(np.finfo(scores.dtype).eps)
     margin = 4 * eps * (np.abs(shift) + power)  # for the roundings of this comparison
     at = np.flatnonzero(scores > shift + tau - margin)

@@ -25,14 +25,14 @@ from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 
 
-def by_head(x: Array) -> Array:
+def heads_as_batch(x: Array) -> Array:
     """Heads as batch rows, for each sees other keys: `b t h k` -> `(h b) t 1 k`."""
     b, t, h, k = x.shape
     return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
 
 
 def from_heads(x: Array, h: int) -> Array:
-    """The inverse of `by_head`."""
+    """The inverse of `heads_as_batch`."""
     return reorder(x.reshape(h, x.shape[0] // h, x.shape[1], x.shape[3]), (1, 2, 0, 3))
 
 
@@ -94,7 +94,8 @@ class BlockSparseAttention(Layer[Config]):
             rows = [broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions]
             mask, pattern = visible_pairs(pattern, *rows), None
         context, _ = attend(
-            by_head(q), by_head(k), by_head(v), mask=mask, pattern=pattern, scale=c.scale, tape=tape,
+            heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
+            tape=tape,
             implementation=implementation,
         )  # fmt: skip
         context = from_heads(context, sizes["h"])
@@ -106,7 +107,7 @@ class BlockSparseAttention(Layer[Config]):
         dtype, dy, h = dtype_name(dy), cotangent(tape, dy), self.config.num_heads
         context = from_heads(tape["context"], h)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
-        dq, dk, dv, _ = attend_vjp(tape, by_head(dcontext), scale=c.scale)
+        dq, dk, dv, _ = attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
         dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))
         dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, from_heads(dq, h))

@@ -55,11 +55,11 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
-    scaled = k * beta
+    beta_k = k * beta
     # t 1 s: below the diagonal, for all heads
-    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
-    erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
+    erasing, writing = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -71,11 +71,13 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     # (b n) c ... -> b n c ...
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum(
+        "bthk,bhkv->bthv", q, chunk_states
+    )
     return from_chunks(out, b, t), last
 
 
@@ -98,37 +100,37 @@ def chunked_vjp(
     """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
-    scaled = k * beta
-    before, inverse = tape["before"], tape["inverse"]
+    beta_k = k * beta
+    chunk_states, inverse = tape["chunk_states"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
     dmasked_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], corrected, dout)
-    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dout)
+    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, chunk_states, dout)
     dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
-        dcorrected, dbefore, k, erasing, corrected = xs
+        dcorrected, dchunk_states, k, erasing, corrected = xs
         dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
         dk = einsum("bchv,bhkv->bchk", corrected, dstate)
-        dstate = dstate + dbefore - einsum("bchk,bchv->bhkv", erasing, dcorrected)
+        dstate = dstate + dchunk_states - einsum("bchk,bchv->bhkv", erasing, dcorrected)
         return dstate, (dcorrected, dk)
 
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dcorrected, dbefore, k, erasing, corrected))
-    zero = zeros((b, *before.shape[1:]), q)
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dcorrected, dchunk_states, k, erasing, corrected))
+    zero = zeros((b, *chunk_states.shape[1:]), q)
     _, (dwriting, dk_added) = scan(step, zero, xs, names=("dwriting", "dk_added"), reverse=True)
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
-    derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
+    derasing = -einsum("bthv,bhkv->bthk", dwriting, chunk_states)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dinverse_k, dscaled_k = einsum_vjp("bths,bshk->bthk", inverse, scaled, derasing)
-    dinverse_v, dscaled_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
+    dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, derasing)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
     )
-    dscaled_products, dk_products = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dkey_products=dkey_products))
-    dscaled_k = total(dscaled_k, dscaled_products)
-    dk = total(dk_scores, dk_added, dk_products, dscaled_k * beta)
-    dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
-    dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
+    dbeta_k_products, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, record(tape, dkey_products=dkey_products))
+    dbeta_k = total(dbeta_k, dbeta_k_products)
+    dk = total(dk_scores, dk_added, dk_products, dbeta_k * beta)
+    dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
+    dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dbeta_v * beta, dbeta))
     return dq, dk, dv, dbeta
 
 
@@ -137,7 +139,7 @@ def recurrent_vjp(
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
-    before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
+    previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
     def step(dstate, xs):
@@ -151,8 +153,8 @@ def recurrent_vjp(
     zero = zeros((q.shape[0], *states.shape[2:]), q)
     _, (dcorrected, dk) = scan(step, zero, xs, names=("dcorrected", "dk_added"), reverse=True)
     dv = beta[..., None] * dcorrected
-    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, before)), axis=-1)
-    return dq, total(dk, -einsum("bthkv,bthv->bthk", before, dv)), dv, dbeta
+    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, previous_states)), axis=-1)
+    return dq, total(dk, -einsum("bthkv,bthv->bthk", previous_states, dv)), dv, dbeta
 
 
 class DeltaRule(Layer[Config]):

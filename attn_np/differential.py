@@ -28,7 +28,7 @@ from attn_np._ops import (
     upcast,
 )
 from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -147,7 +147,7 @@ class DifferentialAttention(Layer[Config]):
             )  # fmt: skip
             context, probs = record(tape, context=first - lambda_full * second), None
         else:
-            context, probs = by_rows(
+            context, probs = attend_in_row_blocks(
                 attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
                 bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
@@ -207,7 +207,7 @@ class DifferentialAttention(Layer[Config]):
             dbias = None if dbias is None or dbias_2 is None else total(dbias, dbias_2)
             dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
         else:
-            dq, dk, dv, dbias, dlambda_full = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+            dq, dk, dv, dbias, dlambda_full = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
         dlambda_full = record(tape, dlambda_full=dlambda_full)
         dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
         w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)

@@ -8,7 +8,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import entmax15
 from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract._weighing import Weighing
@@ -53,15 +53,15 @@ class EntmaxAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **by_score: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
         ) -> Any:
             return attend(
-                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=entmax15,
+                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=entmax15,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = by_rows(
+        context, weights = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
             weighing=Weighing("entmax15", scale, c.softcap),
@@ -82,7 +82,7 @@ class EntmaxAttention(Layer[Config]):
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias}
 
-        dq, dk, dv, dbias = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv, dbias = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -83,31 +83,31 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
-    scaled = k * beta
+    beta_k = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.matrix.swapaxes(1, 2)
+    decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
+    erasing = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
-        k, erasing, writing, whole = xs
+        k, erasing, writing, chunk_decay = xs
         corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = whole[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
         return state, (corrected, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], erasing, writing, decay.whole
+    xs = k * decay.to_end[..., None], erasing, writing, decay.chunk_decay
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
     last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    before = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    before = record(tape, before=before)
+    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), last
 
 
@@ -127,7 +127,7 @@ def recurrent(
     return einsum("bthk,bthkv->bthv", q, states), last
 
 
-def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dwhole: Array) -> Array:
+def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dchunk_decay: Array) -> Array:
     """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
     position's logarithm is in all later sums.
     """
@@ -135,7 +135,7 @@ def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end:
     dsums = (np.sum(dlog_decay, axis=-1) - np.sum(dlog_decay, axis=-2)).swapaxes(1, 2)
     dlater = dto_end * decay.to_end
     dsums = dsums + dfrom_start * decay.from_start - dlater
-    dlast = np.sum(dlater, axis=1) + dwhole * decay.whole
+    dlast = np.sum(dlater, axis=1) + dchunk_decay * decay.chunk_decay
     return cumsum(dsums[:, ::-1], 1)[:, ::-1] + dlast[:, None]
 
 
@@ -145,46 +145,48 @@ def chunked_vjp(
     """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
-    decay, scaled = decay_factors(to_chunks(log_decay, size)), k * beta
+    decay, beta_k = decay_factors(to_chunks(log_decay, size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
-    before, inverse, erasing = tape["before"], tape["inverse"], tape["erasing"]
+    chunk_states, inverse, erasing = tape["chunk_states"], tape["inverse"], tape["erasing"]
     corrected = tape["corrected"].reshape(v.shape)
     ddecayed_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], corrected, dout)
-    dq_decayed, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dout)
+    dq_decayed, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q * from_start, chunk_states, dout)
     dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.matrix
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
-        dcorrected, dbefore, k, erasing, corrected, whole, before = xs
+        dcorrected, dchunk_states, k, erasing, corrected, chunk_decay, chunk_states = xs
         dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
-        dk, dwhole = einsum("bchv,bhkv->bchk", corrected, dstate), np.sum(dstate * before, axis=(-2, -1))
-        dstate = whole[:, :, None, None] * dstate + dbefore - einsum("bchk,bchv->bhkv", erasing, dcorrected)
-        return dstate, (dcorrected, dk, dwhole)
+        dk, dchunk_decay = einsum("bchv,bhkv->bchk", corrected, dstate), np.sum(dstate * chunk_states, axis=(-2, -1))
+        dstate = chunk_decay[:, :, None, None] * dstate + dchunk_states - einsum("bchk,bchv->bhkv", erasing, dcorrected)
+        return dstate, (dcorrected, dk, dchunk_decay)
 
-    xs = dcorrected, dbefore, k * to_end, erasing, corrected, decay.whole, before
+    xs = dcorrected, dchunk_states, k * to_end, erasing, corrected, decay.chunk_decay, chunk_states
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    names = ("dwriting", "dk_added", "dwhole")
-    _, (dwriting, dk_added, dwhole) = scan(step, zeros((b, *before.shape[1:]), q), xs, names=names, reverse=True)
+    names = ("dwriting", "dk_added", "dchunk_decay")
+    _, (dwriting, dk_added, dchunk_decay) = scan(
+        step, zeros((b, *chunk_states.shape[1:]), q), xs, names=names, reverse=True
+    )
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
-    derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
+    derasing = -einsum("bthv,bhkv->bthk", dwriting, chunk_states)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dinverse_k, dscaled_decayed = einsum_vjp("bths,bshk->bthk", inverse, scaled * from_start, derasing)
-    dinverse_v, dv_scaled = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
+    dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, derasing)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
     )
     dkey_products = record(tape, dkey_products=dkey_products)
-    products = einsum("bthk,bshk->bths", scaled, k)
-    dscaled, dk_products = einsum_vjp("bthk,bshk->bths", scaled, k, dkey_products * decay.matrix.swapaxes(1, 2))
-    dscaled = total(dscaled, dscaled_decayed * from_start)
-    dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
-    dk = total(dk_scores, dk_products, dk_added * to_end, dscaled * beta)
+    products = einsum("bthk,bshk->bths", beta_k, k)
+    dbeta_k, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, dkey_products * decay.matrix.swapaxes(1, 2))
+    dbeta_k = total(dbeta_k, dbeta_k_decayed * from_start)
+    dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
+    dk = total(dk_scores, dk_products, dk_added * to_end, dbeta_k * beta)
     ddecay = total((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
-    dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dscaled_decayed * scaled, axis=-1)
+    dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dbeta_k_decayed * beta_k, axis=-1)
     dlog_decay = decay_factors_vjp(
-        decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dwhole.reshape(decay.whole.shape)
+        decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
     )
-    cotangents = total(dq, dq_decayed * from_start), dk, dv_scaled * beta, dbeta, dlog_decay
+    cotangents = total(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
@@ -193,23 +195,23 @@ def recurrent_vjp(
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
     states, corrected, alpha = tape["states"], tape["corrected"], exp(log_decay)
-    before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
+    previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
     def step(dstate, xs):
-        dstate_read, k, beta, corrected, alpha, before = xs
+        dstate_read, k, beta, corrected, alpha, previous_states = xs
         dstate = dstate + dstate_read
         dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
         dk = einsum("bhkv,bhv->bhk", dstate, corrected)
         dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected)
-        dalpha = np.sum(dstate * before, axis=(-2, -1))
+        dalpha = np.sum(dstate * previous_states, axis=(-2, -1))
         return alpha[:, :, None, None] * dstate, (dcorrected, dk, dalpha)
 
-    xs = record(tape, dstates=dstates), k, beta, corrected, alpha, before
+    xs = record(tape, dstates=dstates), k, beta, corrected, alpha, previous_states
     names = ("dcorrected", "dk_added", "dalpha")
     zero = zeros((q.shape[0], *states.shape[2:]), q)
     _, (dcorrected, dk, dalpha) = scan(step, zero, xs, names=names, reverse=True)
-    dv, decayed = beta[..., None] * dcorrected, alpha[..., None, None] * before
+    dv, decayed = beta[..., None] * dcorrected, alpha[..., None, None] * previous_states
     dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
     return dq, total(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 

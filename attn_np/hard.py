@@ -9,7 +9,7 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import hardmax, straight_through
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
@@ -61,7 +61,7 @@ class HardAttention(Layer[Config]):
             allowed: Any,
             relative_position: Any,
             noise: Array | None,
-            **by_score: Any,
+            **score_arrays: Any,
         ) -> Any:
             noise = record(tape, noise=upcast(noise))
 
@@ -74,11 +74,11 @@ class HardAttention(Layer[Config]):
                 return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
 
             return attend(
-                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
+                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
-        context, weights = by_rows(
+        context, weights = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip
@@ -112,7 +112,7 @@ class HardAttention(Layer[Config]):
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "noise": dnoise}
 
-        dq, dk, dv, dbias, dnoise = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv, dbias, dnoise = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -64,10 +64,10 @@ def chunked(q: Array, k: Array, v: Array, initial: Array, size: int, tape: Tape)
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial, tape)
-    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, before)
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, chunk_states)
     return from_chunks(out, b, t), states[:, -1]
 
 
@@ -89,9 +89,9 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dout: Array
     dmasked_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v, dout)
     dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
-    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dout)
-    dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
-    dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
+    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout)
+    dchunk_states = record(tape, dchunk_states=dchunk_states).reshape(b, -(-t // size), *dchunk_states.shape[1:])
+    dstates = concatenate([dchunk_states, zeros((b, 1, *dchunk_states.shape[2:]), dchunk_states)], 1)[:, 1:]
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
     dq, dk, dv = total(dq, dq_before), total(dk, dk_added), total(dv, dv_added)

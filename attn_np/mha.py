@@ -63,20 +63,20 @@ class MultiHeadAttention(Layer[Config]):
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        by_position, s = {"causal": c.causal, "window": c.window, "step": step}, k.shape[1]
+        masking, s = {"causal": c.causal, "window": c.window, "step": step}, k.shape[1]
         if self.memory_k is not None and self.memory_v is not None:
             # Causality and window are about the keys of the call alone, so they become part of the mask.
-            mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
+            mask = attention_mask(mask, sizes["t"], s, like=query, **masking)
             q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
             bias = beside_memory(record(tape, caller_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
             share = 1.0 if keep is None else 1.0 - c.dropout
-            k, v, by_position = with_memory(k, self.memory_k), with_memory(v, self.memory_v, share), {}
+            k, v, masking = with_memory(k, self.memory_k), with_memory(v, self.memory_v, share), {}
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            **by_position,
+            **masking,
         )  # fmt: skip
         weights = None if weights is None else weights[..., :s]
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -52,13 +52,13 @@ class Decay(NamedTuple):
         matrix: `b h t s`, from a key to a query; 0 for later keys.
         from_start: `b t h`, from before the first position to a query.
         to_end: `b t h`, from a key to the last position.
-        whole: `b h`, over all of them.
+        chunk_decay: `b h`, over all of them.
     """
 
     matrix: Array
     from_start: Array
     to_end: Array
-    whole: Array
+    chunk_decay: Array
 
 
 def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
@@ -99,10 +99,10 @@ def chunked(
     old = between.from_start[..., None, None] * initial[:, None]
     states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     states = concatenate([initial[:, None], states], 1)
-    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
-    from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
+    from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 
@@ -133,9 +133,9 @@ def chunked_vjp(
     dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.matrix)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
     dfrom_state = dout * within.from_start[..., None]
-    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dfrom_state)
-    dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
-    dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
+    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dfrom_state)
+    dchunk_states = record(tape, dchunk_states=dchunk_states).reshape(b, -(-t // size), *dchunk_states.shape[1:])
+    dstates = concatenate([dchunk_states, zeros((b, 1, *dchunk_states.shape[2:]), dchunk_states)], 1)[:, 1:]
     dadded = einsum("bhij,bihkv->bjhkv", between.matrix, record(tape, dstates=dstates))
     dadded = record(tape, dadded=dadded).reshape(q.shape[0], *dadded.shape[2:])
     dk_decayed, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)

@@ -29,7 +29,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -226,8 +226,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
         djoined = grads_by_layer[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
         rows = BackwardTape()
-        by_rows(self.attention.attend_rows, rows, q, k, memory, mask=allowed, bias=None, keep=keep, min_rows=1)
-        d = by_rows_vjp(self.attention.attend_rows_vjp, rows, dcontext)
+        attend_in_row_blocks(
+            self.attention.attend_rows, rows, q, k, memory, mask=allowed, bias=None, keep=keep, min_rows=1
+        )
+        d = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, rows, dcontext)
         dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, d["k"])
         _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, d["q"])
         dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, total(dkey, d["v"]))

@@ -24,8 +24,8 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._relative import score_vectors, score_vectors_vjp, weigh_vectors, weigh_vectors_vjp
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._relative import relative_scores_shared, relative_scores_shared_vjp, relative_values, relative_values_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -102,7 +102,7 @@ class ShawAttention(Layer[Config]):
             )
             relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
+            position = relative_scores_shared(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
@@ -113,17 +113,19 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
+                context = context + relative_values(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
         def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            return attend_near_and_far(attend_rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
+            return attend_near_and_far(
+                attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
+            ), None
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            without_scores=attend_without_scores, bias=bias, keep=keep,
+            attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -132,13 +134,13 @@ class ShawAttention(Layer[Config]):
         """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
-    def shift(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
+    def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
         row = self.table_rows(relative_position)
         k = k + take(self.w_rel_k, row)
         return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
 
-    def shift_vjp(
+    def add_far_position_vjp(
         self, q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array
     ) -> dict[str, Array]:
         """The gradients of queries, keys, values and tables."""
@@ -165,7 +167,9 @@ class ShawAttention(Layer[Config]):
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, w["w_rel_v"] = weigh_vectors_vjp(tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext)
+                dkept_rel, w["w_rel_v"] = relative_values_vjp(
+                    tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext
+                )
                 dkept = total(dkept, dkept_rel)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
@@ -177,7 +181,7 @@ class ShawAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, w["w_rel_k"] = score_vectors_vjp(tape, "rel_k", q, self.w_rel_k, relative_index, dposition)
+            dq_rel, w["w_rel_k"] = relative_scores_shared_vjp(tape, "rel_k", q, self.w_rel_k, relative_index, dposition)
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
             dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
@@ -186,9 +190,9 @@ class ShawAttention(Layer[Config]):
 
         if "parts" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            d = attend_near_and_far_vjp(attend_rows_vjp, self.shift_vjp, tape, dcontext, **options)
+            d = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
         else:
-            d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+            d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         w |= d
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)

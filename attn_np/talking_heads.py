@@ -8,7 +8,7 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import hide_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -90,7 +90,7 @@ class TalkingHeadsAttention(Layer[Config]):
             context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
             return context, probs
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
             mix_scores=upcast(self.w_mix_scores), mix_weights=upcast(self.w_mix_weights),
@@ -138,7 +138,7 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
 
-        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         w |= d
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)

@@ -23,8 +23,8 @@ from attn_np._ops import (
     softmax,
     upcast,
 )
-from attn_np._relative import of_distances, score_distances, score_distances_vjp, sinusoids
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._relative import relative_scores_per_head, relative_scores_per_head_vjp, rotate_to_key_positions, sinusoids
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -96,7 +96,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
+            position = relative_scores_per_head(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -110,15 +110,15 @@ class TransformerXLAttention(Layer[Config]):
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            by_position = of_distances(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
+            position_features = rotate_to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
             positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
-            q, k = concatenate([q_content, by_position], -1), concatenate([k, positions], -1)
+            q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, without_scores=attend_without_scores, bias=bias, keep=keep,
+            implementation=implementation, attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -137,7 +137,7 @@ class TransformerXLAttention(Layer[Config]):
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
             dq_content, dby_position = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
             at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
-            dfactors = of_distances(dby_position, at_queries)
+            dfactors = rotate_to_key_positions(dby_position, at_queries)
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dfactors)
             w = {"b_content": sum_to(dq_content, q_position.shape[2:])}
             w |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
@@ -161,7 +161,7 @@ class TransformerXLAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_position, w["rel"] = score_distances_vjp(
+            dq_position, w["rel"] = relative_scores_per_head_vjp(
                 tape, "distance_scores", q_position, rel, tape["relative_index"], dposition
             )
             dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
@@ -173,7 +173,7 @@ class TransformerXLAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
 
-        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         w |= d
         if "rel" in w:

@@ -16,7 +16,7 @@ from attn_torch._ops import (
     Array,
     Tape,
     broadcast_to,
-    checked,
+    cached_check,
     concatenate,
     dropout,
     dtype_name,
@@ -32,9 +32,9 @@ from attn_torch._ops import (
 from attn_torch._simplex import log_sum_exp
 
 
-def per_head(spec: str, q: Array) -> str:
+def head_subscripts(subscripts: str, q: Array) -> str:
     """An einsum string, without the letter of the head axis if the queries have none."""
-    return spec if q.ndim == 4 else spec.replace("h", "")
+    return subscripts if q.ndim == 4 else subscripts.replace("h", "")
 
 
 def softmax_with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
@@ -123,7 +123,7 @@ def attend(
         implementation=implementation,
     )  # fmt: skip
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = contract.check(arrays, options, rate, softmax_fn is not None, checked)
+    sizes = contract.check(arrays, options, rate, softmax_fn is not None, cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
@@ -146,26 +146,26 @@ def attend(
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     if fast:
         if not aligned:
-            by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
+            masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         masks["diagonal_bias"] = diagonal_bias
         score_options = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **score_options, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
-    by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
+    masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))
     k, v = repeat_heads(k, q), repeat_heads(v, q)
-    q = zero_unseen(per_head("bhts->bthk", q), allowed, q)
-    k = zero_unseen(per_head("bhts->bshk", q), allowed, k)
-    v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
+    q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
+    k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
+    v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
     q, k, v = record(tape, q=q, k=k, v=v)
-    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale)
+    scores = record(tape, scores=einsum(head_subscripts("bthk,bshk->bhts", q), q, k) * scale)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
@@ -179,6 +179,6 @@ def attend(
         probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
-    context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
+    context = record(tape, context=einsum(head_subscripts("bhts,bshv->bthv", q), kept, v))
     results = to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
     return (*results, lse_of(scores, allowed, sinks)) if return_lse else results

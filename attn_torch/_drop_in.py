@@ -136,9 +136,9 @@ def dot_product_attention(
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]
     options: dict[str, Any] = {"scale": scale, "bias": bias}
-    by_position = left is not None or right is not None
-    if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not by_position):
-        context = attend(q, k, v, window=(left, right) if by_position else None, **options)[0]
+    has_window = left is not None or right is not None
+    if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not has_window):
+        context = attend(q, k, v, window=(left, right) if has_window else None, **options)[0]
         return context if query.ndim == 4 else context[0]
     allowed = visible(t, s, left, right, like=q)
     allowed = allowed if mask is None else allowed & mask

@@ -14,10 +14,10 @@ from attn_np.contract._tape import scope
 from attn_torch._attend import attend
 from attn_torch._functions import merge
 from attn_torch._ops import Array, Tape, arange, concatenate, record, reorder, zeros
-from attn_torch._rows import AttendRows, by_rows
+from attn_torch._rows import AttendRows, attend_in_row_blocks
 
 # (q, k, v, relative position, one number) -> the same with the position of all keys beyond.
-Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
+AddFarPosition = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def with_lse(context: Array, lse: Array) -> Array:
@@ -35,14 +35,14 @@ def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, in
         yield "after", limit, t - limit, s, {"window": (0, None)}
 
 
-def first_scores(x: Array | None, t: int, s: int) -> Any:
+def leading_block(x: Array | None, t: int, s: int) -> Any:
     """The first queries and keys of an array broadcastable to `b h t s`."""
     return x if x is None else x[(..., *(slice(n) for n in (t, s)[2 - min(x.ndim, 2) :]))]
 
 
 def attend_near_and_far(
     attend_rows: AttendRows,
-    shift: Shift,
+    add_far_position: AddFarPosition,
     tape: Tape,
     q: Array,
     k: Array,
@@ -57,27 +57,27 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `by_rows` calls it; with return_lse=True it returns the context of `with_lse`.
-        shift: adds the position that all keys beyond have.
+        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True it returns the context of `with_lse`.
+        add_far_position: adds the position that all keys beyond have.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
         limit: the distance from which on all keys of a side have the same position.
         mask, bias, causal, scale: as of `attend`.
     """
     window = limit - 1, limit - 1
-    near, _ = by_rows(
+    near, _ = attend_in_row_blocks(
         partial(attend_rows, return_lse=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, relative_position, t, s, by_position in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
+    for name, relative_position, t, s, masking in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = add_far_position(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
-            *arrays, mask=first_scores(mask, t, s), bias=first_scores(bias, t, s), scale=scale, **by_position,
+            *arrays, mask=leading_block(mask, t, s), bias=leading_block(bias, t, s), scale=scale, **masking,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
         unseen = q.shape[1] - t
-        none = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
+        no_lse = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
         context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
-        parts.append((context, concatenate([lse, none], -1)))
+        parts.append((context, concatenate([lse, no_lse], -1)))
     return record(tape, context=merge(parts)[0])

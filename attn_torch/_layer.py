@@ -11,7 +11,7 @@ from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._rotary import with_angles_apart
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import prepare_inputs as prepare_inputs
-from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, to_dtype, upcast
+from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, cached_check, dtype_name, to_dtype, upcast
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -127,7 +127,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return checked(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
+        return cached_check(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]

@@ -117,11 +117,11 @@ def gather_last(x: Array, index: Array) -> Array:
 
 
 def skew(x: Array, t: int, s: int) -> Array:
-    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
-    The skew of Huang et al. 2018 (arXiv:1809.04281), with the rows in the order in which `by_rows` gives them: the last
-    query first. So each row begins one diagonal further to the right than the row before, the first row with the first
-    of the n = t + s - 1. PyTorch has no negative strides, and so the result is a view, which its kernel reads as it is.
+    The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the right than the row
+    before, the first row with the first of the n = t + s - 1. The last query comes first, as `attend_in_row_blocks`
+    passes rows, because PyTorch has no negative strides: in this order the result is a view.
     """
     (b, h, rows, n) = x.shape
     if n == s:
@@ -227,9 +227,11 @@ def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     return zeros((b, h, s, k), like).transpose(1, 2)
 
 
-def checked(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
+def cached_check(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
     """The size of every axis letter of a call, its check cached; compiled programs trace the check itself."""
-    return config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.checked(config, dtype, specs)
+    return (
+        config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.cached_check(config, dtype, specs)
+    )
 
 
 def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:

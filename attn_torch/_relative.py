@@ -33,13 +33,13 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
-def of_distances(x: Array, at: Array) -> Array:
+def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     """Factors of the encodings of distances as factors of those of the keys' positions: `b t h d`, queries' at `t d`.
 
     sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
     """
-    half = at.shape[-1] // 2
-    (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, at[:, None]))
+    half = query_sinusoids.shape[-1] // 2
+    (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, query_sinusoids[:, None]))
     return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
@@ -83,7 +83,7 @@ def is_by_diagonal(relative_index: Array, s: int) -> bool:
     return relative_index.shape[-1] != s
 
 
-def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
+def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
 
     Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
@@ -93,13 +93,13 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
-def score_distances_by_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:
+def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:
     """The product of each key with the row of the table that its pair has: `b s h k`, `x h k`, `1 1 n` -> `b h t s`.
 
     A block of n keys meets t + n - 1 diagonals, and these rows alone.
     """
     b, s, h, _ = k.shape
-    n = keys_of_block(t)
+    n = keys_per_block(t)
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
     by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, n, t + n - 1)
@@ -107,7 +107,7 @@ def score_distances_by_keys(k: Array, table: Array, relative_index: Array, t: in
     return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
-def keys_of_block(t: int) -> int:
+def keys_per_block(t: int) -> int:
     """How many keys meet t queries at once: few, so that most of the diagonals that any meets are met by each."""
     return -(-t // 4)
 
@@ -125,14 +125,14 @@ def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
     return transpose_diagonals(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 
-def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
-    """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
+def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
+    """`relative_scores_per_head` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
     if is_by_diagonal(relative_index, s):
         return skew(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
-def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
+def relative_values(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum("bhtx,xv->bthv", unskew(weights, relative_index.shape[-1]), take(table, relative_index[0, 0]))

@@ -38,7 +38,7 @@ def block_of(x: Array | None, rows: Span, keys: Span) -> Array | None:
     return x[..., slice(*rows), :].flip(-2) if x.ndim > 1 and x.shape[-2] > 1 else x
 
 
-def by_rows(
+def attend_in_row_blocks(
     attend_rows: AttendRows,
     tape: Tape,
     q: Array,
@@ -51,13 +51,13 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_factor: int = 1,
+    block_scale: int = 1,
     min_rows: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
-    without_scores: AttendRows | None = None,
-    **by_score: Array | None,
+    attend_in_linear_memory: AttendRows | None = None,
+    **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
@@ -65,7 +65,7 @@ def by_rows(
     a function that is computed again.
 
     Args:
-        attend_rows: (tape, q, k, v, allowed, relative_position, **by_score) -> context and weights, for any rows of
+        attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
             query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
         tape: that of the call.
@@ -73,17 +73,17 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+        attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
-        by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
+        score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
     maps = mix_scores, mix_weights
-    arrays = q, k, v, mask, *by_score.values(), *maps
+    arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (
         tape is not None
         or return_weights
@@ -93,16 +93,16 @@ def by_rows(
     )
     one_block = one_block or (step is not None and not step.aligned) or b * h * t * s <= ONE_BLOCK_SCORES
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
-        by_position: Any = {"causal": causal, "window": window, "step": step}
-        allowed = attention_mask(mask, t, s, like=q, **by_position)
-        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **by_score)
-    if without_scores is not None and by_score["keep"] is None:
-        return without_scores(tape, q, k, v, mask, by_score["bias"])
+        masking: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **masking)
+        return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
+    if attend_in_linear_memory is not None and score_arrays["keep"] is None:
+        return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
-    if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
-        together = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * CPU_BLOCK // together, ROWS))
-        context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], *maps, weighing, band, blocks)
+    if weighing is not None and score_arrays["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
+        heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK // heads_per_group, ROWS))
+        context: Any = WeighedRows.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
@@ -113,7 +113,7 @@ def by_rows(
             key_positions = torch.arange(*keys, device=q.device)[None]
             in_band = in_window(query_positions, key_positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
-        arrays = {name: block_of(x, rows, keys) for name, x in by_score.items()}
+        arrays = {name: block_of(x, rows, keys) for name, x in score_arrays.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         relative_position = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
         queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
@@ -121,5 +121,5 @@ def by_rows(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), min_rows or ROWS)
+    blocks = band.row_blocks((block_scale * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), min_rows or ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

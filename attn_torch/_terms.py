@@ -53,36 +53,36 @@ class Table(Term):
 
     Attributes:
         table: `x h`, the numbers of bucket x.
-        row_of: a function from relative positions, integers `n`, to the buckets that they fall into, also `n`, from 0.
+        bucket_of: a function from relative positions, integers `n`, to their buckets, also `n`, from 0.
     """
 
     table: Array
-    row_of: Callable[[Array], Array]
+    bucket_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
-        return take(self.table, self.row_of(relative_position)).swapaxes(0, 1)
+        return take(self.table, self.bucket_of(relative_position)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """What the terms of a call add; its method `at` is a `relative_bias` of `_attend.attend`.
+    """What the terms of a call add; its method `at_index` is a `relative_bias` of `_attend.attend`.
 
     Attributes:
         terms: one or several.
-        first: the position of the first query, an integer, or one for each sequence, `b`; None: the last query is at
+        first_position: of the first query, an integer, or one for each sequence, `b`; None: the last query is at
             the last key.
         q, k: those of the call.
     """
 
     terms: Any
-    first: Any
+    first_position: Any
     q: Array
     k: Array
 
     @property
     def varies_by_sequence(self) -> bool:
         """Whether the same query and key may be at other relative positions in another sequence."""
-        return len(getattr(self.first, "shape", ())) > 0
+        return len(getattr(self.first_position, "shape", ())) > 0
 
     def each(self) -> Sequence[Term]:
         """The terms as a sequence."""
@@ -92,14 +92,15 @@ class RelativeBias:
         """The key's position minus the query's on each diagonal of the scores, `1 n` or `b n`."""
         t, s = self.q.shape[1], self.k.shape[1]
         aligned = arange(max(1, t + s - 1), self.q) + (1 - s)
-        if self.first is None:
+        if self.first_position is None:
             return aligned[None]
-        if not hasattr(self.first, "shape"):
-            return aligned[None] - (self.first - (s - t))
-        first = self.first.reshape(-1, 1) + arange(1, self.q)  # signed: differences of unsigned numbers would wrap
-        return aligned[None] - (first - (s - t))
+        if not hasattr(self.first_position, "shape"):
+            return aligned[None] - (self.first_position - (s - t))
+        # signed: differences of unsigned numbers would wrap
+        first_position = self.first_position.reshape(-1, 1) + arange(1, self.q)
+        return aligned[None] - (first_position - (s - t))
 
-    def by_diagonal(self) -> Array:
+    def diagonal_values(self) -> Array:
         """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""
         positions = self.relative_positions()
         heads, dtype = self.q.shape[2] if self.q.ndim == 4 else 1, dtype_name(upcast(self.q))
@@ -109,20 +110,20 @@ class RelativeBias:
             added = added + part
         return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
-    def at(self, relative_position: Array) -> Array:
+    def at_index(self, index: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
 
         The argument, as of a call whose last query is at the last key, is used only to index diagonals: the positions
         themselves come from `relative_positions`.
         """
-        added = self.by_diagonal()
-        if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs
+        added = self.diagonal_values()
+        if index.shape[1] == 1:  # of one query the diagonals are its pairs
             return added[:, :, None]
-        return added[:, :, relative_position[0] + (relative_position.shape[2] - 1)]
+        return added[:, :, index[0] + (index.shape[2] - 1)]
 
     def shape(self) -> tuple[int, ...]:
-        """The shape of `by_diagonal` with an axis for queries, `b h 1 n`."""
-        b, h, n = self.by_diagonal().shape
+        """The shape of `diagonal_values` with an axis for queries, `b h 1 n`."""
+        b, h, n = self.diagonal_values().shape
         return b, h, 1, n
 
 
@@ -139,11 +140,11 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     return added
 
 
-def relative_bias_of(terms: Any, first: Any, q: Array, k: Array) -> RelativeBias | None:
+def relative_bias_of(terms: Any, first_position: Any, q: Array, k: Array) -> RelativeBias | None:
     """What the terms of a call add; None for no terms.
 
     Raises:
         TypeError: what is no term.
     """
     contract.check_terms(terms, Term)
-    return None if terms is None or terms in ((), []) else RelativeBias(terms, first, q, k)
+    return None if terms is None or terms in ((), []) else RelativeBias(terms, first_position, q, k)

@@ -26,12 +26,19 @@ from attn_np.contract._weighing import Weighing
 from attn_torch._masks import hide_by_bias, in_window
 from attn_torch._ops import upcast, without_autocast
 
-GROUP = 16  # scores of which the largest is looked for
-NEAR = 2.0**-7  # steps that are shorter are not made with these
-KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+SCORES_PER_MAXIMUM = 16  # scores of which the largest is looked for
+COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
+BLOCK_KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
 
-Heads = tuple[int, Span]  # a sequence of the batch, and some of its heads
-Place = tuple[Heads, Span, Span]  # which heads, queries and keys a block has
+
+class HeadGroup(NamedTuple):
+    """Some heads of one sequence of the batch."""
+
+    sequence: int
+    heads: Span
+
+
+Place = tuple[HeadGroup, Span, Span]  # which heads, queries and keys a block has
 
 
 class WeighedRows(Function):
@@ -74,8 +81,8 @@ def context_of(q: Tensor, *arguments: Any) -> Tensor:
     b, t, g, _ = q.shape
     context = q.new_zeros((b, g, t, arguments[1].shape[-1]))
     for block in weighed_blocks(q, *arguments):
-        heads, rows, _ = block.place
-        part(context, heads, rows).baddbmm_(block.mixed_weights, block.v)
+        group, rows, _ = block.place
+        part(context, group, rows).baddbmm_(block.mixed_weights, block.v)
     return context.transpose(1, 2)
 
 
@@ -87,15 +94,15 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
     weighing, (dq, dk, dv) = call[0], (torch.zeros_like(x.transpose(1, 2), **in_order) for x in (q, k, v))
     dmix_scores, dmix_weights = (None if x is None else torch.zeros_like(x) for x in (mix_scores, mix_weights))
     dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
-    buffers, dcontext = Buffers(q), dcontext.transpose(1, 2).contiguous()
+    scratch, dcontext = Scratch(q), dcontext.transpose(1, 2).contiguous()
     for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
-        heads, rows, columns = block.place
-        dy = part(dcontext, heads, rows)
-        part(dv, heads, columns).baddbmm_(block.mixed_weights.mT, dy)
-        dscores = torch.bmm(dy, block.v.mT, out=buffers("dscores", block.mixed_weights.shape))
+        group, rows, columns = block.place
+        dy = part(dcontext, group, rows)
+        part(dv, group, columns).baddbmm_(block.mixed_weights.mT, dy)
+        dscores = torch.bmm(dy, block.v.mT, out=scratch("dscores", block.mixed_weights.shape))
         if dmix_weights is not None:
-            dmix_weights += by_head(block.weights) @ by_head(dscores).mT
-            dscores = mix(mix_weights, dscores, buffers("dweights", block.weights.shape))
+            dmix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
+            dscores = mix(mix_weights, dscores, scratch("dweights", block.weights.shape))
         scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
         if dbias is not None:
             of_bias = of_block(dbias, block.place)
@@ -104,16 +111,16 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
             slope = 1 - block.tanh * block.tanh
             dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
         if dmix_scores is not None:
-            dmix_scores += by_head(block.scores) @ by_head(dscores).mT
-            dscores = mix(mix_scores, dscores, buffers("dmixed", block.scores.shape))
-        part(dq, heads, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
-        part(dk, heads, columns).baddbmm_(dscores.mT, block.q)
+            dmix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
+            dscores = mix(mix_scores, dscores, scratch("dmixed", block.scores.shape))
+        part(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
+        part(dk, group, columns).baddbmm_(dscores.mT, block.q)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
     return dq, dk, dv, dbias, dmix_scores, dmix_weights
 
 
-class Buffers(dict[str, Tensor]):
+class Scratch(dict[str, Tensor]):
     """Memory by name, used again for every block: fresh memory costs a page fault every 4 kB."""
 
     def __init__(self, like: Tensor) -> None:
@@ -163,23 +170,27 @@ def weighed_blocks(
     asked for.
     """
     mask, bias = rank4(mask), rank4(bias)
-    (all_q, all_k, all_v), buffers = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Buffers(q)
-    together = max([1, *(n for x in (mix_scores, mix_weights) if x is not None for n in x.shape)])
-    all_heads = [(i, Span(j, j + together)) for i in range(q.shape[0]) for j in range(0, q.shape[2], together)]
-    for heads, (rows, seen) in product(all_heads, blocks):
-        of_rows, width = weighing, KEYS if weighing.keys_apart else seen.length
-        if weighing.keys_apart and weighing.score_offset is None:
-            allowed = allowed_pairs(mask, bias, band, (heads, rows, seen), q)
+    (all_q, all_k, all_v), scratch = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Scratch(q)
+    heads_per_group = max([1, *(n for x in (mix_scores, mix_weights) if x is not None for n in x.shape)])
+    head_groups = [
+        HeadGroup(i, Span(j, j + heads_per_group))
+        for i in range(q.shape[0])
+        for j in range(0, q.shape[2], heads_per_group)
+    ]
+    for group, (rows, seen) in product(head_groups, blocks):
+        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else seen.length
+        if weighing.elementwise and weighing.score_offset is None:
+            allowed = allowed_pairs(mask, bias, band, (group, rows, seen), q)
             count = key_counts(allowed, (rows.length, seen.length), q).to(q.dtype)
-            of_rows = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
+            row_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
         for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
-            place = heads, rows, columns
-            part_q, part_k, part_v = part(all_q, heads, rows), part(all_k, heads, columns), part(all_v, heads, columns)
+            place = group, rows, columns
+            part_q, part_k, part_v = part(all_q, group, rows), part(all_k, group, columns), part(all_v, group, columns)
             shape, tanh = (len(part_q), rows.length, columns.length), None
-            scores = weights = torch.bmm(part_q, part_k.mT, out=buffers("scores", shape))
+            scores = weights = torch.bmm(part_q, part_k.mT, out=scratch("scores", shape))
             if mix_scores is not None:
                 shape = mix_scores.shape[1], *shape[1:]
-                weights = mix(mix_scores.mT, scores, buffers("mixed_scores", shape))
+                weights = mix(mix_scores.mT, scores, scratch("mixed_scores", shape))
             if weighing.softcap is not None:
                 tanh = weights.div_(weighing.softcap).tanh_().clone()
                 weights.mul_(weighing.softcap)
@@ -187,10 +198,10 @@ def weighed_blocks(
                 weights.add_(upcast(of_block(bias, place)))
             allowed = allowed_pairs(mask, bias, band, place, q)
             allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
-            weigh_(of_rows, weights.flatten(0, 1), allowed)
+            weigh_(row_weighing, weights.flatten(0, 1), allowed)
             mixed = weights
             if mix_weights is not None:
-                mixed = mix(mix_weights.mT, weights, buffers("mixed_weights", (mix_weights.shape[1], *shape[1:])))
+                mixed = mix(mix_weights.mT, weights, scratch("mixed_weights", (mix_weights.shape[1], *shape[1:])))
             yield WeighedBlock(place, part_q, part_k, part_v, scores, weights, mixed, tanh)
 
 
@@ -205,10 +216,10 @@ def allowed_pairs(mask: Tensor | None, bias: Tensor | None, band: Band, place: P
     return in_band if allowed is None else in_band & allowed
 
 
-def part(x: Tensor, heads: Heads, positions: Span) -> Tensor:
+def part(x: Tensor, group: HeadGroup, positions: Span) -> Tensor:
     """The view `n t k` of some heads and positions of an array `b h t k`."""
-    i, some = heads
-    return x[i, slice(*some), slice(*positions)]
+    sequence, heads = group
+    return x[sequence, slice(*heads), slice(*positions)]
 
 
 def rank4(x: Any) -> Any:
@@ -223,14 +234,14 @@ def of_block(x: Tensor, place: Place) -> Tensor:
     return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))][0]
 
 
-def by_head(x: Tensor) -> Tensor:
+def heads_as_rows(x: Tensor) -> Tensor:
     """Scores `h t s` as a row for each head."""
     return x.flatten(1)
 
 
 def mix(matrix: Tensor, x: Tensor, out: Tensor) -> Tensor:
     """The sums over the heads of `g t s` times a matrix `h g`, `h t s`: one product, for which heads are rows."""
-    torch.mm(matrix, by_head(x), out=by_head(out))
+    torch.mm(matrix, heads_as_rows(x), out=heads_as_rows(out))
     return out
 
 
@@ -273,13 +284,13 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     if allowed is not None:
         scores.masked_fill_(~allowed, -torch.inf)
     t, s = scores.shape
-    even = s - s % GROUP
-    tops = torch.cat([scores[:, :even].unflatten(1, (GROUP, -1)).amax(1), scores[:, even:]], 1)
+    even = s - s % SCORES_PER_MAXIMUM
+    tops = torch.cat([scores[:, :even].unflatten(1, (SCORES_PER_MAXIMUM, -1)).amax(1), scores[:, even:]], 1)
     top = tops.amax(1, keepdim=True)
     nothing = top == -torch.inf
     shift = top.masked_fill(nothing, 0.0)
     tau = torch.full_like(top, -power)  # where the largest alone, which is 0 now, weighs 1
-    for z, enough in ((tops.sub_(shift), NEAR), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
+    for z, enough in ((tops.sub_(shift), COARSE_STEP), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
         tau = threshold_from_below(z, tau, power, enough)
     scores.sub_(tau).clamp_(min=0)
     if power == 2:

@@ -24,14 +24,14 @@ from attn_torch._ops import (
 )
 
 
-def by_head(x: Array) -> Array:
+def heads_as_batch(x: Array) -> Array:
     """Heads as batch rows, for each sees other keys: `b t h k` -> `(h b) t 1 k`."""
     b, t, h, k = x.shape
     return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
 
 
 def from_heads(x: Array, h: int) -> Array:
-    """The inverse of `by_head`."""
+    """The inverse of `heads_as_batch`."""
     return reorder(x.reshape(h, x.shape[0] // h, x.shape[1], x.shape[3]), (1, 2, 0, 3))
 
 
@@ -93,7 +93,8 @@ class BlockSparseAttention(Layer[Config]):
             rows = [broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions]
             mask, pattern = visible_pairs(pattern, *rows), None
         context, _ = attend(
-            by_head(q), by_head(k), by_head(v), mask=mask, pattern=pattern, scale=c.scale, tape=tape,
+            heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
+            tape=tape,
             implementation=implementation,
         )  # fmt: skip
         context = from_heads(context, sizes["h"])

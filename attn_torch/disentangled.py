@@ -30,17 +30,17 @@ from attn_torch._ops import (
 )
 from attn_torch._relative import (
     bucket_table,
-    score_distances,
-    score_distances_by_keys,
+    relative_scores_of_keys,
+    relative_scores_per_head,
 )
-from attn_torch._rows import by_rows
+from attn_torch._rows import attend_in_row_blocks
 
 
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
     distance = -relative_position
-    if c.buckets is not None:
+    if c.buckets_per_side is not None:
         distance = bucket_table(c, like=distance)[clip(distance, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
     of_key = -distance if c.p2c_view == "key" else distance
@@ -90,14 +90,14 @@ class DisentangledAttention(Layer[Config]):
         rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
-        if "c2p" in c.terms:
+        if "c2p" in c.score_terms:
             w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
-        if "p2c" in c.terms:
+        if "p2c" in c.score_terms:
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
-        scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
+        scale = 1 / sqrt(sizes["k"] * (1 + len(c.score_terms))) if c.scale is None else c.scale
 
         def attend_rows(
             tape: Tape,
@@ -119,12 +119,12 @@ class DisentangledAttention(Layer[Config]):
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
-                scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
+                scores = relative_scores_per_head(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if relative_position.shape[-1] != k.shape[1]:
-                    scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
+                    scores = relative_scores_of_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
                     distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
                     scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
@@ -139,7 +139,7 @@ class DisentangledAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context if lse is None else with_lse(context, lse), probs
 
-        def shift(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
+        def add_far_position(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
             row_k, row_q = table_rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
@@ -149,11 +149,13 @@ class DisentangledAttention(Layer[Config]):
 
         def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            return attend_near_and_far(attend_rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
+            return attend_near_and_far(
+                attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
+            ), None
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_factor=4, without_scores=attend_without_scores, bias=bias, keep=keep,
+            block_scale=4, attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -49,10 +49,10 @@ def chunked(q: Array, k: Array, v: Array, initial: Array, size: int, tape: Tape)
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial, tape)
-    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, before)
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, chunk_states)
     return from_chunks(out, b, t), states[:, -1]
 
 

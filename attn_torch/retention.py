@@ -40,13 +40,13 @@ class Decay(NamedTuple):
         matrix: `b h t s`, from a key to a query; 0 for later keys.
         from_start: `b t h`, from before the first position to a query.
         to_end: `b t h`, from a key to the last position.
-        whole: `b h`, over all of them.
+        chunk_decay: `b h`, over all of them.
     """
 
     matrix: Array
     from_start: Array
     to_end: Array
-    whole: Array
+    chunk_decay: Array
 
 
 def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
@@ -87,10 +87,10 @@ def chunked(
     old = between.from_start[..., None, None] * initial[:, None]
     states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     states = concatenate([initial[:, None], states], 1)
-    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
-    from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
+    from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 

@@ -10,7 +10,7 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
-from attn_torch._rows import by_rows
+from attn_torch._rows import attend_in_row_blocks
 from attn_torch._sparse_weights import sparsemax
 
 
@@ -52,15 +52,15 @@ class SparsemaxAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **by_score: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
         ) -> Any:
             return attend(
-                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
+                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = by_rows(
+        context, weights = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
             weighing=Weighing("sparsemax", scale, c.softcap),

@@ -10,7 +10,7 @@ from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import hide_by_bias, zero_unseen
 from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
-from attn_torch._rows import by_rows
+from attn_torch._rows import attend_in_row_blocks
 
 
 class TalkingHeadsAttention(Layer[Config]):
@@ -78,7 +78,7 @@ class TalkingHeadsAttention(Layer[Config]):
             context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
             return context, probs
 
-        context, probs = by_rows(
+        context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
             mix_scores=upcast(self.w_mix_scores), mix_weights=upcast(self.w_mix_weights),

@@ -12,10 +12,10 @@ from attn_np.contract._base import Config as Config
 from attn_np.contract._base import Param as Param
 from attn_np.contract._base import Preset as Preset
 from attn_np.contract._base import annotated_names as annotated_names
+from attn_np.contract._base import cached_check as cached_check
 from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_dtype as check_dtype
 from attn_np.contract._base import check_tokens as check_tokens
-from attn_np.contract._base import checked as checked
 from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
 from attn_np.contract._base import require as require

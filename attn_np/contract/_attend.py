@@ -112,7 +112,7 @@ def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> 
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
 
-def swapped_axes(specs: Mapping[str, Spec | None]) -> str:
+def swapped_axes_hint(specs: Mapping[str, Spec | None]) -> str:
     """A hint for the end of an error where a call has the axes of PyTorch's function, `b h t k`; else nothing.
 
     Then axis 1 is equal in q, k and v and axis 2, their lengths, need not be; or a mask has these two the other way.
@@ -134,7 +134,7 @@ def check(
     options: Options,
     rate: float,
     has_softmax_fn: bool,
-    checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
+    cached_check: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
     """The size of every axis letter of a call; a call that cannot be right is refused.
 
@@ -145,7 +145,7 @@ def check(
         specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
         options: checked when they were made.
         rate: the dropout rate.
-        checked: the tree's function that checks specs against axes and caches the result.
+        cached_check: the tree's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
@@ -162,16 +162,16 @@ def check(
         for name, x in specs.items()
     }
     try:
-        sizes = checked(arrays, None, with_dtype_of_q)
+        sizes = cached_check(arrays, None, with_dtype_of_q)
     except ValueError as error:
-        raise ValueError(f"{error}{swapped_axes(specs) if arrays.head_axis else ''}") from None
+        raise ValueError(f"{error}{swapped_axes_hint(specs) if arrays.head_axis else ''}") from None
     if sinks is not None:
         possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"
         require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
     if arrays.head_axis and (sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0):
         expected = "the heads of q to be a multiple of those of k, which has at least 1"
-        todo = f"share each key/value head among equally many query heads{swapped_axes(specs)}"
+        todo = f"share each key/value head among equally many query heads{swapped_axes_hint(specs)}"
         raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", todo)
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     if not is_number(rate) or not 0 <= rate < 1:

@@ -141,7 +141,7 @@ class Config:
         """Axes of the arrays in a cache, by name: with `s` one entry for each position, without it a state."""
         return {}
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         """How many positions a query can look back, its own included; None for no limit."""
         left = (getattr(self, "window", None) or (None,))[0]
         return None if left is None else left + 1
@@ -356,7 +356,7 @@ def _checked(config: Config, dtype: str | None, specs: tuple[tuple[str, Spec | N
     return config.check(dtype, **dict(specs))
 
 
-def checked(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
+def cached_check(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
     """`config.check` of a call's specs, cached: it depends on nothing else."""
     try:
         return dict(_checked(config, dtype, tuple(specs.items())))

@@ -15,7 +15,7 @@ WHOLE_SEQUENCE_KINDS = ("mask", "bias", "keep", "marks")
 
 def slot_count(config: Config, max_length: int) -> int:
     """How many positions a cache holds at once: all, or as many as a later query can look back."""
-    return max_length if config.reach() is None else min(max_length, config.reach() or 1)
+    return max_length if config.cache_slots() is None else min(max_length, config.cache_slots() or 1)
 
 
 def cache_shapes(
@@ -26,18 +26,18 @@ def cache_shapes(
     Raises:
         ValueError: a layer that does not decode, or sizes below 1.
     """
-    v = config.variant
+    variant = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         fits = is_integer(size) and size >= 1
-        require(fits, v, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
+        require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
-    require(bool(config.cached()), v, "a layer that decodes", why, todo)
+    require(bool(config.cached()), variant, "a layer that decodes", why, todo)
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cached().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
     todo = f"pass {', '.join(f'{letter}=' for letter in missing)}"
-    require(not missing, v, f"sizes of {', '.join(missing)}", "none", todo)
+    require(not missing, variant, f"sizes of {', '.join(missing)}", "none", todo)
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
 
 
@@ -49,20 +49,20 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
         ValueError: a cache that is used up; a mask, a bias or another argument with an axis of keys, which in a step
             are the slots of the cache.
     """
-    v = config.variant
+    variant = config.variant
     if not isinstance(cache, kind):
         other = type(cache)
         got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
         todo = "call the layer's init_cache, or pass the cache that the last step returned"
-        raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
-    check_unspent(v, cache.spent)
+        raise TypeError(f"{variant}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
+    check_unspent(variant, cache.spent)
     layer_arguments = config.arguments() if arguments else {}
     for name, x in arguments.items():
         if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
-            raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
+            raise ValueError(f"{variant}: expected step without {name}, got one; {todo}")
     todo = "pass tape={} and read the weights from it"
-    require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
+    require(not arguments.get("return_weights"), variant, "step without return_weights", "it", todo)
     return {name: x for name, x in arguments.items() if name in layer_arguments}
 
 
@@ -91,25 +91,35 @@ def check_step(
             layer in training with dropout.
         TypeError: `valid` of another dtype than bool.
     """
-    v, batch, new = config.variant, sizes["b"], sizes["t"]
+    variant, batch, new = config.variant, sizes["b"], sizes["t"]
     dropping = training and getattr(config, "dropout", 0) > 0
-    require(not dropping, v, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()")
-    require(new > 0, v, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
+    require(
+        not dropping, variant, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()"
+    )
+    require(new > 0, variant, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
     keys = sizes.get("s", new)
-    require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones")
+    require(
+        keys == new, variant, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones"
+    )
     cached = config.cached()
-    require(set(cache) == set(cached), v, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
+    require(set(cache) == set(cached), variant, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
     all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
     for name, axes in cached.items():
         shape = (cache[name] or ((), ""))[0]
         expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
         fits = expected == shape and len(axes.split()) == len(expected)
-        require(fits, v, f"the cache's {name} of shape {expected}", shape, "call init_cache for this layer and batch")
+        require(
+            fits, variant, f"the cache's {name} of shape {expected}", shape, "call init_cache for this layer and batch"
+        )
     if valid is not None:
         shape = (batch, new)
-        require(valid[0] == shape, v, f"valid of shape {shape}", valid[0], "say for each position whether it is real")
+        require(
+            valid[0] == shape, variant, f"valid of shape {shape}", valid[0], "say for each position whether it is real"
+        )
         if valid[1] != "bool":
-            raise TypeError(f"{v}: expected a boolean valid (True = a real position), got {valid[1]}; pass valid == 1")
+            raise TypeError(
+                f"{variant}: expected a boolean valid (True = a real position), got {valid[1]}; pass valid == 1"
+            )
 
 
 def check_room(variant: str, length: Any, max_length: int) -> None:
@@ -167,6 +177,6 @@ class Decodes(Generic[Array]):
         Raises:
             TypeError: a cache of another package, or no cache.
             ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
-                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
+                are not: a full cache is left as it is, the outputs are NaN and `cache.overflowed` is True.
         """
         return self._step(query, cache, valid, tape, arguments)

@@ -7,23 +7,23 @@ from attn_np.contract._patterns import Pattern
 
 
 @dataclass(frozen=True)
-class Moved(Pattern):
+class OffsetQueries(Pattern):
     """What a pattern shows to queries that stand so many positions further on."""
 
     pattern: Pattern
-    by: int
+    offset: int
 
     def allows(self, query: Any, key: Any) -> Any:
-        return self.pattern.allows(query + self.by, key)
+        return self.pattern.allows(query + self.offset, key)
 
 
 @dataclass(frozen=True)
-class MovedEach(Pattern):
+class OffsetQueriesEach(Pattern):
     """What a pattern shows to queries that stand further on, by a number of positions for each sequence, `b`."""
 
     pattern: Pattern
-    by: Any
-    axes = {"by": "b"}
+    offset: Any
+    axes = {"offset": "b"}
 
     def allows(self, query: Any, key: Any) -> Any:
-        return self.pattern.allows(query + self.by, key)
+        return self.pattern.allows(query + self.offset, key)

@@ -75,7 +75,7 @@ class Rotary(Config):
         Raises:
             ValueError: naming the field.
         """
-        v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
+        variant, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
         self.check_positive("rotary_dim", "max_positions", "original_max_positions")
         self.check_number("rope_base", above=1.0)
         for name in ("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
@@ -83,14 +83,18 @@ class Rotary(Config):
         self.check_number("attention_factor", above=0.0)
         self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
-        require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
+        require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
         require(
-            width <= head_width, v, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim="
+            width <= head_width,
+            variant,
+            f"rotary_dim of at most the head's width {head_width}",
+            width,
+            "set rotary_dim=",
         )
         kinds = ", ".join(repr(kind) for kind in SCALINGS)
         require(
             self.rope_scaling in SCALINGS,
-            v,
+            variant,
             f"rope_scaling to be one of {kinds}",
             repr(self.rope_scaling),
             "set rope_scaling=",
@@ -99,10 +103,18 @@ class Rotary(Config):
         for name in SCALING_FIELDS:
             value = getattr(self, name)
             if name in required:
-                require(value is not None, v, f"{name} for rope_scaling={self.rope_scaling!r}", "none", f"set {name}=")
+                require(
+                    value is not None, variant, f"{name} for rope_scaling={self.rope_scaling!r}", "none", f"set {name}="
+                )
             elif name not in allowed:
                 unset = value is (True if name == "yarn_truncate" else None)
-                require(unset, v, f"no {name} for rope_scaling={self.rope_scaling!r}", repr(value), f"leave {name} out")
+                require(
+                    unset,
+                    variant,
+                    f"no {name} for rope_scaling={self.rope_scaling!r}",
+                    repr(value),
+                    f"leave {name} out",
+                )
         for name in ("short_factor", "long_factor"):
             value = getattr(self, name)
             fits = value is None or (
@@ -112,20 +124,24 @@ class Rotary(Config):
             )
             if not fits:
                 todo = "give one for each rotated pair"
-                raise field_error(v, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
+                raise field_error(variant, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
         self.check_sections("rope_sections")
         if self.rope_sections is not None:
             expected, todo = "max_positions for rope_sections", "set it above the largest position"
-            require(self.max_positions is not None, v, expected, "none", todo)
+            require(self.max_positions is not None, variant, expected, "none", todo)
         if self.rope_scaling == "dynamic":
             require(
-                width > 2, v, "more than one rotated pair for rope_scaling='dynamic'", width // 2, "set rotary_dim="
+                width > 2,
+                variant,
+                "more than one rotated pair for rope_scaling='dynamic'",
+                width // 2,
+                "set rotary_dim=",
             )
         if self.rope_scaling == "llama3":
             low, high = self.low_freq_factor or 0, self.high_freq_factor or 0
-            require(low < high, v, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
+            require(low < high, variant, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
         if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
-            raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
+            raise field_error(variant, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
     def check_optional_rotary(self) -> None:
         """As `check_rotary`, where `rope_base=None` is no rotation, beside which other fields of it would mean nothing.
@@ -168,16 +184,18 @@ class Rotary(Config):
             ValueError: a shape that does not fit.
             TypeError: a dtype that does not fit.
         """
-        v, wide = self.variant, "float64" if dtype == "float64" else "float32"
-        require(self.rope_base is not None, v, "no (cos, sin) without rope_base", "them", "set rope_base=")
+        variant, wide = self.variant, "float64" if dtype == "float64" else "float32"
+        require(self.rope_base is not None, variant, "no (cos, sin) without rope_base", "them", "set rope_base=")
         b, t, pairs = sizes["b"], sizes["t"], self.rotary_width() // 2
         for name, (shape, got) in zip(("cos", "sin"), pair, strict=True):
             if got != wide:
-                raise TypeError(f"{v}: expected {name} of dtype {wide}, as it is computed in, got {got}; convert it")
+                raise TypeError(
+                    f"{variant}: expected {name} of dtype {wide}, as it is computed in, got {got}; convert it"
+                )
             fits = shape in ((t, pairs), (1, t, pairs), (b, t, pairs))
             expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
             todo = "make it by rotary_angles; of a model that has each angle twice, take the first half"
-            require(fits, v, expected, shape, todo)
+            require(fits, variant, expected, shape, todo)
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse positions beyond the tables, if their values are known.

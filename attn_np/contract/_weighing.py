@@ -21,6 +21,6 @@ class Weighing:
     score_offset: Any = None
 
     @property
-    def keys_apart(self) -> bool:
+    def elementwise(self) -> bool:
         """Whether the weight of a key does not depend on the other keys' scores."""
         return self.name == "sigmoid"

@@ -64,7 +64,7 @@ class Config(_heads.Config):
         super().__post_init__()
         self.check_positive("chunk_size")
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return self.chunk_size
 
     def exempt(self) -> dict[str, str]:

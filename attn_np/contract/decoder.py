@@ -235,8 +235,8 @@ class Config(Rotary):
             params |= {"w_q_norm_heads": Param("h k", "k", init=start), "w_k_norm_heads": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
-    def reach(self) -> int | None:
-        left, chunk = super().reach(), self.chunk_size
+    def cache_slots(self) -> int | None:
+        left, chunk = super().cache_slots(), self.chunk_size
         return left if chunk is None else chunk if left is None else min(left, chunk)
 
     def exempt(self) -> dict[str, str]:

@@ -96,7 +96,7 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         return {"state": "b h k v"}
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return 1
 
 

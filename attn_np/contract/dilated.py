@@ -66,7 +66,7 @@ class Config(_heads.Config):
         self.check_positive("dilation")
         self.check_limits("steps")
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         left = None if self.steps is None else self.steps[0]
         return None if left is None else left * self.dilation + 1
 

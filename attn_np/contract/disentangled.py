@@ -22,12 +22,13 @@ class Config(_heads.Config):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         max_distance: k of the paper: distances from -k + 1 to k - 1 have a row each, others share the outer two.
-        terms: beside content to content: "c2p", "p2c" or both.
-        buckets: embeddings of one side, twice as many in all; max_distance by default. With fewer, distances up to half
-            of them have one each, and larger ones share them in buckets that grow with the distance.
+        score_terms: beside content to content: "c2p", "p2c" or both.
+        buckets_per_side: embeddings of one side, twice as many in all; max_distance by default. With fewer,
+            distances up to half of them have one each, and larger ones share them in buckets that grow with the
+            distance.
         p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
-        shared: embeddings are projected by w_q and w_k with their biases, not by separate weights.
-        rel_bias: biases on the separate projections of embeddings.
+        share_projections: embeddings are projected by w_q and w_k with their biases, not by separate weights.
+        rel_projection_bias: biases on the separate projections of embeddings.
         norm_rel: embeddings have a layer norm before they are projected.
         norm_eps: added under its root.
     """
@@ -52,7 +53,8 @@ class Config(_heads.Config):
         "Q^c, K^c, V^c": "q, k, v; W_q,c, W_k,c, W_v,c: w_q, w_k, w_v",
         "K^r = P W_k,r": "rel_k, x h k; W_k,r: w_rel_k, with b_rel_k",
         "Q^r = P W_q,r": "rel_q, x h k; W_q,r: w_rel_q, with b_rel_q",
-        "max_relative_positions, position_buckets, share_att_key of the code": "max_distance, buckets, shared",
+        "max_relative_positions, position_buckets of the code": "max_distance, buckets_per_side",
+        "share_att_key of the code": "share_projections",
         "A~ (terms a, b, c)": "content_scores, c2p_scores, p2c_scores; their sum, scaled: scores",
     }
     cost = "time b t t h (k + v) and 2 b t x h k; memory b h t (t + x) on the textbook path"
@@ -68,7 +70,8 @@ class Config(_heads.Config):
         "so that -(D - 1) has row 1 and D - 1 the last",
         "the scale counts the terms: with one of them left out it is 1/sqrt(2 K)",
         "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
-        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_bias, whose part for K^r "
+        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_projection_bias, whose "
+        "part for K^r "
         "adds the same to all scores of a query",
         "a bucket's logarithm is rounded up here and down in T5",
         "published models of versions 2 and 3 norm the table of distances: norm_rel",
@@ -76,42 +79,49 @@ class Config(_heads.Config):
     )
 
     max_distance: int = 512
-    terms: tuple[str, ...] = ("c2p", "p2c")
-    buckets: int | None = None
+    score_terms: tuple[str, ...] = ("c2p", "p2c")
+    buckets_per_side: int | None = None
     p2c_view: str = "key"
-    shared: bool = False
-    rel_bias: bool = False
+    share_projections: bool = False
+    rel_projection_bias: bool = False
     norm_rel: bool = False
     norm_eps: float = 0.0000001
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("max_distance", "buckets")
+        self.check_positive("max_distance", "buckets_per_side")
         self.check_one_of("p2c_view", ("key", "query"))
-        self.check_flag("shared", "rel_bias", "norm_rel")
+        self.check_flag("share_projections", "rel_projection_bias", "norm_rel")
         self.check_number("norm_eps", above=0.0)
-        known = isinstance(self.terms, tuple) and all(term in TERMS for term in self.terms)
+        known = isinstance(self.score_terms, tuple) and all(term in TERMS for term in self.score_terms)
         _base.require(
-            known and 0 < len(set(self.terms)) == len(self.terms),
+            known and 0 < len(set(self.score_terms)) == len(self.score_terms),
             self.variant,
-            "terms to be some of c2p, p2c, each once",
-            repr(self.terms),
+            "score_terms to be some of c2p, p2c, each once",
+            repr(self.score_terms),
             "without any of them use mha",
         )
-        apart = not (self.shared and self.rel_bias)
-        todo = "leave rel_bias out: they are projected as contents are, with use_bias"
-        _base.require(apart, self.variant, "separate projections of embeddings for rel_bias=", "shared=True", todo)
+        apart = not (self.share_projections and self.rel_projection_bias)
+        todo = "leave rel_projection_bias out: they are projected as contents are, with use_bias"
         _base.require(
-            self.buckets is None or (self.buckets % 2 == 0 and self.buckets < 2 * self.max_distance - 2),
+            apart,
+            self.variant,
+            "separate projections of embeddings for rel_projection_bias=",
+            "share_projections=True",
+            todo,
+        )
+        _base.require(
+            self.buckets_per_side is None
+            or (self.buckets_per_side % 2 == 0 and self.buckets_per_side < 2 * self.max_distance - 2),
             self.variant,
             f"an even number of buckets below 2 max_distance - 2 = {2 * self.max_distance - 2}",
-            self.buckets,
+            self.buckets_per_side,
             "half of them hold one distance each, the others reach to max_distance",
         )
 
     def span(self) -> int:
         """How many embeddings one side has."""
-        return self.buckets or self.max_distance
+        return self.buckets_per_side or self.max_distance
 
     def signed_buckets(self) -> tuple[int, ...]:
         """The bucket of every distance from -max_distance to max_distance: negative for negative ones."""
@@ -125,11 +135,11 @@ class Config(_heads.Config):
         more = {"w_rel": Param("x d", "d")}
         if self.norm_rel:
             more |= {"w_rel_norm": Param("d", "d", init=1.0), "b_rel": Param("d", "d")}
-        if self.shared:
+        if self.share_projections:
             return super().own_params() | more
-        more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.terms else {}
-        more |= {"w_rel_q": Param("d h k", "d")} if "p2c" in self.terms else {}
-        if self.rel_bias:
+        more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.score_terms else {}
+        more |= {"w_rel_q": Param("d h k", "d")} if "p2c" in self.score_terms else {}
+        if self.rel_projection_bias:
             more |= {f"b_{name[2:]}": Param("h k", "d") for name in ("w_rel_k", "w_rel_q") if name in more}
         return super().own_params() | more
 
@@ -163,20 +173,28 @@ PRESETS = {
             "projected by the weights of the contents."
         ),
         paper="He, Gao, Chen 2021, DeBERTaV3, arXiv:2111.09543; buckets and weights as in the authors' code",
-        fields={"max_distance": 512, "buckets": 256, "p2c_view": "query", "shared": True, "norm_rel": True},
+        fields={
+            "max_distance": 512,
+            "buckets_per_side": 256,
+            "p2c_view": "query",
+            "share_projections": True,
+            "norm_rel": True,
+        },
     ),
 }
 
 EXAMPLES = {
     "both": Config(
-        d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True, norm_rel=True, norm_eps=0.0625,
+        d_model=6, num_heads=3, max_distance=3, dropout=0.25, share_projections=True, norm_rel=True, norm_eps=0.0625,
     ),
     "c2p": Config(
-        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), rel_bias=True,
+        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, score_terms=("c2p",),
+        rel_projection_bias=True,
         causal=True,
     ),
     "p2c": Config(
-        d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,
-        p2c_view="query", rel_bias=True,
+        d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, score_terms=("p2c",),
+        buckets_per_side=6,
+        p2c_view="query", rel_projection_bias=True,
     ),
 }  # fmt: skip

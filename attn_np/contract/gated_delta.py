@@ -116,17 +116,17 @@ class Config(_base.Config):
             "w_gate": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_a": Param("d h", "d"),
-            "a_log": Param("h", "", init=self.rates),
-            "dt_bias": Param("h", "", init=self.steps),
+            "a_log": Param("h", "", init=self.initial_a_log),
+            "dt_bias": Param("h", "", init=self.initial_dt_bias),
             "w_norm": Param("v", "", init=1.0),
             "w_o": Param("h v d", "h v"),
         }
 
-    def rates(self) -> tuple[float, ...]:
+    def initial_a_log(self) -> tuple[float, ...]:
         """Initial values of `a_log`: decays from 1 to 16."""
         return spread(log(1.0), log(16.0), self.num_heads)
 
-    def steps(self) -> tuple[float, ...]:
+    def initial_dt_bias(self) -> tuple[float, ...]:
         """Initial values of `dt_bias`: the softplus makes steps from 0.001 to 0.1 of them."""
         return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
 
@@ -142,7 +142,7 @@ class Config(_base.Config):
         """What is added under the roots of the norms of queries and keys."""
         return self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return 1
 
 

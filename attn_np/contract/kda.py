@@ -87,13 +87,13 @@ class Config(gated_delta.Config):
         return others | {
             "w_a_down": Param("d z", "d"),
             "w_a_up": Param("z h k", "z"),
-            "dt_bias": Param("h k", "", init=self.step),
+            "dt_bias": Param("h k", "", init=self.initial_dt_bias),
             "w_gate_down": Param("d z", "d"),
             "w_gate_up": Param("z h v", "z"),
             "b_gate": Param("h v", "z"),
         }
 
-    def step(self) -> float:
+    def initial_dt_bias(self) -> float:
         """Initial value of `dt_bias`: the softplus makes a step of 0.01 of it."""
         return log(expm1(0.01))
 

@@ -144,7 +144,7 @@ class Config(_base.Config):
         m = "k" if self.num_features is None else "m"
         return {"state": f"b h {m} v"} | ({"key_sum": f"b h {m}"} if self.normalize else {})
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return 1
 
 

@@ -43,7 +43,7 @@ class Config(_base.Config):
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
             about 1 / rope_base; None: no rotation.
         rope_layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one dimension of each half.
-        spacing: "closed": pair i of n rotates by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
+        angle_spacing: "closed": pair i of n rotates by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
             rope_base^(-i / n), as in `rotary`.
     """
 
@@ -85,7 +85,7 @@ class Config(_base.Config):
         "within a chunk a query reads the state before the chunk, decayed by all positions of the chunk up to its own",
         "the paper rotates q and k by their positions, e^(i n theta); without rope_base they are not rotated, and "
         "weights that were trained with it do not fit",
-        "the authors' code spaces the angles of n pairs by n - 1, spacing='closed'; others by n, as in `rotary`",
+        "the authors' code spaces the angles of n pairs by n - 1, angle_spacing='closed'; others by n, as in `rotary`",
         "the paper's three normalisations of scores only scale a head's context, which the norm undoes but for eps",
         "the norm is over each head's width, not over all heads together; that of lightning attention is over all",
         "MiniMax's rates are ALiBi's slopes times 1 - layer / (layers - 1 + 1e-5) + 1e-5: late layers forget less",
@@ -111,7 +111,7 @@ class Config(_base.Config):
     use_bias: bool = False
     rope_base: float | None = None
     rope_layout: str = "interleaved"
-    spacing: str = "closed"
+    angle_spacing: str = "closed"
 
     def __post_init__(self) -> None:
         self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
@@ -130,7 +130,7 @@ class Config(_base.Config):
         self.check_flag("use_gate", "use_bias")
         self.check_number("rope_base", above=1.0)
         self.check_one_of("rope_layout", LAYOUTS)
-        self.check_one_of("spacing", SPACINGS)
+        self.check_one_of("angle_spacing", SPACINGS)
         self.check_divisible("d_model", "num_heads", unless="head_dim")
 
         _base.require(
@@ -176,7 +176,7 @@ class Config(_base.Config):
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, at every length."""
         n, base = self.sizes()["k"] // 2, self.rope_base or 1.0
-        return tuple(base ** (-i / (max(n - 1, 1) if self.spacing == "closed" else n)) for i in range(n))
+        return tuple(base ** (-i / (max(n - 1, 1) if self.angle_spacing == "closed" else n)) for i in range(n))
 
     def amplitude(self) -> float:
         """Factor on cosines and sines."""
@@ -221,7 +221,7 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         return {"state": "b h k v"}
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return 1
 
     def exempt(self) -> dict[str, str]:
@@ -285,7 +285,7 @@ EXAMPLES = {
         norm_eps=0.25,
         rope_base=50.0,
         rope_layout="half",
-        spacing="open",
+        angle_spacing="open",
     ),
     "plain": Config(
         d_model=7,

@@ -8,10 +8,10 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._caller_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
 from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
+from attn_np.weights._foreign_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import DottedNames, Tensors

@@ -33,10 +33,10 @@ class KeyPrefix:
         return (self.first if key in table.shared else self.stack if key in table.stack_keys else self.own) + key
 
 
-def prefix_for(prefix: str, form: str, own: str, layer: int) -> KeyPrefix:
-    """The prefixes of a layer, from the caller's prefix, the layout's form and that form with the layer's number."""
-    stack, dot, _ = form.partition("{layer}")[0].rstrip(".").rpartition(".")
-    return KeyPrefix(prefix + own, prefix + form.format(layer=0), prefix + stack + dot, layer)
+def prefix_for(prefix: str, template: str, own: str, layer: int) -> KeyPrefix:
+    """The prefixes of a layer, from the caller's prefix, the layout's template and it with the layer's number."""
+    stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
+    return KeyPrefix(prefix + own, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
 
 def locate_layer(file: Tensors, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
@@ -68,16 +68,16 @@ def find_part(layout: Layout, part: str | None) -> str:
 
 
 def match_prefix(
-    file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
+    file: str, templates: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
 ) -> tuple[str, str, int]:
-    """The form of prefix that a file uses, that form with the layer's number, and the number: asked for, or the only.
+    """The template of the prefix that a file uses, it with the layer's number, and the number: asked for, or the only.
 
     Raises:
         MissingKeysError: no such layer.
         UnexpectedKeysError: two layers of this number.
         ValueError: several layers and no number, or a number that is none.
     """
-    numbered = "{layer}" in forms[0]
+    numbered = "{layer}" in templates[0]
     if layer is not None and (not numbered or not is_integer(layer) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
@@ -85,20 +85,20 @@ def match_prefix(
     names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
     first_keys = {name.format(n=0) for name in names}
     layers: dict[str, tuple[int, str]] = {}
-    for form in forms:
-        pattern = re.compile(re.escape(form).replace(re.escape("{layer}"), "([0-9]{1,6})"))
+    for template in templates:
+        pattern = re.compile(re.escape(template).replace(re.escape("{layer}"), "([0-9]{1,6})"))
         for key in keys:
             match = pattern.match(key)
             if match and key[match.end() :] in first_keys:
-                layers[match[0]] = (int(match[1]) if numbered else 0, form)
+                layers[match[0]] = (int(match[1]) if numbered else 0, template)
     numbers = sorted({number for number, _ in layers.values()})
     matches = [own for own, (number, _) in layers.items() if layer in (None, number)]
     if len(matches) == 1:
-        number, form = layers[matches[0]]
-        return form, matches[0], number
+        number, template = layers[matches[0]]
+        return template, matches[0], number
     if not matches:
         got = f"layers {', '.join(map(str, numbers))}" if layers else f"keys {first_names(keys)}"
-        expected = forms[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
+        expected = templates[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
         todo = "pass the number of one of these" if layers else "check layout= and prefix="
         raise MissingKeysError(file, expected, "a key of this name", got, todo)
     if len({layers[own][0] for own in matches}) == 1:
@@ -121,7 +121,9 @@ def ignored_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: s
         if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
             ignored += [key] if inside else []
         elif key.startswith(prefix):
-            part = next((words for form, words in layout.unsupported.items() if inside and fnmatchcase(rest, form)), "")
+            part = next(
+                (words for pattern, words in layout.unsupported.items() if inside and fnmatchcase(rest, pattern)), ""
+            )
             if part and key not in needed:
                 expected, todo = f"a module without {part}", "build the module without, or use its own library"
                 raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", todo)

@@ -8,10 +8,10 @@ from typing import Any
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
-from attn_np.weights._caller_config import layer_config
 from attn_np.weights._check import Request, WeightFile
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_table
+from attn_np.weights._foreign_config import layer_config
 from attn_np.weights._key_prefix import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
 from attn_np.weights._shards import open_tensors

@@ -68,14 +68,14 @@ def attend(
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, diagonal_bias))
     if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        of_diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
-        plain = plain and not needs_grad(q, k, v, of_diagonals)
-        if plain and sdpa.serves_diagonals(q, k, v, of_diagonals):
-            context = sdpa.attend_by_diagonals(q, k, v, of_diagonals, limits, float(scale))
+        plain = plain and not needs_grad(q, k, v, diagonal_bias)
+        if plain and sdpa.serves_diagonals(q, k, v, diagonal_bias):
+            context = sdpa.attend_by_diagonals(q, k, v, diagonal_bias, limits, float(scale))
             return to_dtype(with_unseen_queries(first_query, context), dtype), None
-        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, of_diagonals):
-            by_pair = skew(of_diagonals, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
+        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonal_bias):
+            by_pair = skew(diagonal_bias, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
             bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
@@ -89,12 +89,12 @@ def attend(
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
-        text, *pattern_arrays = of_pattern = PatternArrays.of(pattern)
-        strip = None
+        text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
+        skewed_bias = None
         if diagonal_bias is not None:
-            rows = queries_of_block(q, of_pattern)
-            strip = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
-        inputs = *arrays, sinks, *pattern_arrays, strip
+            rows = queries_of_block(q, packed_pattern)
+            skewed_bias = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
+        inputs = *arrays, sinks, *pattern_arrays, skewed_bias
         context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
     first_query = t - q.shape[1]
     if lse is not None and not statically_true(first_query == 0):

@@ -78,14 +78,26 @@ class BlockedCall:
     A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
     and values begin with an entry of zeros for it.
 
-    A bias by distance is a strip, `b g r t n`: that of a block of queries, wherever it stands, whose part for the keys
-    stands further to the left for later queries.
+    A bias by distance is stored as `b g r t n`, skewed for one block of queries; a later block reads the same rows
+    further to the left.
     """
 
     def __init__(self, *inputs: Any) -> None:
-        q, k, v, mask, bias, sinks, *pattern_arrays, strip, self.left, self.right, self.scale, self.softcap, text = (
-            inputs
-        )
+        (
+            q,
+            k,
+            v,
+            mask,
+            bias,
+            sinks,
+            *pattern_arrays,
+            skewed_bias,
+            self.left,
+            self.right,
+            self.scale,
+            self.softcap,
+            text,
+        ) = inputs
         (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
         self.r, self.sink_columns = h // self.g, 0 if sinks is None else 1
         self.q = self.heads_first(q * self.scale)
@@ -94,12 +106,12 @@ class BlockedCall:
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
         self.block_queries = queries_of_block(q, PatternArrays(text, *pattern_arrays))
-        self.strip = None if strip is None else self.by_group(strip)
-        diagonals = None if strip is None else diagonals_of(strip)
-        self.strip_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
-        self.reach: list[tuple[int, int]] | None = None
+        self.skewed_bias = None if skewed_bias is None else self.by_group(skewed_bias)
+        diagonals = None if skewed_bias is None else diagonals_of(skewed_bias)
+        self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
+        self.effective_windows: list[tuple[int, int]] | None = None
         if diagonals is not None and mask is bias is None and not text and self.t <= self.s:
-            self.reach = self.reach_of(~sdpa.weighs_nothing(q, k, diagonals, self.scale))
+            self.effective_windows = self.effective_windows_of(~sdpa.weighs_nothing(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
             arrays = PatternArrays(text, *pattern_arrays)
@@ -119,7 +131,7 @@ class BlockedCall:
         """`b h ...` -> `b g r ...`; one head serves all."""
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
-    def reach_of(self, weighs: Tensor) -> list[tuple[int, int]] | None:
+    def effective_windows_of(self, weighs: Tensor) -> list[tuple[int, int]] | None:
         """For each key/value head, how many keys before and after its own position have a weight for a query, by which
         diagonals have one, `b h 1 n`; None where all have.
         """
@@ -131,11 +143,11 @@ class BlockedCall:
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
         return [(own - first, last - own) for first, last in ends]
 
-    def within_reach(self, g: slice, t: slice, keys: slice) -> slice:
+    def in_effective_window(self, g: slice, t: slice, keys: slice) -> slice:
         """Those of the keys that have a weight for any of these queries."""
-        if self.reach is None:
+        if self.effective_windows is None:
             return keys
-        (left, right), first_position = self.reach[g.start], self.s - self.t
+        (left, right), first_position = self.effective_windows[g.start], self.s - self.t
         first, last = t.start + first_position - left, t.stop + first_position + right
         return slice(max(keys.start, first), min(keys.stop, last))
 
@@ -148,9 +160,9 @@ class BlockedCall:
             in_window = slice(first, last)
             keys = in_window if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
-            heads = heads if self.reach is None else 1  # each has a reach of its own
+            heads = heads if self.effective_windows is None else 1  # each has a window of its own
             for b, g in batch_and_heads(self.b, self.g, heads):
-                keys = self.within_reach(g, t, in_window) if self.pattern is None else self.keys_of_pattern(b, t)
+                keys = self.in_effective_window(g, t, in_window) if self.pattern is None else self.keys_of_pattern(b, t)
                 yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
     def keys_of_pattern(self, b: slice, t: slice) -> slice | Tensor:
@@ -167,8 +179,8 @@ class BlockedCall:
         """The block with who sees whom by mask, bias and pattern."""
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=hide_by_bias(mask, bias))
-        if self.strip is not None and self.strip_hides:
-            of_distance = self.in_strip(block).of(self.strip, "bgrts")
+        if self.skewed_bias is not None and self.skewed_bias_hides:
+            of_distance = self.in_skewed_bias(block).of(self.skewed_bias, "bgrts")
             block = block._replace(allowed=hide_by_bias(block.allowed, of_distance))
         if self.pattern is None:
             return block
@@ -203,8 +215,8 @@ class BlockedCall:
             return block._replace(s=slice(block.s.start, block.s.stop - 1))
         return block._replace(s=block.s[1:] - 1)
 
-    def in_strip(self, block: Block) -> Block:
-        """Where a block without a sink stands in the strip: its last query is the last row."""
+    def in_skewed_bias(self, block: Block) -> Block:
+        """Where a block without a sink stands in the skewed bias: its last query is the last row."""
         queries, first = block.t.stop - block.t.start, self.t - block.t.stop
         keys = slice(block.s.start + first, block.s.stop + first) if isinstance(block.s, slice) else block.s + first
         return block._replace(t=slice(self.block_queries - queries, self.block_queries), s=keys)
@@ -282,8 +294,8 @@ class BlockedCall:
         key_scores = with_sink[..., self.sink_columns :]
         if self.bias is not None:
             key_scores += without_sink.of(self.bias, "bgrts")
-        if self.strip is not None:
-            key_scores += self.in_strip(without_sink).of(self.strip, "bgrts")
+        if self.skewed_bias is not None:
+            key_scores += self.in_skewed_bias(without_sink).of(self.skewed_bias, "bgrts")
         empty = self.mask_with_neg_inf_(key_scores, without_sink)
         if self.sinks is not None:
             sinks = block.of(self.sinks, "bgr")[..., None]
@@ -292,10 +304,10 @@ class BlockedCall:
         return scores, empty, tanh
 
 
-def diagonals_of(strip: Tensor) -> Tensor:
-    """The bias by distance, one number for each diagonal, that a strip is made of: `b h t n` -> `b h 1 m`."""
-    rows = strip.shape[2]
-    return torch.cat([strip[:, :, -1:], strip[:, :, :1, strip.shape[3] - rows + 1 :]], -1)
+def diagonals_of(skewed_bias: Tensor) -> Tensor:
+    """The bias by distance, one number for each diagonal, that a skewed bias is made of: `b h t n` -> `b h 1 m`."""
+    rows = skewed_bias.shape[2]
+    return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
 
 
 def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
@@ -329,7 +341,7 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 
 ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
-SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? strip"
+SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str text"
 Outputs = tuple[Tensor, Tensor]
 
@@ -341,9 +353,9 @@ def forward(*inputs: Any) -> Outputs:
     `1 h` or `b h`.
     """
     *call_inputs, with_lse = inputs
-    q, k, v, mask, bias, sinks, *_, strip, left, right, scale, softcap, text = call_inputs
-    if strip is not None and q.is_cpu and mask is bias is sinks is softcap is None and not (text or with_lse):
-        context = sdpa.attend_by_diagonals(q, k, v, diagonals_of(strip), (left, right), scale)
+    q, k, v, mask, bias, sinks, *_, skewed_bias, left, right, scale, softcap, text = call_inputs
+    if skewed_bias is not None and q.is_cpu and mask is bias is sinks is softcap is None and not (text or with_lse):
+        context = sdpa.attend_by_diagonals(q, k, v, diagonals_of(skewed_bias), (left, right), scale)
         return context.contiguous(), outputs_like(*inputs)[1]
     call, (context, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
     by_heads = call.heads_first(context)
@@ -362,21 +374,21 @@ def forward(*inputs: Any) -> Outputs:
 @torch.library.custom_op(
     f"{PACKAGE}::blocks_backward",
     mutates_args=(),
-    schema=f"(Tensor dcontext, Tensor delta, {SCHEMA}, bool with_bias, bool with_strip) -> Tensor[]",
+    schema=f"(Tensor dcontext, Tensor delta, {SCHEMA}, bool with_bias, bool with_skewed_bias) -> Tensor[]",
 )
 @without_autocast
 def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
-    """The gradients of q, k and v, then of the sinks if there are any, then of the bias and the strip if asked for.
+    """The gradients of q, k and v, of the sinks if there are any, of the bias and the skewed bias if asked for.
 
     Every block's weights again, then the rules of the textbook. delta, `b t h 1`, is what the softmax's rule needs of
     each row.
     """
-    *forward_inputs, with_bias, with_strip = inputs
+    *forward_inputs, with_bias, with_skewed_bias = inputs
     call = BlockedCall(*forward_inputs)
     dq, dk, dv = torch.empty_like(inputs[0]), torch.zeros_like(call.k), torch.zeros_like(call.v)
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and with_bias else None
-    dstrip = torch.zeros_like(call.strip) if call.strip is not None and with_strip else None
+    dskewed_bias = torch.zeros_like(call.skewed_bias) if call.skewed_bias is not None and with_skewed_bias else None
     dcontext, dqueries = call.heads_first(dcontext), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
@@ -384,7 +396,7 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         probs = torch.softmax(scores, -1, out=scores)
         if empty is not None:
             call.by_axes(probs, block).masked_fill_(empty, 0.0)
-        if call.reach is not None:  # far keys: products with numbers below the normal ones are slow
+        if call.effective_windows is not None:  # far keys: products with numbers below the normal ones are slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
         block_dcontext = call.queries(dcontext, block)
         dscores = call.product("dprobs", block_dcontext, call.keys(call.v, block).mT)
@@ -399,8 +411,10 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         block.add(dv, "bgsk", call.product("dv", probs.mT, block_dcontext))
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
-        if dstrip is not None:
-            call.in_strip(call.without_sink(block)).add(dstrip, "bgrts", dscores_by_axes[..., call.sink_columns :])
+        if dskewed_bias is not None:
+            call.in_skewed_bias(call.without_sink(block)).add(
+                dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
+            )
         if call.softcap is not None:
             slope = tanh.square_().neg_().add_(1.0)
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
@@ -408,7 +422,7 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
         block.of(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
     dk, dv = (x[:, :, call.sink_columns :].transpose(1, 2).contiguous() for x in (dk, dv))
-    return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dstrip) if x is not None)]
+    return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]
 
 
 @forward.register_fake
@@ -433,9 +447,9 @@ class BlockAttention(Function):
 
     @staticmethod
     def forward(
-        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap, text, with_lse
+        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap, text, with_lse
     ):
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
         return forward(*arrays, left, right, scale, softcap, text, with_lse)
 
     @staticmethod
@@ -448,14 +462,16 @@ class BlockAttention(Function):
         dcontext, dlse = grad_outputs
         context, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
         # A bias may be as large as all scores.
-        sinks, with_bias, with_strip = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[ARRAYS - 1]
+        sinks, with_bias, with_skewed_bias = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[ARRAYS - 1]
         # The sum over the keys of probs dprobs is that of dcontext context over the width; the lse adds probs dlse to
         # dscores.
         delta = (dcontext * context).sum(-1, keepdim=True)
         delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
-        dq, dk, dv, *more = BlockGradients.apply(dcontext, delta, *arrays, *ctx.options, with_bias, with_strip)
-        dsinks, dbias, dstrip = (more.pop(0) if given else None for given in (sinks is not None, with_bias, with_strip))
-        return dq, dk, dv, None, dbias, dsinks, None, None, None, dstrip, *[None] * 6
+        dq, dk, dv, *more = BlockGradients.apply(dcontext, delta, *arrays, *ctx.options, with_bias, with_skewed_bias)
+        dsinks, dbias, dskewed_bias = (
+            more.pop(0) if given else None for given in (sinks is not None, with_bias, with_skewed_bias)
+        )
+        return dq, dk, dv, None, dbias, dsinks, None, None, None, dskewed_bias, *[None] * 6
 
 
 class BlockGradients(Function):
@@ -465,11 +481,11 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap,
-        text, with_bias, with_strip,
+        dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale,
+        softcap, text, with_bias, with_skewed_bias,
     ):  # fmt: skip
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip
-        return tuple(backward(dcontext, delta, *arrays, left, right, scale, softcap, text, with_bias, with_strip))
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
+        return tuple(backward(dcontext, delta, *arrays, left, right, scale, softcap, text, with_bias, with_skewed_bias))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -505,8 +521,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], 
     gradients = backward(*into_batch(n, in_dims[:last], inputs[:last]), *inputs[last:])
     gradients = [x.unflatten(0, (n, -1)) for x in gradients]
     unmapped = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False)]
-    with_bias, with_strip = inputs[-2:]
-    gradients_of = unmapped[7], unmapped[6] if with_bias else None, unmapped[11] if with_strip else None
+    with_bias, with_skewed_bias = inputs[-2:]
+    gradients_of = unmapped[7], unmapped[6] if with_bias else None, unmapped[11] if with_skewed_bias else None
     shared = [x.shape[0] == 1 for x in gradients_of if x is not None]  # by the whole batch
     for i in range(3, len(gradients)):
         gradients[i] = gradients[i].sum(1, keepdim=True) if shared[i - 3] else gradients[i]

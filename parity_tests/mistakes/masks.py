@@ -119,19 +119,19 @@ MUTANTS = (
     bare(
         "hidden values not selected away",
         "select hidden values to 0 before the product: 0 * NaN is NaN",
-        'v = zero_unseen(per_head("bhts->bshv", q), allowed, v)',
+        'v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)',
         "v = v",
     ),
     bare(
         "hidden keys not selected away",
         "select hidden keys to 0 before the product, or NaN in them reaches the gradient of the queries",
-        'k = zero_unseen(per_head("bhts->bshk", q), allowed, k)',
+        'k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)',
         "k = k",
     ),
     bare(
         "queries that see nothing not selected away",
         "select queries without keys to 0 before the product, or NaN in them reaches the gradient of the keys",
-        'q = zero_unseen(per_head("bhts->bthk", q), allowed, q)',
+        'q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)',
         "q = q",
     ),
     cross(

@@ -5,7 +5,7 @@ from parity_tests.mistakes.plant import SHARED, at
 cross, wide, capped = (at(SHARED, "mha", example) for example in ("cross", "wide", "capped"))
 additive, concat = at("additive.py", "additive", "cross"), at("luong.py", "luong", "concat")
 
-SCORES = 'scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale'
+SCORES = 'scores=einsum(head_subscripts("bthk,bshk->bhts", q), q, k) * scale'
 CAPPED = "capped=softcap * tanh(scores / softcap)"
 IN_ORDER = """\
     if softcap is not None:

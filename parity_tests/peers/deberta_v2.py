@@ -73,6 +73,6 @@ PLAIN = PEERS["buckets"]
 REFUSED = {
     "no distances": (PLAIN, {"relative_attention": False}, "'relative_attention': expected true"),
     "another norm of distances": (PLAIN, {"norm_rel_ebd": "rms_norm"}, "'norm_rel_ebd'"),
-    "no terms": (PLAIN, {"pos_att_type": None}, "terms to be some of c2p, p2c"),
+    "no terms": (PLAIN, {"pos_att_type": None}, "score_terms to be some of c2p, p2c"),
     "heads of another width": (PLAIN, {"attention_head_size": 5}, "'attention_head_size'"),
 }

@@ -118,8 +118,8 @@ EVEN, RAGGED = "equal lengths", "unlike lengths"
 
 def usual_length(config: Config, notes: list[str]) -> int:
     """A sequence that makes a cache grow several times, and goes more than twice around a ring of slots."""
-    reach, most = config.reach() or 0, getattr(config, "max_positions", None) or LONGEST
-    around = 2 * reach + 3
+    slots, most = config.cache_slots() or 0, getattr(config, "max_positions", None) or LONGEST
+    around = 2 * slots + 3
     if around > min(LONGEST, most):
         notes.append(f"the edge of the window not crossed: pass length={around} or more")
         around = 0

@@ -319,12 +319,14 @@ def canonical(config: Config) -> Config:
     """The same config with None for every size that only repeats its default, so that equal layers compare equal."""
     for name in config.fields():
         value = getattr(config, name)
-        if type(value) is int and measures(config, name, None) == measures(config) != measures(config, name, value + 1):
+        if type(value) is int and sizes_with(config, name, None) == sizes_with(config) != sizes_with(
+            config, name, value + 1
+        ):
             config = replace(config, **{name: None})
     return config
 
 
-def measures(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]] | None:
+def sizes_with(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]] | None:
     """Every size that a config fixes, with one field changed or as it is; None if the change is impossible.
 
     A field that is no size (an integer scale) leaves them as they are, whatever its value.

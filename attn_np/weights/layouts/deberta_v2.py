@@ -28,11 +28,11 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "d_model": width,
         "num_heads": heads,
         "max_distance": distance,
-        "terms": tuple(terms),
-        "buckets": buckets if type(buckets) is int and buckets > 0 else None,
+        "score_terms": tuple(terms),
+        "buckets_per_side": buckets if type(buckets) is int and buckets > 0 else None,
         "p2c_view": "query",
-        "shared": shared,
-        "rel_bias": not shared,
+        "share_projections": shared,
+        "rel_projection_bias": not shared,
         **({"norm_rel": True, "norm_eps": hf.number("layer_norm_eps", 1e-7)} if norm else {}),
     }
 
@@ -54,8 +54,8 @@ SHARED = Table(
     rules=RULES,
     letters={"d_model": "d", "num_heads": "h"},
     flags={"norm_rel": ("w_rel_norm", "b_rel")},
-    free=("max_distance", "buckets", "terms", "norm_eps"),
-    fixed={"p2c_view": "query", "shared": True},
+    free=("max_distance", "buckets_per_side", "score_terms", "norm_eps"),
+    fixed={"p2c_view": "query", "share_projections": True},
     stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
 )
 
@@ -67,8 +67,8 @@ def apart(*terms: str) -> Table:
         ours, theirs = {"c2p": ("rel_k", "pos_key_proj"), "p2c": ("rel_q", "pos_query_proj")}[term]
         rules[f"w_{ours}"] = f"attention.self.{theirs}.weight", "(h k) d -> d h k"
         rules[f"b_{ours}"] = f"attention.self.{theirs}.bias", "(h k) -> h k"
-    fixed = {"p2c_view": "query", "rel_bias": True, "terms": terms}
-    free = tuple(name for name in SHARED.free if name != "terms")
+    fixed = {"p2c_view": "query", "rel_projection_bias": True, "score_terms": terms}
+    free = tuple(name for name in SHARED.free if name != "score_terms")
     return replace(SHARED, rules=rules, free=free, fixed=fixed, variant="disentangled")
 
 

@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import at
 
 causal = at("additive.py", "additive", "causal")
-MASK = "k, v, mask=mask, **by_position"
+MASK = "k, v, mask=mask, **masking"
 MUTANTS = (
     causal(
         "later keys seen by the additive score",

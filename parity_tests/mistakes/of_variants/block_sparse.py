@@ -55,8 +55,8 @@ MUTANTS = (
     causal(
         "scale left out of the backward of chosen blocks",
         "multiply the gradient of the scores by the scale, too",
-        "attend_vjp(tape, by_head(dcontext), scale=c.scale)",
-        "attend_vjp(tape, by_head(dcontext), scale=1.0)",
+        "attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)",
+        "attend_vjp(tape, heads_as_batch(dcontext), scale=1.0)",
         trees=NUMPY,
     ),
 )

@@ -36,7 +36,7 @@ MUTANTS = (
     planted(
         "writing strength missing in what a chunk erases",
         "scale the keys by beta on both sides of the system",
-        'einsum("bths,bshk->bthk", inverse, scaled)',
+        'einsum("bths,bshk->bthk", inverse, beta_k)',
         'einsum("bths,bshk->bthk", inverse, k)',
         "chunked",
     ),

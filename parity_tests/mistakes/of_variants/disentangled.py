@@ -38,7 +38,7 @@ MUTANTS = (
     both(
         "scale of the content term alone",
         "divide by sqrt(3 head_dim) where three terms are added",
-        '1 / sqrt(sizes["k"] * (1 + len(c.terms))) if',
+        '1 / sqrt(sizes["k"] * (1 + len(c.score_terms))) if',
         '1 / sqrt(sizes["k"]) if',
     ),
     both(

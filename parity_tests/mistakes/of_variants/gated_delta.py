@@ -34,8 +34,8 @@ MUTANTS = (
     planted(
         "state before a chunk erased without fading",
         "what a chunk erases of the state before it has faded by the place in the chunk",
-        "inverse, scaled * decay.from_start[..., None])",
-        "inverse, scaled)",
+        "inverse, beta_k * decay.from_start[..., None])",
+        "inverse, beta_k)",
         "chunked",
     ),
     planted(

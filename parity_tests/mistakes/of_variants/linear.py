@@ -56,8 +56,8 @@ MUTANTS = (
     planted(
         "a chunk begins with its own state",
         "begin each chunk from the state before it",
-        "before=states[:, :-1]",
-        "before=states[:, 1:]",
+        "chunk_states=states[:, :-1]",
+        "chunk_states=states[:, 1:]",
         "chunked",
     ),
     planted(

@@ -20,7 +20,7 @@ MUTANTS = (
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
         "with_memory(v, self.memory_v, share), {}",
-        "with_memory(v, self.memory_v, share), by_position",
+        "with_memory(v, self.memory_v, share), masking",
     ),
     memory(
         "values of the memory left out",

@@ -20,8 +20,8 @@ MUTANTS = (
     planted(
         "state read at the start of a chunk without fading",
         "let the state before a chunk fade by the place in the chunk",
-        'from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]',
-        'from_state = einsum("bthk,bhkv->bthv", q, before)',
+        'from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]',
+        'from_state = einsum("bthk,bhkv->bthv", q, chunk_states)',
         "chunked",
     ),
     planted(

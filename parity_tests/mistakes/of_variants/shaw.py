@@ -31,8 +31,8 @@ MUTANTS = (
     keys(
         "keys moved by the vector in place of the queries' product with it",
         "multiply the vector of the distance with the query, not with the key",
-        'score_vectors(tape, "rel_k", q, ',
-        'score_vectors(tape, "rel_k", k, ',
+        'relative_scores_shared(tape, "rel_k", q, ',
+        'relative_scores_shared(tape, "rel_k", k, ',
     ),
     causal(
         "gradient of the queries from the contents alone",

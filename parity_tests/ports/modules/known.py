@@ -9,7 +9,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._caller_config import layer_config
+from attn_np.weights._foreign_config import layer_config
 from attn_np.weights._pretrained import families, nondefault_fields
 from attn_np.weights.layouts._base import applied_rules
 from attn_np.weights.layouts._hf_config import HFConfig

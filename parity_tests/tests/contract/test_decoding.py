@@ -325,7 +325,7 @@ def test_no_room_is_an_error_and_writes_nothing(tree: str) -> None:
     assert all(np.array_equal(before[name], bare(x)) for name, x in cache.arrays.items())
     y, cache = layer.step(to(todo.x[:, 2:3]), cache)
     assert np.isfinite(bare(y)).all()
-    assert not np.asarray(cache.overrun).any()
+    assert not np.asarray(cache.overflowed).any()
 
 
 def array_of(tree: str) -> Callable[[np.ndarray], Any]:
@@ -352,16 +352,16 @@ def overrun_under(step: Callable[..., Any], layer: Any, todo: Work, to: Callable
     y, cache = step(to(todo.x[:, 3:6]), cache, to(np.ones((BATCH, 3), bool)))
     assert np.isnan(bare(y)[0]).all(-1).tolist() == [False, True, True]
     assert np.isfinite(bare(y)[1]).all()
-    assert bare(cache.overrun).tolist() == [True, False]
+    assert bare(cache.overflowed).tolist() == [True, False]
     assert bare(cache.length).tolist() == [4, 4]
     assert all(np.array_equal(before[0], bare(cache.arrays[name])[0, :3]) for name, before in kept.items())
     y, cache = step(to(todo.x[:, :3]), cache, to(np.array([[False] * 3] * 2)))
-    assert bare(cache.overrun).tolist() == [True, False]
+    assert bare(cache.overflowed).tolist() == [True, False]
     for place in range(3):  # wherever among padding the position without room stands
         _, cache = step(to(todo.x[:, :3]), layer.init_cache(BATCH, 4), to(np.ones((BATCH, 3), bool)))
         _, cache = step(to(todo.x[:, 3:6]), cache, to(np.array([[True] + [False] * 2] * BATCH)))
         _, cache = step(to(todo.x[:, 3:6]), cache, to(np.array([np.arange(3) == place, [False] * 3])))
-        assert bare(cache.overrun).tolist() == [True, False]
+        assert bare(cache.overflowed).tolist() == [True, False]
 
 
 def test_no_room_under_jit_gives_nan_and_says_so() -> None:
@@ -459,7 +459,7 @@ class Numbered:
     def sizes(self) -> dict[str, int]:
         return {}
 
-    def reach(self) -> None:
+    def cache_slots(self) -> None:
         return None
 
     def why_no_cache(self) -> str:
@@ -683,7 +683,7 @@ PLANTED = (
     ("where(stored, query_positions % num_slots, num_slots)", "where(stored, query_positions % num_slots, 0)"),
     ("self.key_positions, left, right)", "self.key_positions, left and left - 1, right)"),
     ("self.key_positions, left, right)", "self.key_positions, left, 1)"),
-    ("step.joined else None", "False else None"),
+    ("step.concatenated else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),
     ("start + t <= num_slots", "start + t <= max_length"),

@@ -224,7 +224,7 @@ def test_variants_take_every_operation_from_the_dialect(variant: str) -> None:
     for module, name in imports(path):
         allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
         allowed = allowed or module in {f"attn_np.{shared}" for shared in (*twins.modules(), "_vjp")}
-        allowed = allowed or name in (*offered.get(module, ()), "by_rows_vjp") or module == "numpy"
+        allowed = allowed or name in (*offered.get(module, ()), "attend_in_row_blocks_vjp") or module == "numpy"
         assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let the dialect export it"
 
 

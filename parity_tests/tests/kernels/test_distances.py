@@ -98,17 +98,17 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
         patch.setattr(_kernels.Block, "of_diagonals", rolled)
     elif tree.name == "torch":
-        at = blocks.BlockedCall.in_strip
+        at = blocks.BlockedCall.in_skewed_bias
 
         def late(call: Any, block: Any) -> Any:
             part = at(call, block)
             return part._replace(s=slice(max(0, part.s.start - 1), part.s.stop - (part.s.start > 0)))
 
-        patch.setattr(blocks.BlockedCall, "in_strip", late)
+        patch.setattr(blocks.BlockedCall, "in_skewed_bias", late)
     else:
         module = import_module("attn_jax._kernels")
-        at = module._in_strip
-        patch.setattr(module, "_in_strip", lambda plan, i, j: at(plan, i, j) - 1)
+        at = module._start_in_skewed_bias
+        patch.setattr(module, "_start_in_skewed_bias", lambda plan, i, j: at(plan, i, j) - 1)
 
 
 def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
@@ -121,24 +121,24 @@ def far_keys_alone_stay_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
 
 
 def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    real = _kernels.add_to_strip
+    real = _kernels.add_to_diagonal_sums
 
-    def first(strip: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
+    def first(sums: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
         if queries.start == 0:
-            real(strip, dscores, queries, keys, t)
+            real(sums, dscores, queries, keys, t)
 
-    patch.setattr(_kernels, "add_to_strip", first)
+    patch.setattr(_kernels, "add_to_diagonal_sums", first)
 
 
 def last_keys_out_of_reach(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    real = blocks.BlockedCall.reach_of
+    real = blocks.BlockedCall.effective_windows_of
     shorter = lambda call, weighs: [(left - 1, right) for left, right in real(call, weighs)]  # noqa: E731
-    patch.setattr(blocks.BlockedCall, "reach_of", shorter)
+    patch.setattr(blocks.BlockedCall, "effective_windows_of", shorter)
 
 
 def diagonals_read_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     real = blocks.diagonals_of
-    patch.setattr(blocks, "diagonals_of", lambda strip: real(strip).roll(1, -1))
+    patch.setattr(blocks, "diagonals_of", lambda skewed_bias: real(skewed_bias).roll(1, -1))
 
 
 def small_weights_cut_off(patch: pytest.MonkeyPatch, tree: Tree) -> None:

@@ -72,8 +72,10 @@ def test_near_and_far_keys_are_all_keys(name: str, case: str, monkeypatch: pytes
 
 
 def a_far_key_twice(far: Any, patch: pytest.MonkeyPatch) -> None:
-    real = far.by_rows
-    patch.setattr(far, "by_rows", lambda *args, window, **options: real(*args, window=(window[0] + 1, 0), **options))
+    real = far.attend_in_row_blocks
+    patch.setattr(
+        far, "attend_in_row_blocks", lambda *args, window, **options: real(*args, window=(window[0] + 1, 0), **options)
+    )
 
 
 def the_other_side(far: Any, patch: pytest.MonkeyPatch) -> None:

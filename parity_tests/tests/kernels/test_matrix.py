@@ -155,12 +155,12 @@ def a_bucket_too_far(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     """The gradients of a table go to the rows of the next distance, in blocks behind the first."""
     kernel = kernel_of(tree)
     if tree.name == "numpy":
-        real = kernel.add_to_strip
+        real = kernel.add_to_diagonal_sums
 
-        def late(strip: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
-            real(strip, np.roll(dscores, 1 if queries.start else 0, -1), queries, keys, t)
+        def late(sums: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
+            real(sums, np.roll(dscores, 1 if queries.start else 0, -1), queries, keys, t)
 
-        patch.setattr(kernel, "add_to_strip", late)
+        patch.setattr(kernel, "add_to_diagonal_sums", late)
     elif tree.name == "torch":
         real = kernel.Block.add
         patch.setattr(

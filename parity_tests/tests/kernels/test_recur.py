@@ -250,9 +250,15 @@ BUGS = {
         '"bgk,bgkv->bgv", k, decayed) if erases',
         '"bgk,bgkv->bgv", k, state) if erases',
     ),
-    "keys of a chunk do not decay": ("by_chunk(b, t, size, times(k, to_end)", "by_chunk(b, t, size, k"),
-    "the state does not decay through a chunk": ("whole = from_start[:, -1]\n    scores", "whole = None\n    scores"),
-    "what a chunk erases does not decay": ("inverse, times(scaled, from_start)))", "inverse, scaled))"),
+    "keys of a chunk do not decay": (
+        "with_chunk_axis(b, t, size, scaled_by(k, to_end)",
+        "with_chunk_axis(b, t, size, k",
+    ),
+    "the state does not decay through a chunk": (
+        "chunk_decay = from_start[:, -1]\n    scores",
+        "chunk_decay = None\n    scores",
+    ),
+    "what a chunk erases does not decay": ("inverse, scaled_by(beta_k, from_start)))", "inverse, beta_k))"),
     "a query decays to the end of the chunk": ("rows[:, t // 2 :] * from_start[b:,", "rows[:, t // 2 :] * to_end[b:,"),
     "a query sees later keys": (
         "causal_mask(size, q)[:, None, None], products",
@@ -294,8 +300,8 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 
 RULES = {
     "the first state has no gradient": ("return *grads, dinitial", "return *grads, 0.0 * dinitial"),
-    "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dwhole]", "dfrom_start[:, -1:]]"),
-    "keys without the part of the system": ("dk = total(dk, times(dscaled, beta))", "dk = total(dk)"),
+    "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dchunk_decay]", "dfrom_start[:, -1:]]"),
+    "keys without the part of the system": ("dk = total(dk, scaled_by(dbeta_k, beta))", "dk = total(dk)"),
     "what is written without the difference": ("dcorrected * difference, axis=-1", "dcorrected * v, axis=-1"),
     "a middle that does not move": ("dfrom_middle[:, -1:] + dsecond]", "dfrom_middle[:, -1:]]"),
     "decays of the position after": (

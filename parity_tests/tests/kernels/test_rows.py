@@ -62,8 +62,8 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
         patch.setattr(rows, name, n, raising=False)
     if tree != "jax":
         weigh = import_module(f"{TREES[tree].package.__name__}._weigh")
-        patch.setattr(weigh, "GROUP", 3)
-        patch.setattr(weigh, "KEYS", 4)
+        patch.setattr(weigh, "SCORES_PER_MAXIMUM", 3)
+        patch.setattr(weigh, "BLOCK_KEYS", 4)
     return rows
 
 
@@ -127,7 +127,7 @@ def found_by(tree: str, rows: Any, arrays: Arrays, options: Any) -> Arrays:
     others: Any = dict.fromkeys(("mask", "bias", "keep")) | TREES[tree].arrays(rest) | options
 
     def call(floats: Any) -> Any:
-        return rows.by_rows(middle_of(tree), None, **others | floats)[0]
+        return rows.attend_in_row_blocks(middle_of(tree), None, **others | floats)[0]
 
     if tree == "torch":
         leaves = {name: torch.from_numpy(x).requires_grad_() for name, x in floats.items()}

@@ -48,7 +48,7 @@ def test_threads_in_any_order_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     room, rng, band = import_module("attn_np._weigh"), np.random.default_rng(0), Band.of(7, 9, False, None)
     q, k, v = (rng.normal(size=(3, n, 2, 4)) for n in (7, 9, 9))
     blocks = tuple(band.row_blocks(18, 2))
-    call = room.WeighedCall(
+    call = room.WeighedRows(
         Weighing("sigmoid", 1.0, None, 0.5), q, k, v, None, rng.normal(size=(1, 2, 7, 9)), band, blocks
     )
     tasks: list[Any] = []
@@ -158,7 +158,7 @@ def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPat
     (_, _, of_groups), (scores, start, threshold) = steps
     assert np.array_equal(of_groups, start)
     assert (start <= threshold).all()
-    assert ((scores > start).sum(1) < 4096 // room.GROUP).all()
+    assert ((scores > start).sum(1) < 4096 // room.SCORES_PER_MAXIMUM).all()
 
 
 @pytest.mark.parametrize("name", ["sigmoid_attention", "sparsemax", "entmax15"])

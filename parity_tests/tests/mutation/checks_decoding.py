@@ -126,7 +126,7 @@ def in_pieces(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
             y, kept = module.step(**{name: x[:, at : at + size] for name, x in inputs.items()}, cache=kept)
             found.append(y)
             at += size
-            claim(kept.length.tolist() == [at] * B and not kept.overrun.any() and kept.max_length == T, "the cache")
+            claim(kept.length.tolist() == [at] * B and not kept.overflowed.any() and kept.max_length == T, "the cache")
             holds(layer, kept, want)
         judged(np.concatenate(found, axis=1), want["y"], f"in pieces of {chunks}")
 
@@ -134,7 +134,7 @@ def in_pieces(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
 def holds(layer: Labelled, kept: Any, want: dict[str, Any]) -> None:
     """Every slot holds the entry of the position that it names, and the last positions that may be seen are there."""
     room = kept.positions.shape[1] - 1
-    reach = layer[1].reach() or room
+    reach = layer[1].cache_slots() or room
     claim(room == min(reach, kept.max_length), f"{room} slots")
     for row in range(B):
         length = int(kept.length[row])
@@ -259,13 +259,13 @@ def no_room(layer: Labelled, alias: str) -> None:
         y, after = module.step(**more, cache=kept)
         claim(np.isnan(y).all(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
         claim(np.isnan(y).any(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
-        claim(after.overrun.tolist() == [True, False] and after.length.tolist() == [4, 3], "the cache says so")
+        claim(after.overflowed.tolist() == [True, False] and after.length.tolist() == [4, 3], "the cache says so")
         judged(y[0, :1][None], at_once(layer, names, (0,), 4)["y"][:, 3:], "the last position with room")
         claim(sorted(after.positions[0, :-1].tolist()) == list(range(4))[1 - after.positions.shape[1] :], "positions")
         claim(after.positions[0, -1] == -1, "the spare slot holds nothing")
         again = {name: x.copy() for name, x in after.arrays.items()}
         y, last = module.step(**more, cache=after, valid=np.zeros((B, 2), bool))
-        claim(last.overrun.tolist() == [True, False], "an overrun stays one")
+        claim(last.overflowed.tolist() == [True, False], "an overrun stays one")
         claim(np.isfinite(y).all() and last.length.tolist() == [4, 3], "padding needs no room")
         claim(all(same(x[:, :-1], again[name][:, :-1]) for name, x in last.arrays.items()), "padding is not kept")
 
@@ -342,7 +342,7 @@ class Held(Config):
     def cached(self) -> dict[str, str]:
         return {"k": "b s k", "v": "b s v", "state": "b v"}
 
-    def reach(self) -> int | None:
+    def cache_slots(self) -> int | None:
         return self.slots
 
 
@@ -396,17 +396,17 @@ def functions_of_a_cache(alias: str) -> None:
         claim(words == {"query": np.float32, "words": kept.positions.dtype, "state": np.float64}, "dtypes with words")
         kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
-        claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
+        claim(same(kept.overflowed, np.zeros(B, bool)) and kept.max_length == 5, "empty")
         step = parts.begin_step(Held(slots=slots), kept, k[:, :4], real)
         query_positions, key_positions = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(
-                step.accepted is None and step.rejected is None and not step.joined and not step.head_axis,
+                step.accepted is None and step.rejected is None and not step.concatenated and not step.head_axis,
                 "nothing else",
             )
         else:
-            claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
+            claim(step.start is None and step.concatenated == (slots == 3) and step.filled == (slots or 4), "opened")
             claim(same(step.accepted, np.ones((B, 4), bool)) and not step.rejected.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
@@ -447,10 +447,10 @@ def functions_of_a_cache(alias: str) -> None:
             same(parts.read_state(again, "state", state), state.astype("float32").astype("float64")),
             "the state is back",
         )
-        claim(not again.joined, "one new position takes the place of none that it sees")
-        full = replace(after, overrun=np.array([True, False]))
+        claim(not again.concatenated, "one new position takes the place of none that it sees")
+        full = replace(after, overflowed=np.array([True, False]))
         twin = full.copy()
-        for name in ("positions", "length", "overrun"):
+        for name in ("positions", "length", "overflowed"):
             one, other = getattr(full, name), getattr(twin, name)
             claim(same(one, other) and not np.shares_memory(one, other), f"a copy's {name}")
         claim_same(twin.arrays, full.arrays, "a copy's arrays")

@@ -72,15 +72,15 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
     ) -> Any:
         rows = f.clip(relative_position, -limit, limit) + limit
         rows = rows if rows.shape[-1] != k.shape[1] else f.broadcast_to(rows, (B, q.shape[1], k.shape[1]))
-        scores = f.score_distances(tape, "scores", q, of_keys, rows, k.shape[1])
+        scores = f.relative_scores_per_head(tape, "scores", q, of_keys, rows, k.shape[1])
         scores = (scores + f.einsum("bthk,bshk->bhts", q, k)) * SCALE
         scores = scores if bias is None else scores + bias
         probs, lse = f.softmax_and_lse(scores, allowed) if return_lse else (f.softmax(scores, allowed), None)
-        context = f.einsum("bhts,bshv->bthv", probs, v) + f.weigh_vectors(tape, "values", probs, of_values, rows)
+        context = f.einsum("bhts,bshv->bthv", probs, v) + f.relative_values(tape, "values", probs, of_values, rows)
         f.record(tape, q=q, k=k, v=v, rows=rows, probs=probs, bias=bias)
         return f.with_lse(context, lse) if return_lse else context, probs
 
-    def shift(q: Any, k: Any, v: Any, relative_position: Any) -> Any:
+    def add_far_position(q: Any, k: Any, v: Any, relative_position: Any) -> Any:
         rows = f.clip(relative_position, -limit, limit) + limit
         return q, k + f.take(of_keys, rows), v + f.take(of_values, rows)
 
@@ -95,22 +95,24 @@ def backward_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callab
         q, k, v, rows, probs = (tape[name] for name in ("q", "k", "v", "rows", "probs"))
         dcontext, dlse = f.with_lse_vjp(dcontext, WIDTH)
         dprobs, dv = f.einsum_vjp("bhts,bshv->bthv", probs, v, dcontext)
-        dmore, dof_values = f.weigh_vectors_vjp(tape, "values", probs, of_values, rows, dcontext)
+        dmore, dof_values = f.relative_values_vjp(tape, "values", probs, of_values, rows, dcontext)
         dbiased = f.softmax_vjp(probs, dprobs + dmore)
         dbiased = dbiased if dlse is None else dbiased + probs * dlse
         dbias = f.sum_to(dbiased, tape["bias"].shape) if "bias" in tape else None
         dscores = dbiased * SCALE
-        dq, dof_keys = f.score_distances_vjp(tape, "scores", q, of_keys, rows, dscores)
+        dq, dof_keys = f.relative_scores_per_head_vjp(tape, "scores", q, of_keys, rows, dscores)
         dmore, dk = f.einsum_vjp("bthk,bshk->bhts", q, k, dscores)
         return {"q": dq + dmore, "k": dk, "v": dv, "bias": dbias, "of_keys": dof_keys, "of_values": dof_values}
 
-    def shift_vjp(q: Any, k: Any, v: Any, relative_position: Any, dq: Any, dk: Any, dv: Any) -> dict[str, Any]:
+    def add_far_position_vjp(
+        q: Any, k: Any, v: Any, relative_position: Any, dq: Any, dk: Any, dv: Any
+    ) -> dict[str, Any]:
         rows = f.clip(relative_position, -limit, limit) + limit
         sums = f.sum_to(dk, (1, *dk.shape[2:])), f.sum_to(dv, (1, WIDTH))
         more = {"of_keys": f.take_vjp(of_keys, rows, sums[0]), "of_values": f.take_vjp(of_values, rows, sums[1])}
         return {"q": dq, "k": dk, "v": dv} | more
 
-    return attend_rows_vjp, shift_vjp
+    return attend_rows_vjp, add_far_position_vjp
 
 
 @cache
@@ -144,18 +146,18 @@ def by_numpy(package: str, case: str) -> Arrays:
     options: Any = {"limit": limit, "causal": causal}
     masks: Any = {"mask": None, "bias": None} | {n: arrays.pop(n) for n in ("mask", "bias") if n in arrays}
     attend_rows, shift = parts_of(f, case, *tables)
-    attend_rows_vjp, shift_vjp = backward_of(f, case, *tables)
+    attend_rows_vjp, add_far_position_vjp = backward_of(f, case, *tables)
     calls: list[tuple[Any, ...]] = []
 
     def shift_of(*call: Any) -> Any:
         calls.append(call)
-        return shift(*call)
+        return add_far_position(*call)
 
     def shift_vjp_of(q: Any, k: Any, v: Any, relative_position: Any, *grads: Any) -> Any:
         claim(
             all(same(x, y) for x, y in zip((q, k, v, relative_position), calls.pop(0), strict=True)), "what was shifted"
         )
-        return shift_vjp(q, k, v, relative_position, *grads)
+        return add_far_position_vjp(q, k, v, relative_position, *grads)
 
     with small_blocks(import_module(f"{package}._rows")):
         context = f.attend_near_and_far(attend_rows, shift_of, tape, *arrays.values(), **masks, **options, scale=SCALE)

@@ -129,12 +129,12 @@ def blocks_of_rows(alias: str) -> None:
                 for taken in ("blocks", "all"):
                     middle, tape = Middle(), BackwardTape()
                     with small_blocks(rows) if taken == "blocks" else nothing():
-                        got, none = rows.by_rows(middle, tape, *given, **options, **more)
+                        got, none = rows.attend_in_row_blocks(middle, tape, *given, **options, **more)
                         claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
                         claim(same(np.asarray(tape.get("context", want)), want), f"{words}: the taped context")
                         called(middle, arrays, near, taken == "blocks", words)
                         claim((none is None) == (taken == "blocks"), "weights of all rows or none")
-                        back = rows.by_rows_vjp(backward, tape, dy)
+                        back = rows.attend_in_row_blocks_vjp(backward, tape, dy)
                     claim(list(back) == list(grads), f"{words}: gradients of {list(back)}")
                     for name, x in grads.items():
                         claim((back[name] is None) == (x is None), f"{words}, {taken}: no gradient of {name}")
@@ -207,7 +207,7 @@ def when_rows_go_at_once(alias: str) -> None:
         want, _ = Middle()(None, *given, seen & more["mask"], relative_position, more["bias"], more["keep"])
         middle = Middle()
         with small_blocks(rows):
-            context, weights = rows.by_rows(middle, tape, *changed, causal=True, **more, **options)
+            context, weights = rows.attend_in_row_blocks(middle, tape, *changed, causal=True, **more, **options)
         claim((len(middle.calls) == 1) == at_once, f"{options}: {len(middle.calls)} calls")
         claim((weights is None) != at_once, f"{options}: weights")
         claim(same(np.asarray(context), want), f"{options}: another context")
@@ -219,7 +219,9 @@ def when_rows_go_at_once(alias: str) -> None:
             return call[1], None
 
         with small_blocks(rows):
-            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, without_scores=all_rows)
+            rows.attend_in_row_blocks(
+                middle, None, *given, causal=True, **more | {"keep": keep}, attend_in_linear_memory=all_rows
+            )
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
     scores = B * H * T * 13
@@ -227,7 +229,7 @@ def when_rows_go_at_once(alias: str) -> None:
         middle = Middle()
         with small_blocks(rows):
             vars(rows)["ONE_BLOCK_SCORES"] = few
-            rows.by_rows(middle, None, *given, causal=True, **more)
+            rows.attend_in_row_blocks(middle, None, *given, causal=True, **more)
         claim((len(middle.calls) == 1) == at_once, f"{few} scores are few: {len(middle.calls)} calls")
 
 
@@ -249,9 +251,9 @@ def distances_scored(alias: str) -> None:
         claim(parts.skew(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
-            claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")
+            claim(same(parts.relative_scores_per_head(tape, "scores", q, table, rows, s), want), "scores")
             claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
-            back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
+            back = parts.relative_scores_per_head_vjp(tape, "scores", q, table, rows, dy)
             claim(same(back[0], dq) and same(back[1], dtable), "gradients")
         k = rng.integers(-3, 4, size=(B, s, H, 2)).astype(np.float64)
         want, dk, dtable = np.zeros(dy.shape), np.zeros(k.shape), np.zeros(table.shape)
@@ -260,8 +262,8 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = k[b, j, h] @ table[x, h]
             dk[b, j, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * k[b, j, h]
-        claim(same(parts.score_distances_by_keys(k, table, by_diagonal, t), want), "scores of keys")
-        back = parts.score_distances_by_keys_vjp(k, table, by_diagonal, dy)
+        claim(same(parts.relative_scores_of_keys(k, table, by_diagonal, t), want), "scores of keys")
+        back = parts.relative_scores_of_keys_vjp(k, table, by_diagonal, dy)
         claim(same(back[0], dk) and same(back[1], dtable), "gradients of keys and of their rows")
 
 
@@ -301,10 +303,10 @@ def vectors_by_distance(alias: str) -> None:
         sums += (np.einsum("bhts,bthk,tsx->xk", weights, dout, marks),)
         for index in (by_diagonal, np.broadcast_to(by_pair, (B, t, s))):
             tape: dict[str, Any] = {}
-            found = (parts.score_vectors(tape, "k", q, table, index, s),)
-            found += tuple(parts.score_vectors_vjp(tape, "k", q, table, index, dscores))
-            found += (parts.weigh_vectors(tape, "v", weights, table, index),)
-            found += tuple(parts.weigh_vectors_vjp(tape, "v", weights, table, index, dout))
+            found = (parts.relative_scores_shared(tape, "k", q, table, index, s),)
+            found += tuple(parts.relative_scores_shared_vjp(tape, "k", q, table, index, dscores))
+            found += (parts.relative_values(tape, "v", weights, table, index),)
+            found += tuple(parts.relative_values_vjp(tape, "v", weights, table, index, dout))
             claim(all(same(x, want) for x, want in zip(found, scores + sums, strict=True)), f"sums over {index.shape}")
             taped = set() if index is by_diagonal else {"k", "v", "dk", "dv"}
             claim(set(tape) == taped, f"the rows of pairs are taped, got {set(tape)}")

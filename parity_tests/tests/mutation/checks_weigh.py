@@ -93,8 +93,8 @@ def calls() -> tuple[tuple[str, Config, dict[str, Any], dict[str, Any], dict[str
 def weighed_blocks(alias: str) -> None:
     """In small blocks, forward and backward."""
     room: Any = import_module(f"{alias}._weigh")
-    before = room.GROUP, room.KEYS
-    room.GROUP, room.KEYS = GROUP, KEYS
+    before = room.SCORES_PER_MAXIMUM, room.BLOCK_KEYS
+    room.SCORES_PER_MAXIMUM, room.BLOCK_KEYS = GROUP, KEYS
     try:
         with small_blocks(import_module(f"{alias}._rows")):
             for name, config, inputs, params, want in calls():
@@ -106,4 +106,4 @@ def weighed_blocks(alias: str) -> None:
                 for n, x in found.items():
                     claim(compare(x, want[n], "float64" if n == "y" else None)["ratio"] <= 1, f"{name}: {n}")
     finally:
-        room.GROUP, room.KEYS = before
+        room.SCORES_PER_MAXIMUM, room.BLOCK_KEYS = before

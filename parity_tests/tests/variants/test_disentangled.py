@@ -62,7 +62,7 @@ def normed(row: list[float], gain: list[float], shift: list[float], eps: float) 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: the terms one by one."""
     x, d = inputs["query"], config.d_model
-    limits = config.max_distance, config.buckets
+    limits = config.max_distance, config.buckets_per_side
     b, t, _ = x.shape
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
@@ -74,19 +74,21 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 
     def projected(name: str, h: int, row: int) -> list[float]:
         own, shift = (
-            (w[f"w_{name}"], w.get(f"b_{name}")) if config.shared else (w[f"w_rel_{name}"], w.get(f"b_rel_{name}"))
+            (w[f"w_{name}"], w.get(f"b_{name}"))
+            if config.share_projections
+            else (w[f"w_rel_{name}"], w.get(f"b_rel_{name}"))
         )
         found: list[float] = [sum(w["w_rel"][row][i] * own[i][h][c] for i in range(d)) for c in range(len(own[0][0]))]
         return found if shift is None else [a + b for a, b in zip(found, shift[h], strict=True)]
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
         found = dot(q, k)
-        if "c2p" in config.terms:
+        if "c2p" in config.score_terms:
             found += dot(q, projected("k", h, delta(i, j, *limits)))
-        if "p2c" in config.terms:
+        if "p2c" in config.score_terms:
             pair = (i, j) if config.p2c_view == "query" else (j, i)
             found += dot(k, projected("q", h, delta(*pair, *limits)))
-        return found * (1 / sqrt(len(q) * (1 + len(config.terms))) if config.scale is None else config.scale)
+        return found * (1 / sqrt(len(q) * (1 + len(config.score_terms))) if config.scale is None else config.scale)
 
     return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
 
@@ -103,7 +105,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 @pytest.mark.parametrize("terms", [("c2p", "p2c"), ("c2p",), ("p2c",)])
 def test_terms_gathered_in_torch(terms: tuple[str, ...]) -> None:
     """Algorithm 1 of the paper, with `gather`: outputs and gradients."""
-    config, t = Config(d_model=6, num_heads=2, head_dim=5, max_distance=3, terms=terms, use_bias=False), 7
+    config, t = Config(d_model=6, num_heads=2, head_dim=5, max_distance=3, score_terms=terms, use_bias=False), 7
     w, x = weights_of(config), np.random.default_rng(0).normal(size=(2, t, 6))
     p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
     given = torch.from_numpy(x).requires_grad_()
@@ -127,7 +129,13 @@ def test_terms_gathered_in_torch(terms: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("norm", [True, False])
 def test_the_later_versions_in_torch(norm: bool) -> None:
     """As the published models compute it: logarithmic buckets, both terms by one table of rows, shared projections."""
-    fields: dict[str, Any] = {"max_distance": 6, "buckets": 4, "shared": True, "p2c_view": "query", "norm_rel": norm}
+    fields: dict[str, Any] = {
+        "max_distance": 6,
+        "buckets_per_side": 4,
+        "share_projections": True,
+        "p2c_view": "query",
+        "norm_rel": norm,
+    }
     config = Config(d_model=6, num_heads=2, head_dim=5, **fields)
     t, w = 9, weights_of(config)
     x = np.random.default_rng(0).normal(size=(2, t, 6))
@@ -166,7 +174,9 @@ def test_the_later_versions_in_transformers() -> None:
     fields: dict[str, Any] = {"position_buckets": 8, "max_relative_positions": 16, "pos_att_type": ["p2c", "c2p"]}
     fields |= {"hidden_size": 9, "num_attention_heads": 3, "relative_attention": True, "share_att_key": True}
     theirs, t = DisentangledSelfAttention(DebertaV2Config(**fields)).double().eval(), 40
-    config = Config(d_model=9, num_heads=3, max_distance=16, buckets=8, shared=True, p2c_view="query")
+    config = Config(
+        d_model=9, num_heads=3, max_distance=16, buckets_per_side=8, share_projections=True, p2c_view="query"
+    )
     w, x = weights_of(config), np.random.default_rng(0).normal(size=(2, t, 9))
     w |= {"w_o": np.eye(9).reshape(3, 3, 9), "b_o": np.zeros(9)}
     for name in ("query", "key", "value"):
@@ -182,7 +192,7 @@ def test_the_later_versions_in_transformers() -> None:
 
 @pytest.mark.parametrize(("count", "most"), [(256, 512), (32, 128), (6, 9), (4, 5), (2, 3)])
 def test_buckets_are_those_of_the_logarithm(count: int, most: int) -> None:
-    config = Config(d_model=6, num_heads=2, max_distance=most, buckets=count)
+    config = Config(d_model=6, num_heads=2, max_distance=most, buckets_per_side=count)
     assert config.signed_buckets() == tuple(bucket(n, count, most) for n in range(-most, most + 1))
 
 
@@ -194,7 +204,7 @@ def test_without_distances_it_is_multi_head_attention(tree: Tree, terms: tuple[s
     """Embeddings of 0: outputs and gradients of `mha` with this scale, with a mask, a bias and dropout."""
     fields: dict[str, Any] = {"d_model": 6, "num_heads": 3, "head_dim": 5, "value_head_dim": 2, "dropout": 0.5}
     fields |= {"use_bias": False}
-    config, rng, t = Config(**fields, max_distance=3, terms=terms), np.random.default_rng(0), 7
+    config, rng, t = Config(**fields, max_distance=3, score_terms=terms), np.random.default_rng(0), 7
     inputs = {"query": rng.normal(size=(2, t, 6)), "bias": rng.normal(size=(2, 1, 1, t))}
     inputs |= {"mask": rng.random((2, 3, t, t)) < 0.7, "keep": rng.random((2, 3, t, t)) < 0.5}
     w = weights_of(config)
@@ -213,7 +223,7 @@ def test_without_distances_it_is_multi_head_attention(tree: Tree, terms: tuple[s
 def test_each_term_has_its_own_projection(tree: Tree) -> None:
     found = {
         terms: {
-            name for name in tree.package.build("disentangled", d_model=6, num_heads=2, terms=terms).params()
+            name for name in tree.package.build("disentangled", d_model=6, num_heads=2, score_terms=terms).params()
             if "rel" in name
         }
         for terms in (("c2p", "p2c"), ("c2p",), ("p2c",))
@@ -228,15 +238,15 @@ def test_each_term_has_its_own_projection(tree: Tree) -> None:
 @pytest.mark.parametrize("terms", [(), ("p2p",), ("c2p", "c2p"), "c2p"])
 def test_other_terms_are_refused(tree: Tree, terms: Any) -> None:
     with pytest.raises(ValueError) as caught:
-        tree.package.build("disentangled", d_model=6, num_heads=2, terms=terms)
-    words = f"terms to be some of c2p, p2c, each once, got {terms!r}; without any of them use mha"
+        tree.package.build("disentangled", d_model=6, num_heads=2, score_terms=terms)
+    words = f"score_terms to be some of c2p, p2c, each once, got {terms!r}; without any of them use mha"
     assert str(caught.value) == f"disentangled: expected {words}"
 
 
 @pytest.mark.parametrize("buckets", [5, 14])
 def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
     with pytest.raises(ValueError) as caught:
-        tree.package.build("disentangled", d_model=6, num_heads=2, max_distance=8, buckets=buckets)
+        tree.package.build("disentangled", d_model=6, num_heads=2, max_distance=8, buckets_per_side=buckets)
     words = (
         f"an even number of buckets below 2 max_distance - 2 = 14, got {buckets}; half of them hold one distance each"
     )

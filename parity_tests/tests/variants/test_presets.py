@@ -166,7 +166,7 @@ def test_the_catalogues_show_it(name: str) -> None:
 def test_a_sliding_window_counts_its_own_position(tree: Tree) -> None:
     """W = 4096 in the paper: a query sees at most as many keys, itself included, and the cache holds as many."""
     layer = tree.package.build("sliding_window", d_model=2, num_heads=1)
-    assert layer.config.reach() == 4096
+    assert layer.config.cache_slots() == 4096
     small = tree.package.build("sliding_window", d_model=2, num_heads=1, window=(2, 0), dtype="float64")
     x = np.random.default_rng(0).normal(size=(1, 7, 2))
     _, weights = tree(small, {"query": x}, return_weights=True)

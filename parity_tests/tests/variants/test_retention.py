@@ -65,7 +65,7 @@ def turned(config: Config, x: list[float], n: int) -> list[float]:
         return x
     pairs, found = len(x) // 2, list(x)
     for i in range(pairs):
-        steps = (pairs - 1 if pairs > 1 else 1) if config.spacing == "closed" else pairs
+        steps = (pairs - 1 if pairs > 1 else 1) if config.angle_spacing == "closed" else pairs
         angle = n / config.rope_base ** (i / steps)
         a, b = (2 * i, 2 * i + 1) if config.rope_layout == "interleaved" else (i, i + pairs)
         found[a], found[b] = x[a] * cos(angle) - x[b] * sin(angle), x[a] * sin(angle) + x[b] * cos(angle)
@@ -162,7 +162,7 @@ def test_torch_group_norm() -> None:
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_complex_numbers(layout: str, spacing: str) -> None:
     """Scores are real parts of q e^(i n theta) times the conjugate of k e^(i m theta), by PyTorch's complex numbers."""
-    config = replace(TURNED, rope_layout=layout, spacing=spacing)
+    config = replace(TURNED, rope_layout=layout, angle_spacing=spacing)
     weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
     angles = 20.0 ** -torch.linspace(0, 1, 3 if spacing == "closed" else 4, dtype=torch.float64)[:3]
     phases = torch.polar(torch.ones(7, 3, dtype=torch.float64), torch.arange(7)[:, None] * angles)
@@ -240,7 +240,7 @@ def test_angles_per_position() -> None:
     """As in the authors' code from 1 to 1 / rope_base, and as rotary positions have them."""
     closed = Config(d_model=6, num_heads=1, rope_base=64.0)
     assert closed.frequencies(7) == (1.0, 0.125, 0.015625)
-    assert replace(closed, head_dim=4, spacing="open").frequencies(7) == (1.0, 0.125)
+    assert replace(closed, head_dim=4, angle_spacing="open").frequencies(7) == (1.0, 0.125)
     assert replace(closed, head_dim=2).frequencies(7) == (1.0,)
 
 

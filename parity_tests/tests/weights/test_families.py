@@ -9,7 +9,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.weights import WeightFileError
-from attn_np.weights._caller_config import layer_config
+from attn_np.weights._foreign_config import layer_config
 from attn_np.weights._pretrained import find_layout
 from attn_np.weights.layouts import gpt_neo
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
