@@ -68,14 +68,14 @@ def attend(
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, diagonal_bias))
     if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
-        plain = plain and not needs_grad(q, k, v, diagonal_bias)
-        if plain and sdpa.serves_diagonals(q, k, v, diagonal_bias):
-            context = sdpa.attend_by_diagonals(q, k, v, diagonal_bias, limits, float(scale))
+        plain = plain and not needs_grad(q, k, v, diagonals)
+        if plain and sdpa.serves_diagonals(q, k, v, diagonals):
+            context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
             return to_dtype(with_unseen_queries(first_query, context), dtype), None
-        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonal_bias):
-            by_pair = skew(diagonal_bias, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
+        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
+            by_pair = skew(diagonals, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
             bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)

@@ -56,7 +56,7 @@ def functions(package: str) -> Any:
 
 
 def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`attend_rows` and `shift` of a call, in a tree's own functions."""
+    """`attend_rows` and `add_far_position` of a call, in a tree's own functions."""
     limit = CASES[case][2]
 
     def attend_rows(
@@ -84,7 +84,7 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
         rows = f.clip(relative_position, -limit, limit) + limit
         return q, k + f.take(of_keys, rows), v + f.take(of_values, rows)
 
-    return attend_rows, shift
+    return attend_rows, add_far_position
 
 
 def backward_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -145,7 +145,7 @@ def by_numpy(package: str, case: str) -> Arrays:
     tables = arrays.pop("of_keys"), arrays.pop("of_values")
     options: Any = {"limit": limit, "causal": causal}
     masks: Any = {"mask": None, "bias": None} | {n: arrays.pop(n) for n in ("mask", "bias") if n in arrays}
-    attend_rows, shift = parts_of(f, case, *tables)
+    attend_rows, add_far_position = parts_of(f, case, *tables)
     attend_rows_vjp, add_far_position_vjp = backward_of(f, case, *tables)
     calls: list[tuple[Any, ...]] = []
 
