@@ -126,7 +126,7 @@ class Config(_base.Config):
         """Initial values of `a_log`: logarithms of rates from 1 to 16."""
         return spread(log(1.0), log(16.0), self.num_heads)
 
-    def initial_dt_bias(self) -> tuple[float, ...]:
+    def initial_dt_bias(self) -> float | tuple[float, ...]:
         """Initial values of `dt_bias`: the softplus makes steps from 0.001 to 0.1 of them."""
         return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
 
