@@ -44,7 +44,7 @@ def recur(
             delta attention), and the state decays first.
         beta: `b t g`, what share of a value is written; 1 by default. By a delta rule keys should have length 1 and
             beta be at most 2: else the state grows.
-        decay: what is left of the state at each position, factors from 0 to 1 of the gated rules: `g` for each head,
+        decay: factors of the state at each position, from 0 to 1, of the gated rules: `g` for each head,
             `g k` for each channel of the keys, `b t g` or `b t g k` by position too. A position that is padding has
             decay 1 and a key of 0.
         state: `b g k v`, the one before the first position; 0 by default. In float32 for 16-bit arrays, as the returned

@@ -187,7 +187,7 @@ def recurrence(
     Args:
         q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
         beta: `b t g`, the share of each value that is written; None for all.
-        decay: `b t g 1` or `b t g k`, the factor that is left of the state at each position; None for 1.
+        decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
         initial: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
         erases: whether the value that the state holds for a key is removed before the new one is written.

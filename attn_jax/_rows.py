@@ -1,4 +1,4 @@
-"""Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
+"""Rows of queries are independent: a call that would form all scores can form them for some rows at a time.
 
 A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
@@ -65,8 +65,8 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
-        weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
-        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights; here it sizes blocks only.
+        mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.

@@ -113,8 +113,8 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
     """Weights that may be exactly 0: softmax at alpha 1, sparsemax at 2, and the larger alpha, the fewer keys.
 
     The weights are ((alpha - 1) score - tau)^(1 / (alpha - 1)) where that is positive, with tau such that they add up
-    to 1 (Peters, Niculae and Martins 2019, arXiv:1905.05702, equation 10). At 1.5 and 2 the threshold is found by
-    sorting, otherwise by bisection. Masks, overflow and 16 bits are those of `softmax`.
+    to 1 (Peters, Niculae and Martins 2019, arXiv:1905.05702, equation 10). At 1.5 and 2 tau has a closed
+    form on the support, otherwise it is found by bisection. Masks, overflow and 16 bits are those of `softmax`.
 
     Args:
         scores: of any shape.

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from attn_jax._ops import Array, maximum, where
 
-SCORES_PER_MAXIMUM = 16  # z of which the largest is looked for
-COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
+SCORES_PER_MAXIMUM = 16  # groups of this many z are reduced to their largest
+COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below this length
 
 
 def support_of(z: Array, power: int) -> Array:

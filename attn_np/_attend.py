@@ -121,15 +121,15 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and a lse if asked.
+    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and an lse if asked.
 
     Numbers are Python's, a window has two sides, and the last query is at the last key except in a step of decoding.
 
     Args:
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
-        varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is called with
-            `b t s` there too.
+        varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is called by
+            pair on the fast path too.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(

@@ -112,7 +112,7 @@ class DecodeStep:
 def empty_cache(
     config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state_like: Array
 ) -> Cache:
-    """An empty cache. Entries have the device and dtype of `like`, states those of `state_like`; tokens: integers."""
+    """An empty cache: entries with the device and dtype of `like`, states those of `state_like`, tokens integers."""
     shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cached()
     zero = 0 * arange(batch_size, like)
     likes = {name: zero if arg.kind == "tokens" else like for name, arg in config.arguments().items()}

@@ -17,7 +17,7 @@ from attn_np._rows import AttendRows, attend_in_row_blocks, attend_in_row_blocks
 from attn_np._vjp import total
 from attn_np.contract._tape import scope
 
-# (q, k, v, relative position, one number) -> the same with the position of all keys beyond.
+# (q, k, v, relative position of all far keys, one number) -> q, k and v with the vectors of that position added.
 AddFarPosition = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
@@ -34,8 +34,8 @@ def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
-    """Of each side that has keys at `limit` positions or more: its name, their relative position, how many of the first
-    queries and of the first keys meet, and which of these by position.
+    """For each side with keys at `limit` positions or more: (name, relative position, t, s, masking). There the first t
+    queries attend to the first s keys under `masking`.
     """
     if s > limit:
         yield "before", -limit, t, s - limit, {"causal": True}

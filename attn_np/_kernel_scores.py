@@ -21,14 +21,14 @@ def outside_window(t: int, s: int, first: int, left: int | None, right: int | No
 
 
 def zero_hidden_(x: Array, hidden: Array | None) -> None:
-    """Select what is hidden to 0, in place. Bitwise: on random masks the branches of `copyto` take 20 times as long."""
+    """Set what is hidden to 0, in place. Bitwise: on random masks the branches of `copyto` take 20 times as long."""
     if hidden is not None:
         bits = x.view(f"i{x.itemsize}")
         bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
 
 
 def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
-    """Select what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
+    """Set what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
     its row NaN as well.
     """
     if hidden is not None:
@@ -41,7 +41,7 @@ def least_score(dtype: np.dtype) -> float:
 
 
 def zero_subnormal_(x: Array) -> None:
-    """Select what is below the normal numbers to 0, in place: products with such numbers are slow."""
+    """Set what is below the normal numbers to 0, in place: products with such numbers are slow."""
     bits = x.view(f"u{x.itemsize}")
     np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
 

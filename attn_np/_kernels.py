@@ -50,7 +50,7 @@ EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are hal
 PATTERN_KEYS = 64  # a pattern is asked about this many keys at a time
 MIN_BLOCKS = 16  # at least this many blocks of queries where possible, so that every thread has work
 FEW_QUERIES = 32  # for fewer, looking at every key and value would cost more than a bound of the scores saves
-SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 2**50, is a float32
+SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 2**50, is finite in float32
 SAFE_VALUES = 2.0**-80, 2.0**50  # exp(-30) times the smaller one is a normal float32
 
 
@@ -67,8 +67,8 @@ class Arguments:
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
         diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
             diagonals from that of the last query and the first key on.
-        largest_product: None, or what no score without that bias exceeds in size, `h`, times `exp_factor`; no score
-            with it is above `SAFE_SCORE` then.
+        largest_product: None, or a bound on |score| without the diagonal bias, `h`, times `exp_factor`; if set, no
+            score with that bias is above `SAFE_SCORE`.
     """
 
     q: Array
@@ -104,7 +104,9 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, least: float | None = None) -> Array:
-        """The weight of a score times `exp_factor`, in place; 0 below `least`, as what underflows is slow."""
+        """The weight of a score times `exp_factor`, in place. With `least`, weights are lowered by that of `least`, so
+        that those of lower scores are 0: what underflows is slow.
+        """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
         if least is None:
             return exp(x, out=x)
@@ -166,7 +168,7 @@ def attend(
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # It may hide, as a bias does; and what it is moved by is no part of the lse.
+    # A bias of -inf hides keys, and the constant it is moved by would change the lse: both take the bias by pair.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
         pairs = skew(diagonal_bias, q.shape[1], k.shape[1])
         bias, diagonal_bias = pairs if bias is None else pairs + bias, None
@@ -184,9 +186,11 @@ def attend(
 
 
 def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
-    """The arguments with a bias `h n`, moved by a constant for each head so that no score is above `SAFE_SCORE`, unless
-    queries are few, products too large or sinks tell one constant from another. The constant is one of two, so that
-    later keys hardly ever move the roundings of earlier queries.
+    """The arguments with a bias `h n`. Where `forward` may skip looking for the largest score, the bias is moved by a
+    constant for each head so that no score is above `SAFE_SCORE`.
+
+    It may where queries are not few, products, values and the constant not large, and no sinks, softcap or other bias
+    are given. The constant is one of two, so that later keys hardly ever move the roundings of earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))

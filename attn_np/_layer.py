@@ -24,7 +24,7 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
 
 
 def requires_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's backward pass that refuses anything but the tape of a call, and gradients that are no arrays.
+    """A layer's vjp that refuses what is not the tape of a call, and gradients that are not arrays.
 
     Raises:
         TypeError: no tape, or no arrays.

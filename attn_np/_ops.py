@@ -371,7 +371,7 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function: a backward pass by hand says itself what it computes again."""
+    """The function itself: here the hand-written backward decides what is computed again."""
     return function
 
 

@@ -35,7 +35,7 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
 
 
 def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
-    """Factors of the encodings of distances as factors of those of the keys' positions: `b t h d`, queries' at `t d`.
+    """y with x . (encoding of a distance) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
 
     sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
     """
@@ -87,7 +87,8 @@ def is_by_diagonal(relative_index: Array, s: int) -> bool:
 def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
 
-    Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
+    With an index by diagonal, `1 1 n`, the queries are multiplied by those rows only; with one by pair, by the whole
+    table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
         return skew(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
@@ -133,7 +134,7 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
 
 
 def keys_per_block(t: int) -> int:
-    """How many keys meet t queries at once: few, so that most of the diagonals that any meets are met by each."""
+    """How many keys are multiplied for t queries at once: few, so that they share most of their diagonals."""
     return -(-t // 4)
 
 

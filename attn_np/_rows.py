@@ -1,4 +1,4 @@
-"""Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
+"""Rows of queries are independent: a call that would form all scores can form them for some rows at a time.
 
 A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.

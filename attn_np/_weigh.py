@@ -25,8 +25,8 @@ from attn_np._vjp import sum_to
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
-SCORES_PER_MAXIMUM = 16  # scores of which the largest is looked for
-COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
+SCORES_PER_MAXIMUM = 16  # groups of this many scores are reduced to their largest
+COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below this length
 BLOCK_KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
 
 
@@ -120,7 +120,7 @@ class WeighedRows:
 
     @property
     def head_groups(self) -> list[HeadGroup]:
-        """What has blocks of its own: every head of every sequence, or all of its heads where they are mixed."""
+        """The groups that are cut into blocks: every head of every sequence, or all of its heads if mixed."""
         maps = [x for x in (self.mix_scores, self.mix_weights) if x is not None]
         heads_per_group = max([1, *(n for x in maps for n in x.shape)])
         b, _, g, _ = self.q.shape
@@ -131,7 +131,7 @@ class WeighedRows:
         ]
 
     def of_heads(self, group: HeadGroup, scratch: Scratch) -> Iterator["WeighedBlock"]:
-        """The blocks of some heads with their weights, each until the next one is asked for."""
+        """The blocks of some heads with their weights, each valid until the next one is asked for."""
         arrays = (of_positions(x, group, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
         # In one order in memory, and keys as columns, products take two thirds of the time.
         all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)

@@ -137,7 +137,7 @@ class DifferentialAttention(Layer[Config]):
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
         if forms_no_weights(q, k, v, keep=keep, **options):
             bias = upcast(bias)  # once, so that its two gradients are rounded once
-            # What the difference of two maps averages is the difference of what they average.
+            # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (
                 attend(
                     q[:, :, :, r], k[:, :, :, r], v, mask=mask, bias=bias, causal=c.causal, window=c.window,
@@ -156,7 +156,7 @@ class DifferentialAttention(Layer[Config]):
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse, with the same strings."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

@@ -70,7 +70,8 @@ def decay_factors(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# In place of `_recurrence`: one decay for a head is one exponential for a pair of positions, and no product by halves.
+# Instead of `_recurrence`: with one decay per head, products of decays are exponentials of differences of sums, so that
+# halving is not needed.
 
 
 def chunked(

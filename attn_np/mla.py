@@ -77,7 +77,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse, with the same strings."""
         c, w, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)

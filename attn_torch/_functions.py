@@ -1,4 +1,4 @@
-"""`attend` as users call it: wherever the queries stand, however many keys are real, with numbers of any kind."""
+"""`attend` as users call it, with offset, lengths and numbers of any type; `merge` of its results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def with_checked_weights(softmax_fn: Any) -> Any:
 def positions_as_pattern(
     masking: dict[str, Any], first_position: Any, lengths: Array | None, q: Array, k: Array
 ) -> dict[str, Any]:
-    """Causality, window and pattern, of which the first query's position and the lengths become a part."""
+    """The masking options with the first query's position and the lengths folded into the pattern."""
     is_array = hasattr(first_position, "shape")
     if is_array and first_position.shape == ():
         first_position = broadcast_to(first_position, q.shape[:1])

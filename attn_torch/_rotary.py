@@ -45,8 +45,8 @@ def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
 
 
 def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
-    """Cosines and sines of positions up to `max_positions`, for a pass as long as the largest of those that are passed
-    says, or `longest`: where that counts, "longrope" and "dynamic" depend on it.
+    """Cosines and sines of positions 0 .. max_positions - 1. "longrope" and "dynamic" depend on the length of the pass:
+    `longest`, or else the largest position and one more.
 
     Raises:
         ValueError: "dynamic" in a compiled program, which does not know its positions.

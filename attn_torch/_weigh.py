@@ -26,8 +26,8 @@ from attn_np.contract._weighing import Weighing
 from attn_torch._masks import hide_by_bias, in_window
 from attn_torch._ops import upcast, without_autocast
 
-SCORES_PER_MAXIMUM = 16  # scores of which the largest is looked for
-COARSE_STEP = 2.0**-7  # steps that are shorter are not made with these
+SCORES_PER_MAXIMUM = 16  # groups of this many scores are reduced to their largest
+COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below this length
 BLOCK_KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
 
 

@@ -119,7 +119,7 @@ class DifferentialAttention(Layer[Config]):
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
         if forms_no_weights(q, k, v, keep=keep, **options):
             bias = upcast(bias)  # once, so that its two gradients are rounded once
-            # What the difference of two maps averages is the difference of what they average.
+            # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (
                 attend(
                     q[:, :, :, r], k[:, :, :, r], v, mask=mask, bias=bias, causal=c.causal, window=c.window,

@@ -85,7 +85,7 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to four configs of a variant with distinct prime sizes, by a short name."""
+    """Two to five configs of a variant, whose sizes differ from axis to axis, by a short name."""
     return get(variant).EXAMPLES
 
 

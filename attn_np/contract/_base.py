@@ -142,7 +142,7 @@ class Config:
         return {}
 
     def cache_slots(self) -> int | None:
-        """How many positions a query can look back, its own included; None for no limit."""
+        """For how many positions a cache holds entries; None for all. 1 where it holds a state alone."""
         left = (getattr(self, "window", None) or (None,))[0]
         return None if left is None else left + 1
 

@@ -14,7 +14,7 @@ WHOLE_SEQUENCE_KINDS = ("mask", "bias", "keep", "marks")
 
 
 def slot_count(config: Config, max_length: int) -> int:
-    """How many positions a cache holds at once: all, or as many as a later query can look back."""
+    """For how many positions a cache holds entries at once: all, or as many as the config says."""
     return max_length if config.cache_slots() is None else min(max_length, config.cache_slots() or 1)
 
 

@@ -18,7 +18,7 @@ FUNCTIONS = {
     "softmax": "_simplex",
 }
 
-# Functions that people know by a name that is a variant's module here, once that is loaded.
+# Names that people expect to be functions; here they are modules of variants.
 KNOWN_AS = {
     "entmax15": "call entmax(scores, mask, alpha=1.5), or build('entmax15')",
     "sparsemax": "call entmax(scores, mask, alpha=2), or build('sparsemax')",

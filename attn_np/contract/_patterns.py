@@ -476,7 +476,7 @@ class GlobalKeys(Pattern):
 
 @dataclass(frozen=True)
 class GlobalQueries(Pattern):
-    """The marked queries, `b t`, which see every key."""
+    """The marked queries, `b t`, see every key; the others see none."""
 
     marks: Any
     axes = {"marks": "b t"}

@@ -36,7 +36,10 @@ class Config(_base.Config):
         "B_c": "block_size, axis c; n counts the blocks",
         "D_i = rowsum(dO * O)": "mean_dprobs, in the backward",
     }
-    cost = "time b t s (k + v), in the backward again; memory b t (v + block_size)"
+    cost = (
+        "time b t s (k + v), in the backward again; memory b t (v + block_size), b t s booleans of the mask, and up to "
+        "b t v for each block of keys"
+    )
     paper = (
         "Milakov and Gimelshein 2018, Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3; Rabe "
         "and Staats 2021, Self-attention Does Not Need O(n^2) Memory, arXiv:2112.05682, section 2; Dao et al. 2022, "

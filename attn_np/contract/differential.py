@@ -57,8 +57,8 @@ class Config(Rotary, CrossConfig):
         "the authors' code": "num_kv_heads, rope_base; DiffLlama besides norm_weight=False",
     }
     cost = (
-        "time b t s h (2 k + v); memory 2 b h t s; half as many heads as mha cost the same; the cache holds "
-        "g (2 k + v) numbers for each position"
+        "time b t s h (2 k + v); memory 2 b h t s on the textbook path; half as many heads as mha cost the same; the "
+        "cache holds g (2 k + v) numbers for each position"
     )
     paper = "Ye et al. 2024, Differential Transformer, arXiv:2410.05258, section 2.1, equations 1 to 3"
     equals = ("without the second map, the norm and its factor: mha",)

@@ -45,7 +45,7 @@ class Config(CrossConfig):
         "M(rho), S(rho)": "mean and mean square of the rho largest z / 2, inside the same function",
         "the support": "probs > 0",
     }
-    cost = "time b t s h (k + v + log s), for the sorting; memory b h t s"
+    cost = "time b t s h (k + v) and the search for the threshold; memory b h t s on the textbook path"
     paper = "Peters, Niculae and Martins 2019, Sparse Sequence-to-Sequence Models, arXiv:1905.05702, algorithm 2"
     equals = ("one visible key, or one score ahead of all others by 2: the weights of `hard` attention",)
     traps = (

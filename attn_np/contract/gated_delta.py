@@ -22,8 +22,8 @@ class Config(_base.Config):
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
-            than one chunk.
+            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
+            "chunked" for more than `chunk_size`, and else "parallel".
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added under the roots of the norms of contexts, and of queries and keys.
         qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
@@ -134,10 +134,10 @@ class Config(_base.Config):
         }
 
     def initial_a_log(self) -> tuple[float, ...]:
-        """Initial values of `a_log`: decays from 1 to 16."""
+        """Initial values of `a_log`: logarithms of rates from 1 to 16."""
         return spread(log(1.0), log(16.0), self.num_heads)
 
-    def initial_dt_bias(self) -> tuple[float, ...]:
+    def initial_dt_bias(self) -> float | tuple[float, ...]:
         """Initial values of `dt_bias`: the softplus makes steps from 0.001 to 0.1 of them."""
         return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
 

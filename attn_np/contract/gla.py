@@ -22,8 +22,8 @@ class Config(_base.Config):
         rank: width of the latent that the decays are made from.
         temperature: a decay is a sigmoid to the power of 1 / temperature: the larger, the longer the memory.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
-            than one chunk.
+            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
+            "chunked" for more than `chunk_size`, and else "parallel".
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added to the mean square in the norm of each head's context.
     """

@@ -51,7 +51,7 @@ class Config(CrossConfig):
         "y (the relaxed sample)": "soft",
         "z (the sample)": "probs",
     }
-    cost = "time b t s h (k + v); memory b h t s"
+    cost = "time b t s h (k + v); memory b h t s on the textbook path"
     paper = (
         "Xu et al. 2015, Show, Attend and Tell, arXiv:1502.03044, section 4.1; the draw by noise: Maddison, Mnih and "
         "Teh 2016, arXiv:1611.00712, section 2; its gradient: Jang, Gu and Poole 2016, arXiv:1611.01144, section 2.2"

@@ -33,7 +33,7 @@ class Config(Rotary, Heads):
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, so that all keys in it agree, and the largest position + 1 if a full pass is given positions.
-        rope_scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        rope_scaling_factor: how many times longer than in training; required for every kind but "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
         high_freq_factor: "llama3": pairs with more turns than this stay as they are.

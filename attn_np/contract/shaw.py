@@ -43,7 +43,7 @@ class Config(_heads.Config):
         "e_ij, alpha_ij, z_i": "scores (content and position, scaled), probs, context",
         "q . a^K": "position_scores, before the scale; q . k is content_scores",
     }
-    cost = "time b t t h (k + v), twice; memory b t t (h + k + v): the vectors of all pairs, shared by the heads"
+    cost = "time b t t h (k + v), twice; memory b t t (h + k + v) on the textbook path, for the vectors of all pairs"
     paper = (
         "Shaw, Uszkoreit, Vaswani 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155, "
         "sections 3.1 and 3.2"

@@ -44,7 +44,7 @@ class Config(CrossConfig):
         "tau(z)": "the threshold, inside the function `sparsemax`",
         "S(z), the support": "probs > 0",
     }
-    cost = "time b t s h (k + v + log s), for the sorting; memory b h t s"
+    cost = "time b t s h (k + v) and the search for the threshold; memory b h t s on the textbook path"
     paper = (
         "Martins and Astudillo 2016, From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label "
         "Classification, arXiv:1602.02068, algorithm 1 and equation 11"

@@ -48,7 +48,7 @@ class Config(CrossConfig):
         "J, L, W, U": "scores, mixed, probs, blended",
         "d_k, d_v": "K = head_dim, axis k; V = value_head_dim, axis v",
     }
-    cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h): there is no fast path that never stores the scores"
+    cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h) on the textbook path"
     paper = "Shazeer et al. 2020, Talking-Heads Attention, arXiv:2003.02436, sections 3 and 4"
     equals = (
         "mix_scores=False, mix_weights=False: mha",

@@ -1,8 +1,8 @@
 """The fast path of `attend`: no weights, no dropout, and no intermediates unless the call asks for "fused".
 
-First, without a pattern, the keys and queries at either end that the causal triangle and the window leave without a
-partner are cut off; then keys that no query sees are set to 0, so that what stands there has no effect. One of three
-computes the rest:
+First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
+window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. One of
+three computes the rest:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every

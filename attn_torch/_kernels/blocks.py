@@ -37,8 +37,8 @@ class Block(NamedTuple):
 
     Attributes:
         b, g, t: the part of the batch, of the key/value heads and of the queries.
-        s: the keys, as a slice; where they are scattered, their indices. In a block of `with_sink` they are columns of
-            the arrays that have one for the sink before those of the keys.
+        s: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
+            that have a column for the sink before those of the keys.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
         masked_keys: the keys that `allowed` is about, from the first of the block: every query sees the others.
     """
