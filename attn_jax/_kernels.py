@@ -11,9 +11,9 @@ block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s
 
 Sharding. Loops run over blocks of positions. Batch and heads stay axes of their own in every array, are never merged,
 indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the gradient
-of what they share, such as one bias for the whole batch: it is a sum over devices. A pattern with arrays, such as
-documents, is asked about the whole batch at once, so devices agree on a few booleans for each block. What a loop starts
-with is computed from the arrays, so that it is sharded as they are.
+of what they share, such as one bias for the whole batch: it is a sum over devices. Under a pattern with arrays, such as
+documents, each sequence takes its own blocks of keys, so devices agree on the number of steps of each loop. What a loop
+starts with is computed from the arrays, so that it is sharded as they are.
 
 Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
@@ -69,7 +69,8 @@ DISTANCE_QUERIES, DISTANCE_KEYS = (
     64,
     256,
 )  # under a bias by distance: its skewed copy, of as many rows, stays in the caches
-PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
+# Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
+PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
 
@@ -139,12 +140,14 @@ def _plan(
     elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
-        queries = queries if pattern is None else min(queries, PATTERN_BLOCK)
+        by_query = pattern is not None and "b t" in dict(pattern.arrays())
+        pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
+        queries = min(queries, pattern_block)
         queries = min(queries, DISTANCE_QUERIES) if has_diagonal_bias else queries
         step = -(-t // queries) * QUERY_MULTIPLE
         queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
         keys = DISTANCE_KEYS if has_diagonal_bias else max(KEYS, PRODUCT // (queries * r * width))
-        keys = min(keys if pattern is None else PATTERN_BLOCK, s)
+        keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
     return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, pattern)
@@ -296,8 +299,11 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
 
 
 def _slice(x: Array, axis: int, first: Any, size: int) -> Array:
-    """`size` entries of an axis, from `first` on; an axis of 1 serves all."""
-    return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+    """`size` entries of an axis, from `first` on, one number or one for each sequence; an axis of 1 serves all."""
+    if x.shape[axis] in (1, size) or jnp.ndim(first) == 0:
+        return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+    of_one, alone = partial(_slice, axis=axis - 1, size=size), x.shape[0] == 1
+    return jax.vmap(lambda first, x: of_one(x, first=first), (0, None if alone else 0))(first, x[0] if alone else x)
 
 
 def _rows(plan: Plan, x: Array) -> Array:
@@ -320,7 +326,7 @@ def _block_bias(plan: Plan, bias: Array | None, skewed_bias: Array | None, i: An
     bias = _block(plan, bias, i, j)
     if skewed_bias is None:
         return bias
-    diagonal_part = jax.lax.dynamic_slice_in_dim(skewed_bias, _start_in_skewed_bias(plan, i, j), plan.keys, 4)
+    diagonal_part = _slice(skewed_bias, 4, _start_in_skewed_bias(plan, i, j), plan.keys)
     return diagonal_part if bias is None else diagonal_part + bias
 
 
@@ -335,38 +341,33 @@ def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
     return pattern and pattern.map(lambda axes, _: change(axes, next(remaining)))
 
 
-def _key_blocks_of_pattern(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array) -> tuple[Array, Array]:
-    """For each block of queries the blocks of keys, `n m`, those first that the pattern may show to any of its queries;
-    and how many these are, `n`.
-    """
-    pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
-    table = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like)
-    may_see = any_over(table.may, (0,))
-    return jnp.argsort(~may_see, axis=1, stable=True), jnp.sum(may_see, 1)
-
-
-def _key_loop(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array) -> Callable[[Any], tuple[Any, Any, Any]]:
+def _key_loop(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array, together: bool) -> Callable[[Any], Any]:
     """A function of a block of queries: where its loop over blocks of keys begins and ends, and which block is read at
-    step n of it.
+    step n of it. Under a pattern these are the blocks that it may show to any of the queries, of each sequence its own
+    unless all go `together`; a sequence with fewer than another goes on with some that it hides.
     """
     if plan.pattern is None:
         return lambda i: (*plan.key_blocks(i), lambda n: n)
-    order, count = _key_blocks_of_pattern(plan, pattern_arrays, like)
-    return lambda i: (0, count[i], lambda n: order[i, n])
+    pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
+    may_see = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like).may
+    may_see = any_over(may_see, (0,))[None] if together else may_see
+    order, end = jnp.argsort(~may_see, axis=2, stable=True), jnp.max(jnp.sum(may_see, 2), 0)
+    return lambda i: (0, end[i], lambda n: order[0, i, n] if order.shape[0] == 1 else order[:, i, n])
 
 
 def _visible(
     plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, pattern_arrays: tuple[Array, ...]
 ) -> Array | None:
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b g n c`; None for all."""
-    key, query = plan.key_start(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
+    key = (plan.key_start(j)[..., None] + jnp.arange(plan.keys)).reshape(-1, 1, plan.keys)
+    query = i * plan.queries + jnp.arange(plan.queries)[None, :, None]
     query_positions = query + plan.s - plan.t
     relative_position = key - query_positions
     conditions: list[Array] = [query < plan.t] if plan.ragged[0] else []
-    conditions += [key >= j * plan.keys] if plan.ragged[1] else []
+    conditions += [key >= jnp.reshape(j * plan.keys, (-1, 1, 1))] if plan.ragged[1] else []
     conditions += [] if plan.left is None else [relative_position >= -plan.left]
     conditions += [] if plan.right is None else [relative_position <= plan.right]
-    conditions = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in conditions]
+    conditions = [x[:, None, None] for x in conditions]
     conditions += [] if mask is None else [mask]
     conditions += [] if bias is None else [bias != -jnp.inf]
     if plan.pattern is not None:
@@ -377,7 +378,7 @@ def _visible(
             return x if axes == "b" else _slice(x, 1, plan.key_start(j), plan.keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
-        conditions += [visible_pairs(pattern, query_positions.T, key[None])[:, :, None]]
+        conditions += [visible_pairs(pattern, query_positions[..., 0], key[:, 0])[:, :, None]]
     return None if not conditions else _rows(plan, reduce(and_, conditions))
 
 
@@ -491,7 +492,8 @@ def _forward(
             return _slice(k, 1, first, plan.keys).transpose(k_order), _slice(v, 1, first, plan.keys).transpose(v_order)
         return _slice(k, 3, first, plan.keys), _slice(v, 2, first, plan.keys)
 
-    key_loop = _key_loop(plan, pattern_arrays, q)
+    # One bias for all sequences can't get its gradient at places of each.
+    key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
 
     def query_block(block: tuple[Array, Array]) -> Average:
         i, qi = block
@@ -544,7 +546,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     (dcontext, dlse), empty = cotangents, top == jnp.inf
     q, dcontext = (where(empty[..., None], 0.0, x) for x in (q, dcontext / total[..., None]))
     delta = jnp.sum(dcontext * context, -1) - where(empty, 0.0, dlse / total)
-    key_loop = _key_loop(plan, pattern_arrays, q)
+    # One bias for all sequences can't get its gradient at places of each.
+    key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
     k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 
     def query_block(carry: Any, block: Any) -> Any:
@@ -594,9 +597,11 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
 
 def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
     """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
-    `start`; XLA adds in place.
+    `start`, whose last number may be one for each sequence; XLA adds in place.
     """
     y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
+    if jnp.ndim(start[-1]) == 1:
+        return jax.vmap(lambda x, last, y: _add(x, (*start[1:-1], last), y))(x, start[-1], y)
     return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, start, y.shape) + y, start)
 
 

@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import e, log, log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from attn_np._kernel_blocks import Block, Keys, count_of, index_of
 from attn_np._kernel_scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
@@ -42,7 +43,7 @@ from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew, to_dtype, unskew, upcast
 from attn_np.contract._band import Band, Limits, Span
-from attn_np.contract._patterns import Pattern, Truth
+from attn_np.contract._patterns import Pattern, Truth, Window
 from attn_np.contract._tape import save_residuals
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
@@ -61,8 +62,8 @@ class Arguments:
     Attributes:
         q, k, v: `b t h k`, `b s g k`, `b s g v`.
         mask, bias: None, or `b h t s` with axes of 1 where they are the same for all.
-        band: causality and window.
-        pattern: None, or who may attend to whom besides.
+        band: causality and window; everything under a pattern, which they are part of then.
+        pattern: None, or who may attend to whom by it.
         sinks: None, or `h`.
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
         diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
@@ -175,6 +176,8 @@ def attend(
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
     exp_factor = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
+    if pattern is not None and not band.full:
+        band, pattern = Band(band.t, band.s), Window(band.left, band.right) & pattern
     args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, exp_factor)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
@@ -244,51 +247,6 @@ def attend_vjp(
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Some queries of some heads: of one sequence of the batch, or of several short ones.
-
-    Attributes:
-        batch: the sequences.
-        heads, kv_heads: the query heads, and the key/value heads that they use.
-        queries: the queries.
-    """
-
-    batch: slice
-    heads: slice
-    kv_heads: slice
-    queries: Span
-
-    def of_batch(self, x: Array) -> Array:
-        """A view of an array with the batch first; its length 1 serves all."""
-        return x[self.batch] if x.shape[0] > 1 else x
-
-    def of_queries(self, x: Array) -> Array:
-        """A view of an array by queries, `b t h k` -> `b h t k`."""
-        return x[self.batch, slice(*self.queries), self.heads].swapaxes(1, 2)
-
-    def of_keys(self, x: Array, keys: Span) -> Array:
-        """A view of an array by keys, `b s g k` -> `b g s k`."""
-        return x[self.batch, slice(*keys), self.kv_heads].swapaxes(1, 2)
-
-    def of_rows(self, x: Array) -> Array:
-        """A view of an array with a number for each row, `b h t`."""
-        return x[self.batch, self.heads, slice(*self.queries)]
-
-    def of_scores(self, x: Array, keys: Span) -> Array:
-        """A view of an array `b h t s` with axes of 1."""
-        spans = self.batch, self.heads, slice(*self.queries), slice(*keys)
-        return x[tuple(span if n > 1 else slice(None) for span, n in zip(spans, x.shape, strict=True))]
-
-    def of_diagonals(self, x: Array, keys: Span, t: int) -> Array:
-        """A view of an array by distance, `h n`: the diagonals of this block."""
-        heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
-        return x[heads, first : first + self.queries.length + keys.length - 1]
-
-    def at(self, part: "Block") -> tuple[slice, slice, slice]:
-        """The index of a part's queries in an array `b h t` of the block."""
-        return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
-
-
 def fits_one_block(args: Arguments) -> bool:
     """Whether the call is so small that threads would cost more than they save."""
     (b, t, h, _), s = args.q.shape, args.band.s
@@ -301,7 +259,9 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     if fits_one_block(args):
         return max(1, t), max(1, s)
     if args.pattern is not None:
-        return min(t, EDGE_QUERIES), min(s, BLOCK_KEYS)
+        # Where each query may see other keys, less is in vain in smaller blocks.
+        by_query = "b t" in dict(args.pattern.arrays())
+        return min(t, -(-EDGE_QUERIES // 2) if by_query else EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
         return min(t, BLOCK_QUERIES, max(EDGE_QUERIES, -(-b * h * t // MIN_BLOCKS))), min(s, BLOCK_KEYS)
     if left is not None and right is not None and left + right < BLOCK_KEYS:
@@ -327,22 +287,33 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
     ]
 
 
-def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span, Array | None]]:
+def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys, Array | None]]:
     """What `visible_parts` yields of a block of queries with each block of keys that it may see."""
-    for start, stop in key_spans(args, block):
-        for i in range(start, stop, step := block_shape(args)[1]):
-            yield from visible_parts(args, block, Span(i, min(i + step, stop)))
-
-
-def key_spans(args: Arguments, block: Block) -> Iterator[Span]:
-    """The keys that causality, window and pattern may show to any query of a block, in as few spans as they lie in."""
-    in_band = args.band.keys(block.queries)
-    if args.pattern is None or not block.queries.length:
-        yield in_band
+    step = block_shape(args)[1]
+    if args.pattern is not None:
+        for keys in keys_of_pattern(args, block, step):
+            if (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
+                yield block, keys, hidden
         return
+    first, last = args.band.keys(block.queries)
+    for i in range(first, last, step):
+        yield from visible_parts(args, block, Span(i, min(i + step, last)))
+
+
+def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
+    """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
     may_see = block.of_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
-    edges = np.flatnonzero(np.diff(may_see, prepend=False, append=False)) * PATTERN_KEYS
-    yield from (Span(max(i, in_band.start), min(j, in_band.stop)) for i, j in edges.reshape(-1, 2).tolist())
+    seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
+    for part in (seen[i : i + step] for i in range(0, len(seen), step)):
+        # A bias by distance is read in spans.
+        gaps = np.flatnonzero(np.diff(part) > 1) + 1 if args.diagonal_bias is not None else []
+        for found in np.split(part, gaps):
+            first, last, s = found[0], found[-1] + 1, args.band.s
+            if last - first == len(found):
+                yield Span(int(first) * PATTERN_KEYS, min(int(last) * PATTERN_KEYS, s))
+            else:
+                keys = (found[:, None] * PATTERN_KEYS + np.arange(PATTERN_KEYS)).ravel()
+                yield keys[: len(keys) - max(0, int(last) * PATTERN_KEYS - s)]
 
 
 def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
@@ -361,33 +332,33 @@ def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[B
         yield block, keys, hidden
 
 
-def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
+def hidden_scores(args: Arguments, block: Block, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
-    if not band.covers(queries, keys):
+    if isinstance(keys, Span) and not band.covers(queries, keys):
         first = keys.start - queries.start - (band.s - band.t)
         outside = outside_window(queries.length, keys.length, first, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
-    if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
+    if args.mask is not None and not (mask := args.mask[block.in_scores(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
-    if args.bias is not None and (minus_inf := block.of_scores(args.bias, keys) == -np.inf).any():
+    if args.bias is not None and (minus_inf := args.bias[block.in_scores(args.bias.shape, keys)] == -np.inf).any():
         hidden = minus_inf if hidden is None else hidden | minus_inf
     return hidden
 
 
-def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
+def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
     """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it must show them all."""
     pattern, queries = args.pattern, block.queries
-    key_blocks = slice(keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS))
-    if (
-        pattern is None
-        or block.of_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0], key_blocks].all()
-    ):
+    if pattern is None:
         return None
-    first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
+    key_positions = np.arange(args.band.s, dtype=np.int32)[index_of(keys)]
+    must_see = block.of_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
+    if must_see[:, key_positions // PATTERN_KEYS].all():
+        return None
+    first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
     part = pattern.map(lambda axes, x: block.of_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
     query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
-    return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
+    return ~visible_pairs(part, query_positions[None], key_positions[None])
 
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
@@ -396,7 +367,7 @@ def scaled_queries(args: Arguments, block: Block) -> Array:
     return np.multiply(block.of_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
-def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> Array | None:
+def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> Array | None:
     """Fill `out`, `b h t s`, with scores times `exp_factor`, hidden too; return the tanh of the softcap, or None."""
     k = block.of_keys(args.k, keys)
     np.matmul(by_kv_head(q, k), k.swapaxes(2, 3), out=by_kv_head(out, k))
@@ -405,14 +376,14 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
         tanh_scores = np.tanh(np.divide(out, args.softcap, out=out))
         np.multiply(tanh_scores, args.softcap, out=out)
     if args.bias is not None:
-        out += block.of_scores(args.bias, keys)
+        out += args.bias[block.in_scores(args.bias.shape, keys)]
     if args.diagonal_bias is not None:
         diagonals = block.of_diagonals(args.diagonal_bias, keys, args.band.t)
         out += skew(diagonals[None, :, None], *out.shape[2:])
     return tanh_scores
 
 
-def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
+def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
     """The least and the largest that a block's scores can be, by its distances.
 
     Without a bias by distance both are inf, which is no range but turns off what is done for low scores: no block is
@@ -497,7 +468,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         if bounded and high < least:
             continue
         at, v = block.at(part), part.of_keys(args.v, keys)
-        weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
+        weights = scratch("weights", (*shape[:2], part.queries.length, count_of(keys)), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
             # Of hidden scores too: that of -inf takes several times as long.
@@ -507,7 +478,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
             shrink = online_weights_(args, weights, hidden, top[at])
             weighted_values[at] *= shrink[..., None]
             weight_sums[at] *= shrink
-        weight_sums[at] += weights @ np.ones(keys.length, dtype)
+        weight_sums[at] += weights @ np.ones(weights.shape[3], dtype)
         weighted_values[at] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
         weight_sums[no_score & sees_a_key(args, block, top)] = (
@@ -564,10 +535,10 @@ def backward(
             top = part.of_rows(result.top)[..., None]
             if high - np.min(top, initial=np.inf) < least:
                 continue
-            at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]
+            at, at_keys = block.at(part), np.s_[:, :, index_of(keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
             part_q, part_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
-            shape = (*q.shape[:2], part.queries.length, keys.length)
+            shape = (*q.shape[:2], part.queries.length, count_of(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= top
@@ -579,7 +550,7 @@ def backward(
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                part.of_scores(dbiased, keys)[...] = dscores
+                dbiased[part.in_scores(dbiased.shape, keys)] = dscores
             if with_diagonals:
                 add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
             if tanh_scores is not None:

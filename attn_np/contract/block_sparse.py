@@ -44,7 +44,7 @@ class Config(_heads.Heads):
     }
     cost = (
         "time b t c n h (k + v) for n blocks of c positions where query_block is c, and b t^2 / c^2 h k for the choice;"
-        " where every query chooses for itself, the blocks that any of 32 neighbours sees; memory b t h (k + v)"
+        " where every query chooses for itself, the blocks that any of 64 neighbours sees; memory b t h (k + v)"
     )
     paper = (
         "Lu et al. 2025, MoBA: Mixture of Block Attention, arXiv:2502.13189, equations 2 to 6; chosen blocks also in "

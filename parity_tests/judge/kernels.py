@@ -56,6 +56,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
             "KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
+            "QUERY_PATTERN_BLOCK": 3,
             "QUERY_MULTIPLE": 1,
         },
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},

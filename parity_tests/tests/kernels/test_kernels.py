@@ -122,10 +122,13 @@ def fused(tree: Tree, inputs: Arrays, options: dict[str, Any]) -> Arrays:
 
 # By name: sizes of blocks, and whether the weights are powers of 2.
 BLOCKS = {
-    "blocks": ({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0}, True),
-    "powers of e": ({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0}, False),
+    "blocks": ({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "PATTERN_KEYS": 2, "FEW_QUERIES": 0}, True),
+    "powers of e": (
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "PATTERN_KEYS": 2, "FEW_QUERIES": 0},
+        False,
+    ),
     "blocks of several heads": (
-        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "FEW_QUERIES": 0, "MIN_BLOCKS": 1},
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "PATTERN_KEYS": 2, "FEW_QUERIES": 0, "MIN_BLOCKS": 1},
         True,
     ),
     "whole": ({}, True),

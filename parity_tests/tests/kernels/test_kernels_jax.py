@@ -1,5 +1,6 @@
 """The fast path of `attend` in JAX, with blocks so small that its loops and the edges of its blocks are run."""
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -47,6 +48,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "KEYS": 3,
         "PRODUCT": 0,
         "PATTERN_BLOCK": 3,
+        "QUERY_PATTERN_BLOCK": 3,
         "QUERY_MULTIPLE": 1,
     }
     for name, n in sizes.items():
@@ -298,15 +300,17 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
         plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
         mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
         places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
-        _, count = _kernels._key_blocks_of_pattern(plan, places, jnp.zeros(1))
-        for i in range(plan.blocks):
+        for i, together in product(range(plan.blocks), (True, False)):
             whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
-            for j in range(-(-s // plan.keys)):
+            first, end, key_block = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
+            for n in range(first, int(end)):
+                j = key_block(n)
                 bias_part, mask_part = (_kernels._block(plan, x, i, j) for x in (bias, mask))
                 allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
-                keys = int(plan.key_start(j)) + np.arange(plan.keys)
-                whole[..., keys] |= allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
-                assert allowed.any() <= (int(count[i]) > 0)
+                allowed = allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
+                for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):
+                    assert not (whole[row, ..., start : start + plan.keys] & allowed[row]).any()
+                    whole[row, ..., start : start + plan.keys] |= allowed[row]
             rows = seen[:, :, i * plan.queries : (i + 1) * plan.queries]
             assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
             assert not whole[:, :, rows.shape[2] :].any()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 
 import attn_np
 import attn_torch
+from attn_jax import _kernels as jax_kernels
 from attn_np import _kernels as numpy_kernels
 from attn_np import patterns
+from attn_np._kernel_blocks import count_of
 from attn_np._masks import block_table, visible_pairs
 from attn_np.contract._patterns import Interval, Pattern, from_text
+from attn_torch._kernels import blocks as torch_blocks
+from attn_torch._kernels.hidden import PatternArrays
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 
@@ -84,16 +89,16 @@ def test_text_and_arrays_are_the_pattern(seed: int) -> None:
     np.testing.assert_array_equal(np.broadcast_to(visible_pairs(again, *at), want.shape), want)
 
 
-def blocks_met(pattern: Pattern, t: int) -> int:
+def blocks_met(pattern: Pattern, t: int, b: int = 1) -> int:
     """How many scores NumPy's kernel computes."""
-    q = np.zeros((1, t, 1, 2))
+    q = np.zeros((b, t, 1, 2))
     arguments = numpy_kernels.Arguments(
         q, q, q, None, None, numpy_kernels.Band(t, t), pattern, scale=1.0, softcap=None, sinks=None, exp_factor=1.0
     )
     found = 0
     for block in numpy_kernels.query_blocks(arguments, 1):
         for part, keys, _ in numpy_kernels.visible_blocks(arguments, block):
-            found += part.queries.length * keys.length
+            found += part.queries.length * count_of(keys)
     return found
 
 
@@ -114,6 +119,26 @@ def test_cost_grows_with_the_length(name: str) -> None:
     short, long = (blocks_met(LINEAR[name](t), t) for t in (1024, 4096))
     assert long <= 5 * short
     assert 3 * short < 1024 * 1024
+
+
+def test_each_sequence_meets_its_own_blocks() -> None:
+    """Four sequences that choose other blocks, one for each block of queries: no tree computes scores of a third."""
+    b, t, block = 4, 1024, 64
+    numbers = (np.arange(t) // block + 5 * np.arange(1, b + 1)[:, None]) % (t // block)
+    pattern = patterns.Chunks(block) | patterns.ChosenChunk(block, numbers)
+    want = visible_pairs(pattern, np.arange(t)[None], np.arange(t)[None]).sum()
+    assert want == 2 * b * t * block
+    assert blocks_met(pattern, t, b) == want
+    q = torch.zeros(b, t, 1, 2)
+    text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
+    call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, text)
+    met = [(x.b.stop - x.b.start) * (x.t.stop - x.t.start) * torch_blocks.count(x.s) for x in call.blocks()]
+    assert sum(met) == want
+    q, places = jnp.asarray(q), tuple(jnp.asarray(x) for _, x in pattern.arrays())
+    plan = jax_kernels._plan(q, q, q, None, None, 1.0, None, pattern.map(lambda axes, x: None), False)
+    key_loop = jax_kernels._key_loop(plan, places, q, False)
+    steps = sum(int(end) - first for first, end, _ in (key_loop(i) for i in range(plan.blocks)))
+    assert steps * plan.queries * plan.keys * b == want
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)

@@ -47,6 +47,7 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
             "KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
+            "QUERY_PATTERN_BLOCK": 3,
         },
         11,
         13,

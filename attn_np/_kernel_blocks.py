@@ -1,0 +1,66 @@
+"""A block of scores: some queries of some heads, and the keys that they meet."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attn_np._ops import Array
+from attn_np.contract._band import Span
+
+# Keys of a block: a span of them, or the indices of keys that lie apart, in ascending order.
+Keys = Span | Array
+
+
+def index_of(keys: Keys) -> Any:
+    """What picks these keys from an axis: of a span a view, of indices a copy."""
+    return slice(*keys) if isinstance(keys, Span) else keys
+
+
+def count_of(keys: Keys) -> int:
+    """How many keys these are."""
+    return keys.length if isinstance(keys, Span) else len(keys)
+
+
+class Block(NamedTuple):
+    """Some queries of some heads: of one sequence of the batch, or of several short ones.
+
+    Attributes:
+        batch: the sequences.
+        heads, kv_heads: the query heads, and the key/value heads that they use.
+        queries: the queries.
+    """
+
+    batch: slice
+    heads: slice
+    kv_heads: slice
+    queries: Span
+
+    def of_batch(self, x: Array) -> Array:
+        """A view of an array with the batch first; its length 1 serves all."""
+        return x[self.batch] if x.shape[0] > 1 else x
+
+    def of_queries(self, x: Array) -> Array:
+        """A view of an array by queries, `b t h k` -> `b h t k`."""
+        return x[self.batch, slice(*self.queries), self.heads].swapaxes(1, 2)
+
+    def of_keys(self, x: Array, keys: Keys) -> Array:
+        """An array by keys, `b s g k` -> `b g s k`."""
+        return x[self.batch, index_of(keys), self.kv_heads].swapaxes(1, 2)
+
+    def of_rows(self, x: Array) -> Array:
+        """A view of an array with a number for each row, `b h t`."""
+        return x[self.batch, self.heads, slice(*self.queries)]
+
+    def in_scores(self, shape: tuple[int, ...], keys: Keys) -> Any:
+        """The index of the block in an array `b h t s` with axes of 1."""
+        parts = self.batch, self.heads, slice(*self.queries), index_of(keys)
+        return tuple(part if n > 1 else slice(None) for part, n in zip(parts, shape, strict=True))
+
+    def of_diagonals(self, x: Array, keys: Any, t: int) -> Array:
+        """A view of an array by distance, `h n`: the diagonals of this block, with a span of keys."""
+        heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
+        return x[heads, first : first + self.queries.length + keys.length - 1]
+
+    def at(self, part: "Block") -> tuple[slice, slice, slice]:
+        """The index of a part's queries in an array `b h t` of the block."""
+        return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
