@@ -4,7 +4,7 @@ A block is some queries of one head and the keys that they may see; of all heads
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
 them counts: what the textbook says in a dozen arrays of this size is here
 
-- for a sigmoid an exponential, a sum with 1 and a reciprocal;
+- for a sigmoid an exponential, a sum with 1 and a quotient;
 - for a softmax whose scores and weights are mixed a largest score, an exponential, a sum and a quotient;
 - for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
   (Michelot 1986). They begin where the largest of every few scores alone would have it, which is not above the
@@ -253,7 +253,7 @@ def weigh_(weighing: Weighing, scores: Array, allowed: Array | None) -> None:
     np.subtract(-weighing.score_offset, scores, out=scores, dtype=scores.dtype)
     np.exp(scores, out=scores)  # inf where a weight is too small to be told from 0
     scores += 1
-    np.reciprocal(scores, out=scores)
+    np.divide(1, scores, out=scores, dtype=scores.dtype)  # half the time of np.reciprocal
     if allowed is not None:
         np.copyto(scores, 0, where=~allowed)
 

@@ -90,15 +90,16 @@ def context_of(q: Tensor, *arguments: Any) -> Tensor:
 def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, *rest: Any) -> Any:
     """The gradients of q, k, v, of the bias where the last argument is True, and of the maps."""
     mix_scores, mix_weights, *call, with_bias = rest
-    in_order: Any = {"memory_format": torch.contiguous_format}
-    weighing, (dq, dk, dv) = call[0], (torch.zeros_like(x.transpose(1, 2), **in_order) for x in (q, k, v))
+    weighing, dq = call[0], torch.zeros_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
+    # By width in memory, `b h k s`: with the short factor first a product takes 0.6 of the time of its transpose.
+    dk, dv = (x.new_zeros(x.permute(0, 2, 3, 1).shape).mT for x in (k, v))
     dmix_scores, dmix_weights = (None if x is None else torch.zeros_like(x) for x in (mix_scores, mix_weights))
     dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
     scratch, dcontext = Scratch(q), dcontext.transpose(1, 2).contiguous()
     for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
         group, rows, columns = block.place
         dy = part(dcontext, group, rows)
-        part(dv, group, columns).baddbmm_(block.mixed_weights.mT, dy)
+        part(dv, group, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
         dscores = torch.bmm(dy, block.v.mT, out=scratch("dscores", block.mixed_weights.shape))
         if dmix_weights is not None:
             dmix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
@@ -114,7 +115,7 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
             dmix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
             dscores = mix(mix_scores, dscores, scratch("dmixed", block.scores.shape))
         part(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
-        part(dk, group, columns).baddbmm_(dscores.mT, block.q)
+        part(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
     return dq, dk, dv, dbias, dmix_scores, dmix_weights

@@ -19,13 +19,18 @@ from attn_torch._ops import skew
 
 # Queries of a call by distance where causality or a window hides keys: the kernel is slow with fewer than 768.
 ROWS = 1024
+# Keys so many times as wide as values, or values as keys, go by blocks on a CPU: the kernel takes one width for both.
+UNEQUAL = 3
 
 
 def serves(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
-    """Whether the kernel means what we mean, and does not fall back to forming all scores."""
+    """Whether the kernel means what we mean, does not form all scores, and is no slower than blocks."""
     if 0 in (*q.shape, *k.shape, *v.shape) or under_torch_func(q, k, v, mask, bias):
+        return False
+    widths = k.shape[-1], v.shape[-1]
+    if q.is_cpu and max(widths) >= UNEQUAL * min(widths):
         return False
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.

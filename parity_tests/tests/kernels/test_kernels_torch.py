@@ -274,6 +274,23 @@ def test_which_path(call: str, learning: bool, monkeypatch: pytest.MonkeyPatch) 
     assert taken == [path]
 
 
+@pytest.mark.parametrize("wide", ["keys", "values"])
+@pytest.mark.parametrize(("times", "path"), [(2, "kernel"), (3, "blocks")])
+def test_widths_far_apart_go_by_blocks(times: int, path: str, wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would fill the narrower ones up with zeros."""
+    monkeypatch.setattr(kernels, "SMALL", 0)
+    taken: list[str] = []
+    for name, room, function in (("kernel", sdpa, "attend"), ("blocks", blocks, "forward")):
+        real = getattr(room, function)
+        monkeypatch.setattr(room, function, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
+    q, k, v = (
+        torch.from_numpy(cotangent((1, 7, 2, times * 3 if name in wide else 3))) for name in ("keys", "keys", "values")
+    )
+    found, want = (attend(q, k, v, implementation=how)[0] for how in ("auto", "textbook"))
+    assert taken == [path]
+    close_to(TORCH.numpy(found), TORCH.numpy(want))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # forward mode's own decompositions use it
 @pytest.mark.parametrize("call", PATHS)
 def test_forward_mode_of_any_size(call: str) -> None:

@@ -23,6 +23,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "masked": ({"softcap": 1.5}, "mask"),
     "all": ({"causal": True, "softcap": 1.5}, "mask bias sinks"),
     "a row that sees its sink alone": ({"lengths": np.array([0, 5])}, "sinks"),
+    "a row that sees nothing": ({"lengths": np.array([0, 5])}, ""),
 }
 # The textbook path, the fast one of a small call, and that in blocks.
 PATHS = ("textbook", "fused", "blocks", "one block")
@@ -248,7 +249,8 @@ KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name
     ("jax", "no sink for a query without keys"): ("blocks", "where(empty, dlse, 0.0)", "where(empty, 0.0 * dlse, 0.0)"),
     ("torch", "its gradient forgotten"): ("blocks", "delta - dlse.mT[..., None] if ctx.with_lse else delta", "delta"),
     ("torch", "no sink for a query without keys"): ("blocks", "empty & (sinks == -torch.inf)[..., None]", "empty"),
-    ("torch", "the sink forgotten"): ("blocks", "block).logsumexp(", "block)[..., call.sink_columns :].logsumexp("),
+    ("torch", "the sink forgotten"): ("blocks", "top - probs.amax(", "top - probs[..., call.sink_columns :].amax("),
+    ("torch", "the largest score not added again"): ("blocks", "top - probs.amax(", "-probs.amax("),
 }
 
 
