@@ -19,7 +19,7 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
-A bias by distance is a number for each diagonal of the scores, read by all blocks of queries from one skewed copy.
+A bias by distance is a number for each diagonal of the scores, read by all queries from one skewed_bias of a few rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
@@ -65,10 +65,7 @@ SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
-DISTANCE_QUERIES, DISTANCE_KEYS = (
-    64,
-    256,
-)  # under a bias by distance: its skewed copy, of as many rows, stays in the caches
+STRIP_ROWS = 64  # of the skewed bias of a bias by distance; a block's queries read it as many at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
 PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
@@ -143,10 +140,10 @@ def _plan(
         by_query = pattern is not None and "b t" in dict(pattern.arrays())
         pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
         queries = min(queries, pattern_block)
-        queries = min(queries, DISTANCE_QUERIES) if has_diagonal_bias else queries
-        step = -(-t // queries) * QUERY_MULTIPLE
-        queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
-        keys = DISTANCE_KEYS if has_diagonal_bias else max(KEYS, PRODUCT // (queries * r * width))
+        multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
+        step = -(-t // queries) * multiple
+        queries = -(-t // step) * multiple  # blocks of one size that hold t with little to spare
+        keys = max(KEYS, PRODUCT // (queries * r * width))
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
@@ -282,13 +279,12 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
 
 
 def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
-    """The bias by distance of the last block of queries with all keys, and further to the right that of those before:
-    `1 h 1 n` -> `1 g r q m`.
-    """
+    """The bias by distance of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`."""
     if diagonal_bias is None:
         return None
     x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
-    x = skew(x, plan.queries, x.shape[3] - plan.queries + 1)
+    rows = STRIP_ROWS if plan.queries % STRIP_ROWS == 0 else plan.queries
+    x = skew(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
 
@@ -326,13 +322,20 @@ def _block_bias(plan: Plan, bias: Array | None, skewed_bias: Array | None, i: An
     bias = _block(plan, bias, i, j)
     if skewed_bias is None:
         return bias
-    diagonal_part = _slice(skewed_bias, 4, _start_in_skewed_bias(plan, i, j), plan.keys)
+    parts = [
+        jax.lax.dynamic_slice_in_dim(skewed_bias, at, plan.keys, 4)
+        for _, at in _start_in_skewed_bias(plan, skewed_bias, i, j)
+    ]
+    diagonal_part = jnp.concatenate(parts, 3)
     return diagonal_part if bias is None else diagonal_part + bias
 
 
-def _start_in_skewed_bias(plan: Plan, i: Any, j: Any) -> Any:
-    """Where the part of the skewed bias for block i of the queries and block j of the keys begins."""
-    return (plan.blocks - 1 - i) * plan.queries + plan.key_start(j)
+def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
+    """The queries of block i, as many at a time as `skewed_bias` has rows: the first of them in the block, and where
+    their part of `skewed_bias` begins for block j of the keys.
+    """
+    rows, last = skewed_bias.shape[3], (plan.blocks - 1 - i) * plan.queries + plan.key_start(j)
+    return [(n, last + (plan.queries - rows - n)) for n in range(0, plan.queries, rows)]
 
 
 def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
@@ -571,7 +574,10 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
                 start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = _add(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
-                dskewed_bias = _add(dskewed_bias, (0, 0, 0, 0, _start_in_skewed_bias(plan, i, j)), ds_by_axes)
+                for n, column in _start_in_skewed_bias(plan, dskewed_bias, i, j):
+                    dskewed_bias = _add(
+                        dskewed_bias, (0, 0, 0, 0, column), _slice(ds_by_axes, 3, n, dskewed_bias.shape[3])
+                    )
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))

@@ -1,6 +1,8 @@
 """JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -271,10 +273,15 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.
     """
+    return (_product_of_block if _in_blocks.get() else _product)(spec, upcast(a), upcast(b))
+
+
+def _product(spec: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
-    a, b = upcast(a), upcast(b)
-    factors, out = spec.split("->")
+    # JAX sums over axes in the order of the alphabet; in any but that of the first factor XLA puts both in order first.
+    letters = dict.fromkeys(letter for letter in spec if letter.isalpha())
+    factors, out = spec.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
     of_a, of_b = factors.split(",")
     shared = "".join(x for x in out if x in of_a and x in of_b)
     # For another order JAX swaps the factors, and XLA writes the transpose of a block of scores before the product.
@@ -297,6 +304,45 @@ def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
     for letters, sharding in zip(factors.split(","), shardings, strict=True):
         axes |= {letter: axis for letter, axis in zip(letters, sharding.spec, strict=True) if axis is not None}
     return P(*(axes.get(letter) for letter in out))
+
+
+_in_blocks: ContextVar[bool] = ContextVar("in_blocks", default=False)
+
+
+@contextmanager
+def products_of_blocks() -> Iterator[None]:
+    """Within, `einsum` has derivatives in reverse mode alone, which never turn a block of scores round.
+
+    As JAX writes the gradient of a block's keys, XLA on a CPU turns the gradient of the scores round for it: four times
+    as long as the product itself.
+    """
+    token = _in_blocks.set(True)
+    try:
+        yield
+    finally:
+        _in_blocks.reset(token)
+
+
+def _product_of_block(spec: str, a: Array, b: Array) -> Array:
+    # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.
+    zero = jnp.zeros_like(jnp.sum(a) + jnp.sum(b))
+    return _by_own_rule(spec, a + zero, b + zero)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_own_rule(spec: str, a: Array, b: Array) -> Array:
+    return _product(spec, a, b)
+
+
+def _by_own_rule_bwd(spec: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
+    """The gradient of b sums over rows: the larger of the two arrays, a block of scores, comes second, as it lies."""
+    (a, b), (of_a, of_b, out) = factors, spec.replace("->", ",").split(",")
+    da = _product(f"{out},{of_b}->{of_a}", dout, b)
+    small, large = ((out, dout), (of_a, a)) if a.size > dout.size else ((of_a, a), (out, dout))
+    return da, _product(f"{small[0]},{large[0]}->{of_b}", small[1], large[1])
+
+
+_by_own_rule.defvjp(lambda spec, a, b: (_product(spec, a, b), (a, b)), _by_own_rule_bwd)
 
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:

@@ -3,7 +3,7 @@
 A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
 Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
-computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
+computes a block's scores again (Chen et al. 2016, arXiv:1604.06174). Blocks have derivatives in reverse mode alone.
 
 Blocks have one shape, so that a loop is one program. Causality makes stretches of keys of every length; so the queries
 are first cut into a few parts, each with a loop of its own over the keys that its last query sees.
@@ -18,7 +18,7 @@ import jax.export
 import jax.numpy as jnp
 
 from attn_jax._masks import attention_mask, in_window, relative_positions
-from attn_jax._ops import Array, Tape
+from attn_jax._ops import Array, Tape, products_of_blocks
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
@@ -133,9 +133,9 @@ def loop(
     present = {name: jnp.asarray(x) for name, x in score_arrays.items() if x is not None}
     by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
 
-    # Heads come first in products. Keys and values are put in this order once, and so is what the blocks return: XLA
-    # would make a product write another order, which takes twice the time.
-    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    # Heads come first in products, and keys are columns. Both are put in order once, and so is what the blocks return:
+    # XLA would do it in every block, or make a product write another order, which takes twice the time.
+    k, v = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
 
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
         row = rows.start + i * size  # the block's first
@@ -151,8 +151,9 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        block_k, block_v = (seen_by(x, 2).swapaxes(1, 2) for x in (k, v))
-        return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
+        block_k, block_v = seen_by(k, 3).transpose(0, 3, 1, 2), seen_by(v, 2).swapaxes(1, 2)
+        with products_of_blocks():
+            return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
     recompute = jax.checkpoint(block, prevent_cse=False)

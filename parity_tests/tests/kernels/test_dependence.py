@@ -354,7 +354,7 @@ SETTINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 SETTINGS["torch"].insert(1, ("fused", kernels.SMALL["torch"][0] | {"sdpa.ROWS": 4}))
 SETTINGS["jax"][1] = "fused", {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 1}
-SETTINGS["jax"].insert(1, ("fused", kernels.SMALL["jax"][0] | {"DISTANCE_QUERIES": 4, "DISTANCE_KEYS": 3}))
+SETTINGS["jax"].insert(1, ("fused", kernels.SMALL["jax"][0] | {"STRIP_ROWS": 2}))
 # What is replaced: what nobody sees, or anything, by numbers whose products are large, and by NaN or inf.
 KINDS = ("unseen", "huge", "nan")
 # JAX compiles each call.

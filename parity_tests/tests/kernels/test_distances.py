@@ -21,7 +21,7 @@ blocks: Any = import_module("attn_torch._kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
-SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4, "DISTANCE_KEYS": 3}
+SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2}
 
 
 def found(tree: Tree, case: str) -> Arrays:
@@ -108,7 +108,7 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     else:
         module = import_module("attn_jax._kernels")
         at = module._start_in_skewed_bias
-        patch.setattr(module, "_start_in_skewed_bias", lambda plan, i, j: at(plan, i, j) - 1)
+        patch.setattr(module, "_start_in_skewed_bias", lambda *given: [(n, column - 1) for n, column in at(*given)])
 
 
 def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
