@@ -362,7 +362,7 @@ def _visible(
     plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, pattern_arrays: tuple[Array, ...]
 ) -> Array | None:
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b g n c`; None for all."""
-    key = (plan.key_start(j)[..., None] + jnp.arange(plan.keys)).reshape(-1, 1, plan.keys)
+    key = jnp.reshape(plan.key_start(j), (-1, 1, 1)) + jnp.arange(plan.keys)
     query = i * plan.queries + jnp.arange(plan.queries)[None, :, None]
     query_positions = query + plan.s - plan.t
     relative_position = key - query_positions
@@ -495,7 +495,6 @@ def _forward(
             return _slice(k, 1, first, plan.keys).transpose(k_order), _slice(v, 1, first, plan.keys).transpose(v_order)
         return _slice(k, 3, first, plan.keys), _slice(v, 2, first, plan.keys)
 
-    # One bias for all sequences can't get its gradient at places of each.
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
 
     def query_block(block: tuple[Array, Array]) -> Average:

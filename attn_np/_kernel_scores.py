@@ -2,6 +2,7 @@
 
 from functools import cache, lru_cache
 from math import log
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,9 @@ def zero_subnormal_(x: Array) -> None:
     np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
 
 
-def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Span, t: int) -> None:
-    """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, `h r n`. Row i holds diagonals one further on
-    than row i + 1, and queries r apart share a row: the sum over the unskewed rows is the gradient of each diagonal.
+def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
+    """Add scores of a block with a span of keys, `b h t s`, to a diagonal_sums `h r n`, whose rows hold diagonals, each one
+    further on than the next: every `r` queries to the same rows, and sums over diagonals are made of the diagonal_sums alone.
     """
     rows = diagonal_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):
