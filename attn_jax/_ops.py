@@ -472,16 +472,17 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
-    recompute: bool = False,
+    shared: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `recompute` the backward pass computes each step again and keeps its carry alone.
+    With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
+    again and keeps its carry alone.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
-    step = jax.checkpoint(step, prevent_cse=False) if recompute else step
-    carry, stacked = jax.lax.scan(step, carry, xs, reverse=reverse)
+    once = jax.checkpoint(step, prevent_cse=False) if shared else step
+    carry, stacked = jax.lax.scan(lambda carry, xs: once(carry, xs, *shared), carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

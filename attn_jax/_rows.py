@@ -46,6 +46,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
+    numbers_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -65,13 +66,15 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
+        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; here it sizes blocks only.
         mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
-    (b, t, h), s = q.shape[:3], k.shape[1]
+    b, t, s = *q.shape[:2], k.shape[1]
+    numbers = b * (numbers_per_pair or q.shape[2])  # for each query and key
     one_block = (
         tape is not None
         or return_weights
@@ -79,7 +82,7 @@ def attend_in_row_blocks(
         or step is not None
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
-    if one_block or b * h * t * s <= ONE_BLOCK_SCORES:
+    if one_block or numbers * t * s <= ONE_BLOCK_SCORES:
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
@@ -88,12 +91,13 @@ def attend_in_row_blocks(
     band, score_arrays = Band.of(t, s, causal, window), {"mask": mask} | score_arrays
     if weighing is not None and weighing.elementwise:  # few passes over the scores: large products are worth more
         block_scale *= 2
+    pairs = block_scale * BLOCK // numbers
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
         [
-            loop(attend_rows, q, k, v, score_arrays, band, rows, block_scale, min_rows or ROWS)
+            loop(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or ROWS)
             for rows in spans
             if rows.length
         ],
@@ -109,15 +113,18 @@ def loop(
     score_arrays: dict[str, Array | None],
     band: Band,
     rows: Span,
-    block_scale: int,
+    pairs: int,
     min_rows: int,
 ) -> Array:
-    """The context of some rows, block by block, each with a stretch of keys of the same length."""
-    t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
+    """The context of some rows, in blocks of about so many pairs of a query and a key, or of `min_rows` rows.
+
+    Each has a stretch of keys of the same length.
+    """
+    t, s = rows.length, band.s
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(min_rows, block_scale * BLOCK // (heads * min(num_seen, width + ROWS))))
+    size = min(t, max(min_rows, pairs // min(num_seen, width + ROWS)))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
         size = min(size, max(4 * ROWS, width // 16))
     size = -(-t // -(-t // size))

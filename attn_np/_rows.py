@@ -35,20 +35,19 @@ class RowBlocks:
         attend_rows: the function that is called.
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
-        block_scores: how many scores a block has.
+        pairs: how many pairs of a query and a key a block has.
         min_rows: how many queries it has at least.
     """
 
     attend_rows: AttendRows
     arrays: dict[str, Array | None]
     band: Band
-    block_scores: int
+    pairs: int
     min_rows: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
         """The rows of each block, and the keys that any of them sees."""
-        b, _, h = self.arrays["q"].shape[:3]  # type: ignore[union-attr]
-        return self.band.row_blocks(self.block_scores // (b * h), self.min_rows)
+        return self.band.row_blocks(self.pairs, self.min_rows)
 
     def block_index(self, name: str, rows: Span, keys: Span) -> Any:
         """The index of a block in one of the arrays; an axis of length 1 serves all."""
@@ -87,6 +86,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
+    numbers_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -106,6 +106,7 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
+        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
@@ -118,7 +119,8 @@ def attend_in_row_blocks(
     )
     maps = mix_scores, mix_weights
     are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
-    one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
+    numbers = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
+    one_block = numbers * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
@@ -135,7 +137,7 @@ def attend_in_row_blocks(
         return record(tape, context=weighed.context()), None
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
-    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK, min_rows or ROWS)
+    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK // numbers, min_rows or ROWS)
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

@@ -95,11 +95,11 @@ class AttentionDecoder(Layer[DecoderConfig]):
         first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
         return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
 
-    def make_step(self, k: Array, v: Array, w: dict[str, Any], with_weights: bool) -> Callable[..., Any]:
-        """One step as a function for a scan, from the state of every layer to the next."""
+    def make_step(self, with_weights: bool) -> Callable[..., Any]:
+        """One step, a function for a scan: from the state of every layer to the next. The arrays are shared by all."""
         count, rate = self.config.num_layers, self.config.dropout
 
-        def step(state, xs):
+        def step(state, xs, k, v, w):
             allowed, keep = xs[2 * count :]
             context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
@@ -136,12 +136,12 @@ class AttentionDecoder(Layer[DecoderConfig]):
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
         last, (_, *stacked) = scan(
-            self.make_step(k, memory, w, bool(weights)),
+            self.make_step(bool(weights)),
             tuple(state[i] for i in range(count)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=("context", *weights, *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
-            recompute=True,
+            shared=(k, memory, w),
         )
         probs, gates_and_states = (stacked[0], stacked[1:]) if weights else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
@@ -271,12 +271,13 @@ class Seq2Seq(Layer[Config]):
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
-        step, w_o, b_o = decoder.make_step(k, memory, w, False), upcast(decoder.w_o), upcast(decoder.b_o)
+        step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
         def feed(x, state):
             x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
-            state, outputs = step(state, (*x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None))
+            xs = *x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
+            state, outputs = step(state, xs, k, memory, w)
             return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 
         return feed, tuple(start[i] for i in range(self.config.num_layers))

@@ -16,12 +16,12 @@ from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils.checkpoint import checkpoint
 
 from attn_np import contract
 from attn_np.contract import Config, check_tokens, record, tap_step
 from attn_np.contract import check_dtype as check_dtype
 from attn_np.contract import scope as scope
+from attn_torch._recompute import recomputed as recomputed
 
 Array = Tensor
 Tape = Any  # a dictionary of named intermediates, or None
@@ -446,24 +446,6 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of which the backward pass computes again what it computed, and keeps none of it.
-
-    PyTorch's compiler and transforms do not know such a function, and get it as it is.
-    """
-
-    def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return function(*arguments)
-        transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-        tracers = torch._C._len_torch_dispatch_stack() > 0
-        if transforms or tracers:
-            return function(*arguments)
-        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-    return call
-
-
 def scan(
     step: Callable[..., Any],
     carry: Any,
@@ -472,20 +454,21 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
-    recompute: bool = False,
+    shared: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `recompute` the backward pass computes each step again and keeps its carry alone.
+    With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
+    again and keeps its carry alone.
     """
-    step = recomputed(step) if recompute else step
+    step = recomputed(step) if shared else step
     times = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(None if x is None else x[i] for x in parts))
+        carry, ys = step(carry, tuple(None if x is None else x[i] for x in parts), *shared)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:
@@ -493,7 +476,7 @@ def scan(
     stacked = tuple(stack(y, dim=1) for y in zip(*step_ys, strict=True))
     if not stacked:  # no steps: run one on zeros, for shapes, dtypes and the graph
         blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
-        _, ys = step(carry, tuple(blank))
+        _, ys = step(carry, tuple(blank), *shared)
         stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

@@ -53,6 +53,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
+    numbers_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -75,13 +76,15 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         min_rows: how many queries a block has at least; `ROWS` by default.
+        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
-    (b, t, h), s = q.shape[:3], k.shape[1]
+    t, s = q.shape[1], k.shape[1]
+    numbers = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
     maps = mix_scores, mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (
@@ -91,7 +94,7 @@ def attend_in_row_blocks(
         or torch.compiler.is_compiling()
         or is_sharded(q)
     )
-    one_block = one_block or (step is not None and not step.aligned) or b * h * t * s <= ONE_BLOCK_SCORES
+    one_block = one_block or (step is not None and not step.aligned) or numbers * t * s <= ONE_BLOCK_SCORES
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
@@ -121,5 +124,5 @@ def attend_in_row_blocks(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((block_scale * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), min_rows or ROWS)
+    blocks = band.row_blocks((block_scale * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // numbers, min_rows or ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

@@ -56,7 +56,7 @@ class BlockwiseAttention(Layer[Config]):
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
 
-        def add_block(carry, xs):
+        def add_block(carry, xs, q):
             has_key, top, total, sums = carry
             k, v, visible = xs
             scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
@@ -73,7 +73,7 @@ class BlockwiseAttention(Layer[Config]):
         carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
-        (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, recompute=True)
+        (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, shared=(q,))
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])

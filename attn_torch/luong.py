@@ -1,11 +1,13 @@
 """Luong attention: a query is compared with all keys, or few, by a dot product, a matrix or a small network."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import attention_mask, full_mask, hide_by_bias, zero_unseen
+from attn_torch._masks import full_mask, hide_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -22,19 +24,15 @@ from attn_torch._ops import (
     to_dtype,
     upcast,
 )
+from attn_torch._rows import attend_in_row_blocks
+
+PROJECTED_ROWS = 8  # queries in a block whose keys are projected for it alone: fewer would take as long as their scores
 
 
 def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
     visible = full_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
-
-
-def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
-    """Keys and values, with those that no query sees set to 0."""
-    return record(
-        tape, local_key=zero_unseen("bts->bsi", allowed, key), local_value=zero_unseen("bts->bsv", allowed, value)
-    )
 
 
 class LuongAttention(Layer[Config]):
@@ -62,39 +60,71 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        b, t, s = sizes["b"], sizes["t"], sizes["s"]
-        mask = attention_mask(mask, t, s, like=query, causal=c.causal, step=step, head_axis=False)
-        # In a step the mask knows how many keys there are.
-        allowed, shape = hide_by_bias(mask, bias), (b, t, s if step is None or mask is None else mask.shape[-1])
-        if c.half_window is not None and self.w_center is None:
-            allowed, key_number, length = visible_positions(allowed, query, shape)
-            # p_t = t: queries and keys are counted from 1, hidden keys are not. A causal query is at the last key that
-            # it sees.
-            center = length[:, :, None] if c.causal else arange(t, query)[:, None] + 1
-            offset = key_number - center
-            mask = allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
-        mask = record(tape, allowed=mask)
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, step=step)
-        keep = self.draw_keep(keep, shape, like=query)
+        by_position: Any = {"causal": c.causal, "step": step}
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
+        # Keys are projected once. Those that a window may hide from all queries first become 0, some rows at a time.
+        projected, k = step is not None or c.half_window is None, key
+        if projected and self.w_k is not None:
+            k = einsum("bsi,ie->bse", key, self.w_k)
+        k, v = append(step, k=k, v=value)
+
+        def attend_rows(*arrays: Any, **score_arrays: Any) -> tuple[Array, Array]:
+            return self.attend_rows(*arrays, **score_arrays, projected=projected)
+
+        options: Any = {"numbers_per_pair": 1}
+        if self.w_score is not None:  # a pair has a number for each hidden unit
+            options = {"numbers_per_pair": sizes["e"], "min_rows": 1 if projected else PROJECTED_ROWS}
+        # p_t = t: queries and keys are counted from 1, hidden keys are not.
+        row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
+        context, probs = attend_in_row_blocks(
+            attend_rows, tape, query, k, v, mask=mask, **by_position, return_weights=return_weights, **options,
+            row=row, bias=bias, keep=keep,
+        )  # fmt: skip
+        y = record(tape, y=context)
+        return cast_output(dtype, y, probs, return_weights)
+
+    def attend_rows(
+        self,
+        tape: Tape,
+        query: Array,
+        key: Array,
+        value: Array,
+        allowed: Array | None,
+        relative_position: Array | None,
+        row: Array | None,
+        bias: Array | None,
+        keep: Array | None,
+        projected: bool,
+    ) -> tuple[Array, Array]:
+        """The context and the weights of some queries, as `attend_in_row_blocks` asks for them."""
+        c, gaussian = self.config, None
+        allowed = record(tape, allowed=allowed)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        gaussian = None
-        if c.half_window is not None and self.w_position is not None and self.w_center is not None:
-            allowed, key_number, length = visible_positions(allowed, query, shape)
-            length = record(tape, length=to_dtype(length, dtype_name(query)))
-            center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
-            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
-            center = record(tape, center=length * center_share)
-            offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
-            # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
-            gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
-            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
-            if step is None:
-                key, value = zero_unseen_keys(tape, allowed, key, value)
+        visible = hide_by_bias(allowed, bias)
+        if c.half_window is not None:
+            shape = query.shape[0], query.shape[1], key.shape[1]
+            visible, key_number, length = visible_positions(visible, query, shape)
+            if self.w_position is not None and self.w_center is not None:
+                length = record(tape, length=to_dtype(length, dtype_name(query)))
+                center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
+                center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
+                center = record(tape, center=length * center_share)
+                offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
+                # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
+                gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
+            else:
+                # A causal query is at the last key that it sees.
+                offset = key_number - (length[:, :, None] if row is None else row)
+            visible = visible & (offset <= c.half_window) & (offset >= -c.half_window)
+            # A cached value outside the windows of these queries may be NaN.
+            query = zero_unseen("bts->btd", visible, query)
+            key, value = zero_unseen("bts->bsi", visible, key), zero_unseen("bts->bsv", visible, value)
+        query, key, value = record(tape, block_query=query, block_key=key, block_value=value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is computed once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)
-            k = einsum("bsi,ie->bse", key, self.w_k)
-            k, v = append(step, k=k, v=value)
+            k = key if projected else einsum("bsi,ie->bse", key, self.w_k)
             q, k = record(tape, q=q, k=k)
             # b t 1 e + b 1 s e -> b t s e: every query meets every key.
             features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
@@ -102,17 +132,13 @@ class LuongAttention(Layer[Config]):
         else:
             # Without a matrix queries are as wide as keys.
             q = query if self.w is None else record(tape, q=einsum("btd,di->bti", query, self.w))
-            k, v = append(step, k=key, v=value)
-            scores = record(tape, scores=einsum("bti,bsi->bts", q, k))
+            scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = softmax(scores, allowed)
+        probs = softmax(scores, visible)
         if gaussian is not None:
             probs = record(tape, align=probs) * gaussian
         probs = record(tape, probs=probs)
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        # A cached value outside the windows of these queries may be NaN.
-        v = v if step is None else zero_unseen("bts->bsv", allowed, v)
-        context = record(tape, context=einsum("bts,bsv->btv", kept, v))
-        y = record(tape, y=context)
-        return cast_output(dtype, y, probs, return_weights)
+        context = record(tape, context=einsum("bts,bsv->btv", kept, value))
+        return context, probs

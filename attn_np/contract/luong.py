@@ -54,7 +54,8 @@ class Config(_base.Config):
         "s - p_t, exp(-(s - p_t)^2 / (2 sigma^2))": "offset, gaussian",
     }
     cost = (
-        "dot: time b t s (d + v), memory b t s; general: and b t d i; concat: time b t s (e + v), memory b t s e; "
+        "dot: time b t s (d + v); general: and b t d i; concat: time b t s (e + v); memory b t s, for concat b t s e, "
+        "on the textbook path; "
         "local: as much here, 2 half_window + 1 instead of s if the rest is skipped"
     )
     paper = (

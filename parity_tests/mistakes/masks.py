@@ -106,8 +106,8 @@ MUTANTS = (
     at("luong.py", "luong", "general")(
         "mask inverted by the general score",
         "invert the mask: True = may attend here",
-        "softmax(scores, allowed)",
-        "softmax(scores, allowed if allowed is None else ~allowed)",
+        "softmax(scores, visible)",
+        "softmax(scores, visible if visible is None else ~visible)",
     ),
     cross(
         "row without a key is NaN",

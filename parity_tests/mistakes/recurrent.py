@@ -207,14 +207,14 @@ MUTANTS = (
     seq2seq(
         "memory compared without its projection",
         "project the memory for the scores: W_k m",
-        "self.make_step(k, memory, w,",
-        "self.make_step(memory, memory, w,",
+        "shared=(k, memory, w)",
+        "shared=(memory, memory, w)",
     ),
     seq2seq(
         "projected keys averaged in place of the memory",
         "average the memory itself; its projection serves the scores only",
-        "self.make_step(k, memory, w,",
-        "self.make_step(k, k, w,",
+        "shared=(k, memory, w)",
+        "shared=(k, k, w)",
     ),
     seq2seq(
         "output read from the first layer",

@@ -219,7 +219,7 @@ MUTANTS = (
     at("luong.py", "luong", "dot")(
         "a scale where there is none",
         "leave Luong's scores unscaled: the dot product itself",
-        'scores=einsum("bti,bsi->bts", q, k))',
-        'scores=einsum("bti,bsi->bts", q, k) * k.shape[-1] ** -0.5)',
+        'scores=einsum("bti,bsi->bts", q, key))',
+        'scores=einsum("bti,bsi->bts", q, key) * key.shape[-1] ** -0.5)',
     ),
 )
