@@ -1,6 +1,19 @@
 """Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
 
-from attn_jax._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
+from attn_jax._ops import (
+    Array,
+    Tape,
+    arange,
+    concatenate,
+    einsum,
+    is_longer,
+    recomputed,
+    record,
+    scan,
+    stack,
+    where,
+    zeros,
+)
 
 VJP_KEY_ENTRIES = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
 
@@ -55,24 +68,44 @@ def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Arr
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    half = x.shape[1] // 2
-    return concatenate([x[:, :half], x[:, half:]], 0)
+    # Next to each other: devices that share the batch keep their rows.
+    b, t, *rest = x.shape
+    return x.reshape(2 * b, t // 2, *rest)
+
+
+def as_rows(first: Array, second: Array) -> Array:
+    """Two arrays as rows of one batch, in the order of `halves`."""
+    b, *rest = first.shape
+    return stack([first, second], 1).reshape(2 * b, *rest)
+
+
+def apart(x: Array) -> tuple[Array, Array]:
+    """The inverse of `as_rows`."""
+    b, *rest = x.shape
+    pairs = x.reshape(b // 2, 2, *rest)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def unit_lower_inverse(lower: Array) -> Array:
     """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
-    b, t, h, _ = lower.shape
+    t = lower.shape[1]
     if t == 1:
         return 1.0 + zeros(lower.shape, lower)
     if t % 2:
         return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    inverses = unit_lower_inverse(concatenate([lower[:, :half, :, :half], lower[:, half:, :, half:]], 0))
-    first, second = inverses[:b], inverses[b:]
+    first, second = apart(unit_lower_inverse(as_rows(lower[:, :half, :, :half], lower[:, half:, :, half:])))
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
+
+
+def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
+    """What `range_products` gives, from that of both halves."""
+    (from_start, from_middle), (to_middle, to_end) = apart(from_start), apart(to_end)
+    first, second = from_start[:, -1:], from_middle[:, -1:]
+    return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
@@ -81,7 +114,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
     A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
     one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
     """
-    b, t = k.shape[:2]
+    t = k.shape[1]
     if t == 1:
         return einsum("btgrk,bsgk->btgrs", rows, k), decay, 1.0 + zeros(decay.shape, decay)
     if t % 2:
@@ -89,12 +122,10 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
         products, from_start, to_end = products_by_halves(*even)
         return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
     products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
-    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_start[b:, :, :, None], k[:, : t // 2] * to_end[:b])
-    above, below = concatenate([products[:b], zeros(corner.shape, k)], 4), concatenate([corner, products[b:]], 4)
-    first, second = from_start[:b, -1:], from_start[b:, -1:]
-    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
-    to_end = concatenate([to_end[:b] * second, to_end[b:]], 1)
-    return concatenate([above, below], 1), from_start, to_end
+    (first, second), from_middle, to_middle = apart(products), apart(from_start)[1], apart(to_end)[0]
+    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
+    above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
+    return concatenate([above, below], 1), *whole_range(from_start, to_end)
 
 
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:

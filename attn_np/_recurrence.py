@@ -5,7 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, recomputed, record, scan, where, zeros
+from attn_np._ops import (
+    Array,
+    Tape,
+    arange,
+    concatenate,
+    einsum,
+    is_longer,
+    recomputed,
+    record,
+    scan,
+    stack,
+    where,
+    zeros,
+)
 from attn_np._vjp import einsum_vjp, sum_to, total
 
 VJP_KEY_ENTRIES = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
@@ -61,27 +74,40 @@ def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Arr
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    half = x.shape[1] // 2
-    return concatenate([x[:, :half], x[:, half:]], 0)
+    # Next to each other: devices that share the batch keep their rows.
+    b, t, *rest = x.shape
+    return x.reshape(2 * b, t // 2, *rest)
 
 
 def from_halves(x: Array) -> Array:
     """The inverse of `halves`."""
-    b = x.shape[0] // 2
-    return concatenate([x[:b], x[b:]], 1)
+    b, half, *rest = x.shape
+    return x.reshape(b // 2, 2 * half, *rest)
+
+
+def as_rows(first: Array, second: Array) -> Array:
+    """Two arrays as rows of one batch, in the order of `halves`."""
+    b, *rest = first.shape
+    return stack([first, second], 1).reshape(2 * b, *rest)
+
+
+def apart(x: Array) -> tuple[Array, Array]:
+    """The inverse of `as_rows`."""
+    b, *rest = x.shape
+    pairs = x.reshape(b // 2, 2, *rest)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def unit_lower_inverse(lower: Array) -> Array:
     """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
-    b, t, h, _ = lower.shape
+    t = lower.shape[1]
     if t == 1:
         return 1.0 + zeros(lower.shape, lower)
     if t % 2:
         return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    inverses = unit_lower_inverse(concatenate([lower[:, :half, :, :half], lower[:, half:, :, half:]], 0))
-    first, second = inverses[:b], inverses[b:]
+    first, second = apart(unit_lower_inverse(as_rows(lower[:, :half, :, :half], lower[:, half:, :, half:])))
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
@@ -97,16 +123,20 @@ def range_products(decay: Array) -> tuple[Array, Array]:
 
     By halves, so that nothing is divided: a product may be 0.
     """
-    b, t = decay.shape[:2]
+    t = decay.shape[1]
     if t == 1:
         return decay, 1.0 + zeros(decay.shape, decay)
     if t % 2:
         from_start, to_end = range_products(padded_to_even(decay, (1,), 1.0))
         return from_start[:, :t], to_end[:, :t]
-    from_start, to_end = range_products(halves(decay))
-    first, second = from_start[:b, -1:], from_start[b:, -1:]
-    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
-    return from_start, concatenate([to_end[:b] * second, to_end[b:]], 1)
+    return whole_range(*range_products(halves(decay)))
+
+
+def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
+    """What `range_products` gives, from that of both halves."""
+    (from_start, from_middle), (to_middle, to_end) = apart(from_start), apart(to_end)
+    first, second = from_start[:, -1:], from_middle[:, -1:]
+    return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
@@ -115,7 +145,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
     A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
     one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
     """
-    b, t = k.shape[:2]
+    t = k.shape[1]
     if t == 1:
         return einsum("btgrk,bsgk->btgrs", rows, k), decay, 1.0 + zeros(decay.shape, decay)
     if t % 2:
@@ -123,12 +153,10 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
         products, from_start, to_end = products_by_halves(*even)
         return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
     products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
-    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_start[b:, :, :, None], k[:, : t // 2] * to_end[:b])
-    above, below = concatenate([products[:b], zeros(corner.shape, k)], 4), concatenate([corner, products[b:]], 4)
-    first, second = from_start[:b, -1:], from_start[b:, -1:]
-    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
-    to_end = concatenate([to_end[:b] * second, to_end[b:]], 1)
-    return concatenate([above, below], 1), from_start, to_end
+    (first, second), from_middle, to_middle = apart(products), apart(from_start)[1], apart(to_end)[0]
+    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
+    above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
+    return concatenate([above, below], 1), *whole_range(from_start, to_end)
 
 
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
@@ -144,7 +172,7 @@ def products_by_halves_vjp(
     rows: Array, k: Array, decay: Array, dproducts: Array, dfrom_start: Array, dto_end: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of rows, keys and decays: `products_by_halves` in reverse."""
-    b, t = k.shape[:2]
+    t = k.shape[1]
     if t == 1:
         return *einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), dfrom_start
     if t % 2:
@@ -153,9 +181,8 @@ def products_by_halves_vjp(
         grads = products_by_halves_vjp(rows, k, padded_to_even(decay, (1,), 1.0), dproducts, dfrom_start, dto_end)
         return grads[0][:, :t], grads[1][:, :t], grads[2][:, :t]
     half = t // 2
-    from_start, to_end = range_products(halves(decay))
+    (from_start, from_middle), (to_middle, _) = (apart(x) for x in range_products(halves(decay)))
     later_rows, earlier_keys = rows[:, half:], k[:, :half]
-    from_middle, to_middle = from_start[b:], to_end[:b]
     dlater, dearlier = einsum_vjp(
         "btgrk,bsgk->btgrs",
         later_rows * from_middle[:, :, :, None],
@@ -163,16 +190,16 @@ def products_by_halves_vjp(
         dproducts[:, half:, ..., :half],
     )
     shape = from_middle.shape
-    dfrom_middle = sum_to(np.sum(dlater * later_rows, axis=3), shape) + dfrom_start[:, half:] * from_start[:b, -1:]
-    dto_middle = sum_to(dearlier * earlier_keys, shape) + dto_end[:, :half] * from_start[b:, -1:]
+    dfrom_middle = sum_to(np.sum(dlater * later_rows, axis=3), shape) + dfrom_start[:, half:] * from_start[:, -1:]
+    dto_middle = sum_to(dearlier * earlier_keys, shape) + dto_end[:, :half] * from_middle[:, -1:]
     dfirst = np.sum(dfrom_start[:, half:] * from_middle, axis=1)[:, None]
     dsecond = np.sum(dto_end[:, :half] * to_middle, axis=1)[:, None]
     dfrom_first = concatenate([dfrom_start[:, : half - 1], dfrom_start[:, half - 1 : half] + dfirst], 1)
     dfrom_second = concatenate([dfrom_middle[:, :-1], dfrom_middle[:, -1:] + dsecond], 1)
-    diagonal = concatenate([dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:]], 0)
+    diagonal = as_rows(dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:])
     drows, dk, ddecay = products_by_halves_vjp(
         halves(rows), halves(k), halves(decay), diagonal,
-        concatenate([dfrom_first, dfrom_second], 0), concatenate([dto_middle, dto_end[:, half:]], 0),
+        as_rows(dfrom_first, dfrom_second), as_rows(dto_middle, dto_end[:, half:]),
     )  # fmt: skip
     drows = from_halves(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
     dk = from_halves(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)

@@ -10,6 +10,7 @@ from attn_np._ops import (
     Array,
     Tape,
     any_over,
+    arange,
     cached_array,
     clip,
     concatenate,
@@ -69,8 +70,13 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
     return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
 
 
-def of_sections(x: Array, sections: tuple[int, ...]) -> Array:
+def of_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
     """Of cosines or sines of positions on several axes, `a ... r`, those of each pair by the axis that rotates it."""
+    if interleaved:
+        pair, axes, dealt = arange(x.shape[-1], like=x), len(sections), x[0]
+        for axis, count in enumerate(sections):
+            dealt = where((pair % axes == axis) & (pair < axes * count), x[axis], dealt)
+        return dealt
     ends = [sum(sections[: i + 1]) for i in range(len(sections))]
     parts = [x[i][..., end - n : end] for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
     return concatenate(parts, -1)
@@ -114,7 +120,8 @@ def rotation(
     cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin
-    return of_sections(cos, config.rope_sections), of_sections(sin, config.rope_sections)
+    sections, interleaved = config.rope_sections, config.rope_sections_interleaved
+    return of_sections(cos, sections, interleaved=interleaved), of_sections(sin, sections, interleaved=interleaved)
 
 
 def pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:

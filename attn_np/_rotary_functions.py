@@ -34,6 +34,7 @@ def rotary_angles(
     rope_base: float = 10000.0,
     max_positions: int | None = None,
     sections: tuple[int, ...] | None = None,
+    sections_interleaved: bool = False,
     xpos: float | None = None,
     rope_scaling: str | None = None,
     rope_scaling_factor: float | None = None,
@@ -61,6 +62,7 @@ def rotary_angles(
         sections: of positions on several axes, stacked along axis 0: how many pairs each axis rotates, in order, such
             as (16, 24, 24) in Qwen2-VL (M-RoPE). For an image with frequencies of their own for rows and columns,
             concatenate the angles of two calls.
+        sections_interleaved: the axes take pairs in turn, as in Qwen3-VL; what is left at the end is the first one's.
         xpos: pairs are also scaled by a factor to the power of position / xpos: pass 512 for queries and -512 for keys,
             and scores decay with the distance (Sun et al. 2022, arXiv:2212.10554).
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
@@ -76,11 +78,12 @@ def rotary_angles(
     low, high = known_range(positions) or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else contract.plain(max_positions)
     config = contract.Angles(
-        width=contract.plain(width), rope_base=rope_base, max_positions=limit,
-        sections=sections, xpos=xpos, rope_scaling=rope_scaling, rope_scaling_factor=rope_scaling_factor,
-        original_max_positions=original_max_positions, low_freq_factor=low_freq_factor,
-        high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, yarn_truncate=yarn_truncate,
-        attention_factor=attention_factor, short_factor=short_factor, long_factor=long_factor,
+        width=contract.plain(width), rope_base=rope_base, max_positions=limit, sections=sections,
+        sections_interleaved=sections_interleaved, xpos=xpos, rope_scaling=rope_scaling,
+        rope_scaling_factor=rope_scaling_factor, original_max_positions=original_max_positions,
+        low_freq_factor=low_freq_factor, high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow,
+        yarn_truncate=yarn_truncate, attention_factor=attention_factor, short_factor=short_factor,
+        long_factor=long_factor,
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
     config.check_range(low, high)
@@ -88,7 +91,10 @@ def rotary_angles(
     if xpos is not None:
         tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
     cos, sin = take(tables[0], positions), take(tables[1], positions)
-    return (cos, sin) if sections is None else (rotary.of_sections(cos, sections), rotary.of_sections(sin, sections))
+    if sections is None:
+        return cos, sin
+    cos, sin = (rotary.of_sections(x, sections, interleaved=sections_interleaved) for x in (cos, sin))
+    return cos, sin
 
 
 def rotate(

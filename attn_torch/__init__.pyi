@@ -290,6 +290,7 @@ def build(
     rotary_dim: int | None = None,
     rope_layout: str = "half",
     rope_sections: tuple[int, ...] | None = None,
+    rope_sections_interleaved: bool = False,
     max_positions: int | None = None,
     rope_scaling: str | None = None,
     rope_scaling_factor: float | None = None,

@@ -232,6 +232,7 @@ class Angles(Rotary):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
     sections: tuple[int, ...] | None = None
+    sections_interleaved: bool = False
     xpos: float | None = None
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ class Rotary(Config):
     rotary_dim: int | None = None
     rope_layout: str
     rope_sections: tuple[int, ...] | None = None
+    rope_sections_interleaved: bool = False
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -62,12 +63,23 @@ class Rotary(Config):
         Raises:
             ValueError: naming the field.
         """
-        sections, pairs = getattr(self, name), self.rotary_width() // 2
+        sections: Any = getattr(self, name)
+        pairs = self.rotary_width() // 2
         are_counts = isinstance(sections, tuple) and all(is_integer(n) and n > 0 for n in sections)
         if sections is not None and not (are_counts and sum(sections) == pairs):
             expected = f"{name} to be counts of pairs that add up to {pairs}"
             todo = "say how many pairs each axis of positions rotates"
             raise field_error(self.variant, expected, repr(sections), todo)
+        flag = f"{name}_interleaved"
+        self.check_flag(flag)
+        if getattr(self, flag):
+            require(are_counts, self.variant, f"{name} for {flag}=", "none", f"set {name}=, or leave {flag} out")
+            # Pair i is of axis i mod the number of axes; the first axis takes those that no other one has.
+            counts: tuple[int, ...] = tuple(sections or ())
+            most = tuple(pairs if n == 0 else (pairs - n - 1) // len(counts) + 1 for n in range(len(counts)))
+            fits = all(n <= limit for n, limit in zip(counts, most, strict=True))
+            todo = "put the axis with the most pairs first"
+            require(fits, self.variant, f"{name} of at most {most}, as the axes take turns", counts, todo)
 
     def check_rotary(self) -> None:
         """Refuse fields that cannot be right.
@@ -150,7 +162,7 @@ class Rotary(Config):
             ValueError: naming the field.
         """
         fields = (self.rope_base, self.rope_scaling, self.rotary_dim, self.rope_sections)
-        if any(field is not None for field in fields):
+        if any(field is not None for field in fields) or self.rope_sections_interleaved is not False:
             self.check_rotary()
             rotates, expected = self.rope_base is not None, "rope_base for rope_scaling=, rotary_dim= or rope_sections="
             require(rotates, self.variant, expected, "none", "set rope_base=")

@@ -46,6 +46,8 @@ class Config(Rotary):
             "interleaved", two neighbours (GPT-J, Cohere).
         rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
             time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        rope_sections_interleaved: the axes take pairs in turn, as in Qwen3-VL, so that each has fast and slow ones;
+            what is left at the end is the first one's.
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
             pair (cos, sin) of `rotary_angles` as `positions`.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
@@ -95,6 +97,7 @@ class Config(Rotary):
         "temperature_interval, rope_base=None",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "Qwen2-VL": "qkv_bias, rope_sections=(16, 24, 24)",
+        "Qwen3-VL": "norm='rms', rope_sections=(24, 20, 20), rope_sections_interleaved",
         "gpt-oss": "sinks, both biases, rope_scaling='yarn', yarn_truncate=False, a window in every other layer",
     }
     cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
@@ -149,6 +152,7 @@ class Config(Rotary):
     rotary_dim: int | None = None
     rope_layout: str = "half"
     rope_sections: tuple[int, ...] | None = None
+    rope_sections_interleaved: bool = False
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -322,6 +326,7 @@ EXAMPLES = {
         rope_base=50.0,
         rope_layout="interleaved",
         rope_sections=(2, 1),
+        rope_sections_interleaved=True,
         max_positions=13,
         rope_scaling="llama3",
         rope_scaling_factor=3.0,

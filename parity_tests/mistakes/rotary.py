@@ -16,6 +16,7 @@ BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = a
 
 turned = at("rotary.py", "rotary", "interleaved", pattern=True)
 yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
+in_turn = at(SHARED, "decoder", "gated")
 MUTANTS = (
     interleaved(
         "rotary layouts exchanged",
@@ -87,6 +88,12 @@ MUTANTS = (
         "deal the pairs out to the axes by their sections: time, row and column in M-RoPE",
         "x[i][..., end - n : end] for",
         "x[0][..., end - n : end] for",
+    ),
+    in_turn(
+        "pairs of interleaved sections dealt out in blocks",
+        "let the axes take pairs in turn, time, row, column, time, as Qwen3-VL does",
+        "(pair % axes == axis) & (pair < axes * count)",
+        "(pair >= sum(sections[:axis])) & (pair < sum(sections[: axis + 1]))",
     ),
     interleaved(
         "rotated along the heads",

@@ -47,5 +47,14 @@ PEERS = {
     "split, learned key and value": Module(
         "torch", "torch_mha", lambda draw: cross(draw, kdim=7, vdim=11, bias=False, add_bias_kv=True), HEADS
     ),
+    "key of zeros": Module(
+        "torch", "torch_mha", lambda draw: cross(draw, add_zero_attn=True), HEADS | {"variant": "sinks"}
+    ),
+    "split, key of zeros": Module(
+        "torch",
+        "torch_mha",
+        lambda draw: cross(draw, kdim=7, vdim=11, add_zero_attn=True),
+        HEADS | {"variant": "sinks"},
+    ),
     "causal": Module("torch", "torch_mha", causal, HEADS | {"causal": True}),
 }

@@ -241,8 +241,8 @@ def letter_sizes(
     shapes: Mapping[str, tuple[int, ...]],
     before: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each letter of a rule, from the shapes of our parameters, and from the rules before where those of a
-    concatenation leave one open: how many groups there are, if every part has them.
+    """The size of each letter of a rule, from the shapes of our parameters, and from the rules before where those leave
+    one open: how many groups there are.
     """
     concat = concatenation(pattern)
     if concat:
@@ -263,8 +263,12 @@ def letter_sizes(
     if any(shapes[name] != shape for name in params):
         different = ", ".join(f"{name} {shapes[name]}" for name in params)
         raise ValueError(f"{variant}: expected equal shapes to stack, got {different}; use another layout")
-    sizes |= solve(right, (len(params), *shape) if len(params) > 1 else shape, sizes)
-    if not set(sum(right, ())) <= set(sizes):
+    needed, stacked = set(sum(right, ())), (len(params), *shape) if len(params) > 1 else shape
+    sizes |= solve(right, stacked, sizes)
+    if not needed <= set(sizes):
+        sizes = {letter: n for letter, n in before.items() if letter in needed} | sizes
+        sizes |= solve(right, stacked, sizes)
+    if not needed <= set(sizes):
         raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {shape}; use another layout")
     return sizes
 

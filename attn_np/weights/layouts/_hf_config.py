@@ -70,6 +70,7 @@ class HFConfig:
         self._nulls = values.keys() - self._values.keys()
         self._read: set[str] = set()
         self._nested: dict[str, HFConfig] = {}
+        self._irrelevant: Collection[str] = () if name else IRRELEVANT_FIELDS
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -131,6 +132,14 @@ class HFConfig:
             self._nested[key] = HFConfig(self.file, value, f"{self.name}{key}.")
         return self._nested[key]
 
+    def text(self) -> "HFConfig":
+        """The fields of the text model: of a model that sees as well, those of its `text_config`, if it has one."""
+        if "text_config" not in self:
+            return self
+        text = self.nested("text_config")
+        text._irrelevant = IRRELEVANT_FIELDS
+        return text
+
     def layer_type(self, layer: int, default: Callable[[int], str], *known: str) -> str:
         """A layer's entry in `layer_types`, which must be one of `known`; `default` gives it if the field is absent."""
         types = self.get("layer_types", [])
@@ -172,8 +181,7 @@ class HFConfig:
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
-        irrelevant = set() if self.name else IRRELEVANT_FIELDS
-        own = {self.name + key for key in self._values.keys() - self._read - irrelevant}
+        own = {self.name + key for key in self._values.keys() - self._read - set(self._irrelevant)}
         return own.union(*(nested.unread() for nested in self._nested.values()))
 
     def _required(self, key: str, default: Any) -> Any:
@@ -209,6 +217,9 @@ def rotary(
     base: float = 10000.0,
     share: float = 1.0,
     original: int = 0,
+    sections: tuple[int, ...] = (),
+    interleaved: bool = False,
+    max_positions: int = 0,
 ) -> dict[str, Any]:
     """Our fields of rotary positions, from `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
 
@@ -219,8 +230,11 @@ def rotary(
         base: the default of the base.
         share: the default of the share of a head that is rotated.
         original: the default of the original length; 0 for the one beside the scaling, or else the whole length.
+        sections: the default of the sections, for a family that counts on several axes.
+        interleaved: whether the family's axes take pairs in turn.
+        max_positions: the default of the number of positions.
     """
-    max_positions = hf.integer("max_position_embeddings", 0)
+    max_positions = hf.integer("max_position_embeddings", max_positions)
     base, share = hf.number("rope_theta", base), hf.number("partial_rotary_factor", share)
     rope = hf.nested("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
     if layer_type is not None and layer_type in rope:
@@ -231,6 +245,15 @@ def rotary(
     fields |= {"rotary_dim": width} if width != head_dim else {}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     rope.skip("type")
+    if sections:
+        given = rope.get("mrope_section", list(sections))
+        if not isinstance(given, list) or len(given) != len(sections):
+            rope.refuse("mrope_section", f"a list of {len(sections)} counts of pairs")
+        fields |= {"rope_sections": tuple(given), "max_positions": max_positions}
+        if interleaved:
+            rope.only("mrope_interleaved", True)
+            fields["rope_sections_interleaved"] = True
+        scaling = "default" if scaling == "mrope" else scaling
     if scaling in ("default", "linear", "dynamic"):
         rope.skip("original_max_position_embeddings")
     if scaling == "default":

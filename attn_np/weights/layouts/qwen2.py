@@ -12,9 +12,9 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", fields | {"qkv_bias": True} | full_rotary(hf, fields["head_dim"]) | sliding(hf, layer)
 
 
-def sliding(hf: HFConfig, layer: int) -> dict[str, Any]:
+def sliding(hf: HFConfig, layer: int, first: int = 28) -> dict[str, Any]:
     """Our field for a layer's window: by default, if windows are used, the layers from `max_window_layers` have one."""
-    first, used = hf.integer("max_window_layers", 28), hf.flag("use_sliding_window", False)
+    first, used = hf.integer("max_window_layers", first), hf.flag("use_sliding_window", False)
     fields = window(hf, 4096) if used else {}
     hf.skip("sliding_window")
 

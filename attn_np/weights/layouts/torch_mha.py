@@ -2,7 +2,7 @@
 
 The biases are packed either way. The heads are in order along the rows. The mask is no part of the file: True hides a
 key there and allows it here. `bias_k` and `bias_v` are a memory of one key. The key of zeros of `add_zero_attn` leaves
-no trace in a file: such a module computes what variant sinks with `sink="zero"` does.
+no trace in a file: a caller who passes `variant="sinks"` says that it is there.
 """
 
 from typing import Any
@@ -26,27 +26,31 @@ MEMORY: dict[Names, tuple[Names, str]] = {
 }
 
 
-def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False) -> Table:
-    """The table of a module with these projections, with a learned key and value or without."""
+def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False, zero_key: bool = False) -> Table:
+    """The table of a module with these projections, with a learned key and value or without, or with a key of zeros."""
+    fixed: dict[str, Any] = {"memory_keys": 1} if memory else {"sink": "zero"} if zero_key else {}
     widths: Any = {"key_dim": "i", "value_dim": "j"} if projections is SPLIT else {}
     return Table(
         rules=projections | COMMON | (MEMORY if memory else {}),
         letters={"d_model": "d", "num_heads": "h"} | widths,
         flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
         free=("causal", "window"),  # the mask of a call there
-        fixed={"memory_keys": 1} if memory else {},
+        fixed=fixed,
         constants={"a": 1, "m": 1} if memory else {},
-        variant="mha",
+        variant="sinks" if zero_key else "mha",
     )
 
 
 LAYOUT = Layout(
     origin="torch: nn.MultiheadAttention",
+    by_file=True,
     tables={
         "packed": table(PACKED),
         "split": table(SPLIT),
         "packed, memory": table(PACKED, memory=True),
         "split, memory": table(SPLIT, memory=True),
+        "packed, key of zeros": table(PACKED, zero_key=True),
+        "split, key of zeros": table(SPLIT, zero_key=True),
     },
     metadata={"format": "pt"},
 )

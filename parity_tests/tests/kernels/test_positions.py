@@ -72,6 +72,16 @@ def test_each_axis_rotates_its_own_pairs(tree: Tree) -> None:
     )
 
 
+def test_axes_take_pairs_in_turn(tree: Tree) -> None:
+    """Qwen3-VL's way: time, row, column, time, for as long as an axis has pairs left; the rest is time's."""
+    places = np.stack([PLACES, PLACES[::-1], PLACES + 1])
+    whole = [angles(tree, x, 14) for x in places]
+    for sections, axes in (((4, 1, 2), (0, 1, 2, 0, 0, 2, 0)), ((3, 2, 2), (0, 1, 2, 0, 1, 2, 0))):
+        found = angles(tree, places, 14, sections=sections, sections_interleaved=True)
+        for x, of_axis in zip(found, zip(*whole, strict=True), strict=True):
+            assert all(same(x[..., i], of_axis[axis][..., i]) for i, axis in enumerate(axes))
+
+
 LAYERS: dict[str, dict[str, Any]] = {
     "rotary": {"head_dim": 8},
     "decoder": {"head_dim": 8, "num_kv_heads": 1, "norm": "rms"},
@@ -170,6 +180,15 @@ def test_fields_of_sections() -> None:
             Config(d_model=8, num_heads=1, max_positions=9, rope_sections=sections)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rotary: expected max_positions for rope_sections, got none"):
         Config(d_model=8, num_heads=1, rope_sections=(2, 2))
+    fields: dict[str, Any] = {"d_model": 14, "num_heads": 1, "max_positions": 9, "rope_sections_interleaved": True}
+    for base in (50.0, None):
+        with pytest.raises(ValueError, match="decoder: expected rope_sections for rope_sections_interleaved="):
+            decoder.Config(**fields, rope_base=base)
+    for sections in ((2, 3, 2), (2, 2, 3), (1, 6)):
+        with pytest.raises(ValueError, match="decoder: expected rope_sections of at most \\(7, "):
+            decoder.Config(**fields, rope_sections=sections)
+    with pytest.raises(ValueError, match="decoder: expected rope_sections_interleaved to be True or False, got 1"):
+        decoder.Config(**fields | {"rope_sections_interleaved": 1}, rope_sections=(3, 2, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="decoder: expected no \\(cos, sin\\) without rope_base, got them"):
         layer = attn_np.build("decoder", dtype="float64", d_model=6, num_heads=2, head_dim=8, rope_base=None)
         layer(np.zeros((2, 5, 6)), positions=(HALF, HALF))

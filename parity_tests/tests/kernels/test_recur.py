@@ -259,7 +259,10 @@ BUGS = {
         "chunk_decay = None\n    scores",
     ),
     "what a chunk erases does not decay": ("inverse, scaled_by(beta_k, from_start)))", "inverse, beta_k))"),
-    "a query decays to the end of the chunk": ("rows[:, t // 2 :] * from_start[b:,", "rows[:, t // 2 :] * to_end[b:,"),
+    "a query decays to the end of the chunk": (
+        "rows[:, t // 2 :] * from_middle[:,",
+        "rows[:, t // 2 :] * to_middle[:,",
+    ),
     "a query sees later keys": (
         "causal_mask(size, q)[:, None, None], products",
         "causal_mask(size, q)[:, None, None] | True, products",

@@ -169,6 +169,11 @@ def rotated_by_angles(alias: str) -> None:
     other = package.rotary_angles(places[::-1], 6, rope_base=50.0, dtype="float64")
     for x, one, rest in zip(found, plain, other, strict=True):
         claim(same(x[..., :1], one[..., :1]) and same(x[..., 1:], rest[..., 1:]), "sections")
+    three = np.stack([places, places[::-1], places + 1])
+    each = [package.rotary_angles(x, 14, dtype="float64")[0] for x in three]
+    found = package.rotary_angles(three, 14, dtype="float64", sections=(4, 1, 2), sections_interleaved=True)[0]
+    dealt = zip(np.moveaxis(found, -1, 0), (0, 1, 2, 0, 0, 2, 0), strict=True)
+    claim(all(same(x, each[axis][..., i]) for i, (x, axis) in enumerate(dealt)), "sections in turn")
     rng = np.random.default_rng(2)
     for layout in ("half", "interleaved"):
         for shape in ((2, 4, 3, 7), (2, 4, 6)):

@@ -66,15 +66,19 @@ GATHERS = {("Explicit", "mla")}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
 STEPS = {"sparsemax", "entmax15"}
 # Calls of functions that are asked without `--everything`.
-FUNCTIONS = ("attend, offset= and lengths= of each sequence", "drop_in.dot_product_attention", "rotary, rope_sections=")
-# What they move besides: sinks made of the first sequence, whether a row still moves, the largest position; chunks are
-# dealt out anew, and a cache that is made inside of a program is on all devices.
+FUNCTIONS = (
+    "attend, offset= and lengths= of each sequence",
+    "drop_in.dot_product_attention",
+    "recur, in chunks",
+    "rotary, rope_sections=",
+)
+# What they move besides: sinks made of the first sequence, whether a row still moves, the largest position; a cache
+# that is made inside of a program is on all devices.
 MOVED: dict[str, set[str]] = {
     "attend, return_weights= and sinks=": {"all-reduce"},
     "rotate by rotary_angles": {"all-reduce"},
     "attend, softmax_fn=entmax": {"all-reduce"},
     "softmax and entmax": {"all-reduce"},
-    "recur, in chunks": {"all-to-all", "collective-permute"},
     "mha, memory_keys= and output_dim=, in steps": {"all-gather", "collective-permute"},
     "rotary, rope_sections=, in steps": {"all-gather", "collective-permute"},
 }

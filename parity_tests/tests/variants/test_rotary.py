@@ -103,6 +103,11 @@ def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[flo
     on_axis = [places] * n
     if isinstance(places, list):
         on_axis = [place for place, count in zip(places, c.rope_sections, strict=True) for _ in range(count)]
+    if isinstance(places, list) and c.rope_sections_interleaved:
+        left = list(c.rope_sections)
+        for i in range(n):
+            axis = i % len(left) if left[i % len(left)] else 0
+            on_axis[i], left[axis] = places[axis], left[axis] - 1
     for i, (place, theta) in enumerate(zip(on_axis, thetas, strict=True)):
         first, second = (i, i + n) if c.rope_layout == "half" else (2 * i, 2 * i + 1)
         z = complex(x[first], x[second]) * complex(cos(place * theta), sin(place * theta)) * stretch(c)

@@ -57,6 +57,15 @@ QWEN2: Fields = {
     "use_sliding_window": False,
 }
 OURS2 = decoder(d_model=3584, num_heads=28, num_kv_heads=4, head_dim=128, qkv_bias=True, rope_base=1e6)
+VISION: Fields = {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "model_type": "qwen2_vl"}
+QWEN2_VL: Fields = QWEN2 | {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "vision_token_id": 151654,
+    "vision_config": VISION,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
 TYPES = ["sliding_attention", "full_attention"]
 QWEN3: Fields = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -280,6 +289,7 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         decoder(**EIGHT, window=(4095, None)),
     ),
     "Qwen 2 7B": (QWEN2, 27, OURS2),
+    "Qwen2-VL 7B": (QWEN2_VL, 27, replace(OURS2, rope_sections=(16, 24, 24), max_positions=32768)),
     "Qwen 2 7B, window used, below": (QWEN2 | {"use_sliding_window": True}, 20, OURS2),
     "Qwen 2 7B, window used, above": (
         QWEN2 | {"use_sliding_window": True, "sliding_window": 100},

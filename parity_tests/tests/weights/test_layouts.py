@@ -200,7 +200,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
 def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
     """What a caller must say, as the arrays do not: heads, and fields that leave the arrays as they are."""
     names = [name for name in ("num_heads", *table.free) if name in config.fields() and name in table.fields()]
-    if any(concatenation(pattern) for _, pattern in table.rules.values()):
+    if any(concatenation(pattern) or "(g r)" in pattern for _, pattern in table.rules.values()):
         sizes = config.sizes()
         return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.letters.items()}
     return {name: getattr(config, name) for name in names}
