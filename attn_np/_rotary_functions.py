@@ -139,7 +139,7 @@ def angles_of(
     contract.check_angles_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
     if sin is not None:
         return cos, sin
-    return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))  # type: ignore[arg-type]
+    return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))
 
 
 @vjp_of(rotate)

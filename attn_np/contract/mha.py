@@ -112,7 +112,8 @@ EXAMPLES = {
     "split": Config(d_model=6, num_heads=2),
     "wide": Config(d_model=7, num_heads=3, head_dim=7, scale=1.0, use_bias=False, causal=True),
     "cross": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, key_dim=13, value_dim=2, dropout=0.25),
-    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5),
+    "capped": Config(
+        d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5, normalize_over="queries"
+    ),
     "memory": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), memory_keys=11),
-    "queries": Config(d_model=7, num_heads=2, head_dim=3, causal=True, normalize_over="queries"),
 }

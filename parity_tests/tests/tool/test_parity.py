@@ -110,10 +110,10 @@ def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.Mon
     """What `attend` does where nobody looks agrees, and a softcap that it forgets there is seen."""
     prepare((framework,))
     (call,) = untaped("cpu", (framework,))
-    case = Case("mha", "capped", "full", "float64")
+    case = Case("fused_qkv", "capped", "full", "float64")
     rows = list(judge_call(case, call))
     assert all(row.ok for row in rows)
-    assert {"y", "dquery", "dkey", "dbias", "dw_q", "dw_o"} <= {row.name for row in rows}
+    assert {"y", "dquery", "dbias", "dw_qkv", "dw_o"} <= {row.name for row in rows}
     kernels = import_module(f"{TREES[framework]}._kernels")
     attend = kernels.attend
     monkeypatch.setattr(kernels, "attend", lambda *given, **more: attend(*given, **more | {"softcap": None}))

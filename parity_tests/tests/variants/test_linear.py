@@ -113,8 +113,8 @@ def test_scalar_loops_of_a_function(call: str, causal: bool) -> None:
 def test_a_function_like_the_map_of_that_name(tree: Tree) -> None:
     """elu(x) + 1 by the tree's own words: outputs and gradients."""
     own: Any = {"numpy": elu, "jax": lambda x: jax.nn.elu(x) + 1, "torch": lambda x: torch.nn.functional.elu(x) + 1}
-    w, inputs = weights_of(FORMS), {"query": np.random.default_rng(0).normal(size=(2, 5, 5))}
-    inputs["mask"] = np.arange(5) < np.array([[5], [3]])
+    mask = np.arange(5) < np.array([[5], [3]])
+    w, inputs = weights_of(FORMS), {"query": np.random.default_rng(0).normal(size=(2, 5, 5)), "mask": mask}
     want, layer = bounded(FORMS, inputs, w), layer_of(tree, replace(FORMS, feature_map=own[tree.name]), w)
     (y,) = tree(layer, inputs)
     assert ratio(y, want["y"]) <= 1

@@ -71,9 +71,7 @@ def sees(config: CrossConfig, i: int, j: int, t: int, s: int) -> bool:
     return (left is None or j >= place - left) and (right is None or j <= place + right)
 
 
-def head(
-    config: CrossConfig, q: Any, k: Any, v: Any, mask: Any, bias: Any, keep: Any, memory: Any = ()
-) -> tuple[Any, Any]:
+def head(config: Any, q: Any, k: Any, v: Any, mask: Any, bias: Any, keep: Any, memory: Any = ()) -> tuple[Any, Any]:
     """What one head finds for every query, and its weights on the keys; the memory is pairs of a key and a value."""
     scale = 1 / sqrt(len(q[0])) if config.scale is None else config.scale
 
