@@ -81,7 +81,10 @@ class BlockSparseAttention(Layer[Config]):
     ) -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=upcast(query))
+        x = upcast(query)
+        if step is not None and not step.aligned:
+            x = where(step.accepted[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
+        x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)

@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import left_out
+from parity_tests.tests.everything import FIRST, left_out
 
 # What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
 gc.set_threshold(50_000, 20, 20)
@@ -51,8 +51,16 @@ def stands_back(item: pytest.Item) -> bool:
     if not isinstance(variant, str) or variant not in examples():
         return False
     file, test = item.path.stem, getattr(item, "originalname", item.name)
-    first = not isinstance(example, str) or example == examples()[variant][0]
-    return left_out(file, test, variant, first, bool({"jax", "attn_jax"} & set(re.split(r"[\[\]-]", item.name))))
+    trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
+    tree = "attn_jax" if "attn_jax" in trees else trees.pop() if len(trees) == 1 else ""
+    names = decoding_examples() if file in FIRST and tree == "attn_torch" else examples()
+    first = not isinstance(example, str) or example == names[variant][0]
+    return left_out(file, test, variant, first, tree)
+
+
+# What a test's id says of the tree that it is asked in.
+WORDS = {"jax": "attn_jax", "attn_jax": "attn_jax", "numpy": "attn_np", "attn_np": "attn_np"}
+WORDS |= {"torch": "attn_torch", "attn_torch": "attn_torch"}
 
 
 @cache
@@ -61,6 +69,16 @@ def examples() -> dict[str, tuple[str, ...]]:
     from attn_np import contract  # after the import hook, where there is one
 
     return {variant: tuple(contract.examples(variant)) for variant in contract.variants()}
+
+
+@cache
+def decoding_examples() -> dict[str, tuple[str, ...]]:
+    """The names of those that decode, of each variant that does."""
+    from attn_np import contract
+
+    configs = {variant: contract.examples(variant) for variant in examples()}
+    causal = {v: tuple(name for name, config in held.items() if config.cached()) for v, held in configs.items()}
+    return {variant: names for variant, names in causal.items() if names}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,7 +33,8 @@ FEW: Mapping[str, tuple[str, ...]] = {
     "test_semantics": ("test_infinite_bias_in_every_variant", "test_seeds_draw_masks"),
 }
 
-# Of these files every variant is asked everything, but of its first example only.
+# Of these files every variant is asked everything: of every example in NumPy, and in the other trees of its first. In
+# PyTorch the first is that of the tests, which ask for nothing but causal ones.
 FIRST = ("test_decoding",)
 
 # What takes long and repeats, in other words, what others ask: left out but for these variants. `make compiled` asks
@@ -61,24 +62,24 @@ LONG: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def left_out(file: str, test: str, variant: str, first: bool, in_jax: bool) -> bool:
+def left_out(file: str, test: str, variant: str, first: bool, tree: str) -> bool:
     """Whether a test of one variant is among those that only `--everything` runs.
 
     Args:
         file, test: names, such as "test_conventions" and "test_no_query_has_keys".
         variant: whom it is asked of.
         first: it is the variant's first example, or no certain one.
-        in_jax: it is asked in JAX.
+        tree: "attn_np", "attn_torch" or "attn_jax", in which it is asked; "" for none of these, or NumPy and PyTorch.
     """
     if test in LONG:
         return variant not in LONG[test]
     if variant in WHOLE:
         return False
     if file in FIRST:
-        return not first
+        return not first and tree != "attn_np"
     if file not in FEW:
         return False
     asked = variant in KINDS or test in FEW[file]
-    if in_jax:
+    if tree == "attn_jax":
         asked = variant in KINDS and test in FEW[file]
     return not (first and asked)

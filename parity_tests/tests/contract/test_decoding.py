@@ -191,6 +191,32 @@ def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
             cache, lengths = module.end_step(step, array.array(np.zeros((3, t, 2), np.float32)))[1], at[:, -1] + 1
 
 
+@pytest.mark.parametrize(("variant", "example"), decodes())
+def test_what_a_step_does_not_depend_on_may_be_nan(variant: str, example: str) -> None:
+    """The first position, which a window, a chunk or a pattern hides from later ones though a cache may still hold it.
+
+    A step does not depend on it where its outputs are the same, to the bit, for other numbers there.
+    """
+    todo, chunks = work(variant, example), (3, 1, 1, 2)
+    step_of = np.repeat(np.arange(len(chunks)), chunks)
+
+    def with_first(tree: str, factor: float) -> np.ndarray:
+        def changed(x: np.ndarray) -> np.ndarray:
+            factors = np.where(np.arange(T) == 0, factor, 1.0).reshape(-1, *(1,) * (x.ndim - 2))
+            return x * factors if x.dtype.kind == "f" else x
+
+        more = {name: changed(x) for name, x in todo.more.items()}
+        with np.errstate(invalid="ignore"):
+            return decoder(todo, tree).run(replace(todo, x=changed(todo.x), more=more), chunks)
+
+    want = with_first("attn_np", 1.0)
+    same = (want == with_first("attn_np", -3.0)).all((0, 2))
+    assert not same[0]
+    free = ~np.isin(step_of, step_of[~same])
+    for tree in ("attn_np", "attn_torch") if free.any() else ():
+        assert not wrong(with_first(tree, np.nan)[:, free], todo.full()[:, free]), tree
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How a batch is decoded: at each step, which of its positions are real, `b t`; None is an aligned step.

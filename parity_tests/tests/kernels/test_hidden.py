@@ -5,6 +5,7 @@ Who sees whom is computed from the words of the contract alone.
 """
 
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,17 @@ H, K = 6, 5
 
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
-    """Without a matrix of `t s`, by causality, window and a mask of any axes: as that matrix says."""
+    """By causality, window, a pattern and a mask of any axes, mostly without a matrix of `t s`: as that matrix says."""
     masks = import_module(f"{tree.package.__name__}._masks")
     for seed in range(300):
         call = drawn(seed)
-        if set(call.options) & {"pattern", "offset", "lengths"}:
+        if set(call.options) & {"offset", "lengths"}:
             continue
         (_, _, t, s), like = call.shown.shape, tree.array(call.inputs["q"])
         mask = tree.array(call.inputs["mask"]) if "mask" in call.inputs else None
         options = {name: x for name, x in call.options.items() if name in ("causal", "window")}
+        pattern = call.options.get("pattern")
+        options["pattern"] = pattern and pattern.map(lambda axes, x: tree.array(x))
         for found, spec, want in zip(
             masks.visibility(mask, t, s, like=like, **options),
             ("bhts->bht", "bhts->bhs"),
@@ -39,6 +42,19 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
         ):
             got = True if found is None else tree.numpy(masks.any_visible(spec, found))
             assert (np.broadcast_to(got, want.shape) == want).all(), (seed, spec)
+
+
+@pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
+def test_who_sees_anything_by_a_pattern_alone(tree: Tree) -> None:
+    """Where queries and keys have the same positions, too, which some patterns need no matrix for."""
+    visibility = import_module(f"{tree.package.__name__}._masks").visibility
+    for seed, t, kind in product(range(3), (6, 9), range(8)):
+        pattern, pairs = kernels.drawn_pattern(np.random.default_rng([seed, t, kind]), 2, t, 9, kind)
+        pattern = pattern.map(lambda axes, x: tree.array(x))
+        found = visibility(None, t, 9, like=tree.array(np.zeros(())), pattern=pattern)
+        for allowed, axis in zip(found, (3, 2), strict=True):
+            got = True if allowed is None else tree.numpy(allowed).any(axis)
+            assert np.all(got == pairs.any(axis)), (pattern, t, axis)
 
 
 @pytest.mark.parametrize(("name", "at"), [("q", (0, 2)), ("k", (0, 5)), ("v", (0, 5)), ("dy", (0, 2))])

@@ -44,6 +44,9 @@ def drawn(seed: int) -> tuple[Pattern, np.ndarray, int, int]:
 EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
     "differences": lambda q, k: (q - k <= 3) & (k - q < 5),
     "distances": lambda q, k: (abs(q - k) > 2) | (q == k),
+    "near": lambda q, k: abs(q - k) <= 4,
+    "far": lambda q, k: abs(k - q) > 4,
+    "remainder of a distance": lambda q, k: abs(q - k) % 5 >= 3,
     "quotients": lambda q, k: ~(q // 3 != k // 3),
     "remainders": lambda q, k: (q + 2 * k) % 5 >= 3,
     "a product": lambda q, k: (-3 * q + k * 2 >= -7) & (4 - q < k),
@@ -53,7 +56,7 @@ EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
 @given(
     st.sampled_from(sorted(EXPRESSIONS)), st.integers(0, 20), st.integers(0, 9), st.integers(0, 20), st.integers(0, 9)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_intervals_say_nothing_false(name: str, q: int, more_q: int, k: int, more_k: int) -> None:
     """What some pair meets may be met, and what is met by every pair is; a single pair is decided."""
     condition = EXPRESSIONS[name]

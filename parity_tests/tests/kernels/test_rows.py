@@ -26,11 +26,16 @@ SMALL = {"ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK": 4, "CPU_BLOCK": 4, "PARTS": 
 T, S = 11, 13
 
 
-def ratios(tree: str, variant: str, example: str) -> dict[str, float]:
-    """Error/bound of every output and gradient of an example's layer."""
+def ratios(tree: str, variant: str, example: str, shared: tuple[int, ...] = ()) -> dict[str, float]:
+    """Error/bound of every output and gradient of an example's layer, whose mask and bias have length 1 on some axes,
+    counted from the last.
+    """
     config = replace(contract.examples(variant)[example], dropout=0.0)
     inputs = random_inputs(config, "full", t=T, s=S)
     inputs.pop("keep", None)
+    for name in {"mask", "bias"} & set(inputs):
+        for axis in shared:
+            inputs[name] = inputs[name].take([0], axis) if -axis <= inputs[name].ndim else inputs[name]
     return layer_ratios(tree, config, inputs)
 
 
@@ -71,8 +76,35 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_small_blocks(monkeypatch, tree)
+    for i, example in enumerate(contract.examples(variant)):
+        for shared in ((), (-4, -1) if i % 2 else (-4, -2), (-3,))[: 3 if i < 2 else 1]:
+            found = ratios(tree, variant, example, shared)
+            assert found and all(ratio <= 1 for ratio in found.values()), (example, shared, found)
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
+@pytest.mark.parametrize("variant", ["sigmoid_attention", "sparsemax", "entmax15"])
+def test_hidden_scores_may_overflow(tree: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some queries and some keys are so large that their scores are infinite, or the difference of infinities: pairs of
+    them are hidden, and what they see beside each other is not.
+    """
+    in_small_blocks(monkeypatch, tree)
     for example in contract.examples(variant):
-        found = ratios(tree, variant, example)
+        config = replace(contract.examples(variant)[example], dropout=0.0)
+        names = [name for name in config.arguments() if name not in ("keep", "bias")]
+        inputs = random_inputs(config, names, t=T, s=T if "key" not in names else S)
+        rng = np.random.default_rng([len(variant), len(example)])
+        b, s = len(inputs["query"]), inputs.get("key", inputs["query"]).shape[1]
+        queries, keys = rng.random((b, T)) < 0.3, rng.random((b, s)) < 0.3
+        if "key" not in inputs:
+            queries = keys
+        allowed = ~(queries[:, :, None] & keys[:, None])
+        inputs["mask"] = inputs["mask"] & (allowed[:, None] if inputs["mask"].ndim == 4 else allowed)
+        for name, places in {"query": queries, "key": keys}.items():
+            if name in inputs:
+                inputs[name] = np.where(places[..., None], 1e200 * np.sign(inputs[name]), inputs[name])
+        with np.errstate(all="ignore"):
+            found = layer_ratios(tree, config, inputs)
         assert found and all(ratio <= 1 for ratio in found.values()), (example, found)
 
 
