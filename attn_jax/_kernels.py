@@ -19,7 +19,7 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
-A bias by distance is a number for each diagonal of the scores, read by all queries from one skewed_bias of a few rows.
+A bias by distance is a number for each diagonal of the scores, read by all queries from one skewed array of a few rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
@@ -38,6 +38,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._cudnn import by_cudnn, cudnn_serves
+from attn_jax._kernel_arrays import add_at, pad_to, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -233,7 +234,7 @@ def _attend(
         seen = _seen_by_diagonals(plan, diagonal_bias, g)
         k, v = where(seen, k, 0.0), where(seen, v, 0.0)
     # In two steps: with explicit sharding an axis that is split is the only one.
-    q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
+    q = pad_to(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.group_size, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
     q = q.reshape(blocks, b, g, plan.group_size * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
@@ -248,15 +249,6 @@ def _attend(
     return context, lse.reshape(b, g, plan.group_size, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
 
 
-def _pad(x: Array, axis: int, size: int) -> Array:
-    """Zeros, or False, at the end of an axis."""
-    return (
-        x
-        if x.shape[axis] == size
-        else jnp.pad(x, [(0, size - n) if i == axis else (0, 0) for i, n in enumerate(x.shape)])
-    )
-
-
 def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     """Something broadcastable to the scores `b h t s` as `b g r t s`, with as many t as the blocks have."""
     if x is None:
@@ -264,7 +256,7 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     x = jnp.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
     b, h, t, s = x.shape
     x = x.reshape(b, *((1, 1) if h == 1 else (g, h // g)), t, s)
-    return x if t == 1 else _pad(x, 3, plan.blocks * plan.queries)
+    return x if t == 1 else pad_to(x, 3, plan.blocks * plan.queries)
 
 
 def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
@@ -294,14 +286,6 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
 # a block.
 
 
-def _slice(x: Array, axis: int, first: Any, size: int) -> Array:
-    """`size` entries of an axis, from `first` on, one number or one for each sequence; an axis of 1 serves all."""
-    if x.shape[axis] in (1, size) or jnp.ndim(first) == 0:
-        return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
-    of_one, alone = partial(_slice, axis=axis - 1, size=size), x.shape[0] == 1
-    return jax.vmap(lambda first, x: of_one(x, first=first), (0, None if alone else 0))(first, x[0] if alone else x)
-
-
 def _rows(plan: Plan, x: Array) -> Array:
     """`b g r q c` as `b g n c`; where it is the same for all rows, n is 1."""
     b, g, *rows, c = x.shape
@@ -314,7 +298,7 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     """The part of a mask or bias for block i of the queries and block j of the keys, `b g r q c`."""
     if x is None:
         return None
-    return _slice(_slice(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
+    return slice_of(slice_of(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
 
 
 def _block_bias(plan: Plan, bias: Array | None, skewed_bias: Array | None, i: Any, j: Any) -> Array | None:
@@ -377,8 +361,8 @@ def _visible(
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
-                return _slice(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
-            return x if axes == "b" else _slice(x, 1, plan.key_start(j), plan.keys)
+                return slice_of(pad_to(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
+            return x if axes == "b" else slice_of(x, 1, plan.key_start(j), plan.keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
         conditions += [visible_pairs(pattern, query_positions[..., 0], key[:, 0])[:, :, None]]
@@ -492,8 +476,9 @@ def _forward(
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
         if plan.in_place:
-            return _slice(k, 1, first, plan.keys).transpose(k_order), _slice(v, 1, first, plan.keys).transpose(v_order)
-        return _slice(k, 3, first, plan.keys), _slice(v, 2, first, plan.keys)
+            kj, vj = (slice_of(x, 1, first, plan.keys) for x in (k, v))
+            return kj.transpose(k_order), vj.transpose(v_order)
+        return slice_of(k, 3, first, plan.keys), slice_of(v, 2, first, plan.keys)
 
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
 
@@ -563,7 +548,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             block_bias = _block_bias(plan, bias, skewed_bias, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
             key_mask = _key_mask(plan, allowed, bias, mask)
-            kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
+            kj, vj = (zero_unseen("bgnc->bgkc", key_mask, slice_of(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
@@ -571,17 +556,17 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.queries, plan.keys)
             if dbias is not None:
                 start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
-                dbias = _add(dbias, start, ds_by_axes)
+                dbias = add_at(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
                 for n, column in _start_in_skewed_bias(plan, dskewed_bias, i, j):
-                    dskewed_bias = _add(
-                        dskewed_bias, (0, 0, 0, 0, column), _slice(ds_by_axes, 3, n, dskewed_bias.shape[3])
+                    dskewed_bias = add_at(
+                        dskewed_bias, (0, 0, 0, 0, column), slice_of(ds_by_axes, 3, n, dskewed_bias.shape[3])
                     )
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
-            dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
-            dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
-            kj = zero_unseen("bgnc->bgck", key_mask, _slice(k_rows, 2, at, plan.keys))
+            dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
+            dv = add_at(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
+            kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
@@ -598,16 +583,6 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dskewed_bias
-
-
-def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
-    """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
-    `start`, whose last number may be one for each sequence; XLA adds in place.
-    """
-    y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
-    if jnp.ndim(start[-1]) == 1:
-        return jax.vmap(lambda x, last, y: _add(x, (*start[1:-1], last), y))(x, start[-1], y)
-    return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, start, y.shape) + y, start)
 
 
 _blocks.defvjp(_blocks_fwd, _blocks_bwd)

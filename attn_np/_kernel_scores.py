@@ -48,8 +48,8 @@ def zero_subnormal_(x: Array) -> None:
 
 
 def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
-    """Add scores of a block with a span of keys, `b h t s`, to a diagonal_sums `h r n`, whose rows hold diagonals, each one
-    further on than the next: every `r` queries to the same rows, and sums over diagonals are made of the diagonal_sums alone.
+    """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, `h r n`. Row i holds diagonals one further on
+    than row i + 1, and queries r apart share a row: the sum over the unskewed rows is the gradient of each diagonal.
     """
     rows = diagonal_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):

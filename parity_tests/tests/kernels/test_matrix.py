@@ -168,9 +168,9 @@ def a_bucket_too_far(patch: pytest.MonkeyPatch, tree: Tree) -> None:
             lambda block, total, axes, x: real(block, total, axes, x.roll(1, -1) if axes == "bgrts" else x),
         )  # fmt: skip
     else:
-        real = kernel._add
+        real = kernel.add_at
         patch.setattr(
-            kernel, "_add", lambda x, start, y: real(x, start, jax.numpy.roll(y, 1, -1) if len(start) == 5 else y)
+            kernel, "add_at", lambda x, start, y: real(x, start, jax.numpy.roll(y, 1, -1) if len(start) == 5 else y)
         )
 
 

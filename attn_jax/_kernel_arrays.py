@@ -1,0 +1,34 @@
+"""Parts of arrays, read and added to by blocks, at places that numbers of the call decide."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax._ops import Array
+
+
+def slice_of(x: Array, axis: int, first: Any, size: int) -> Array:
+    """`size` entries of an axis, from `first` on, one number or one for each sequence; an axis of 1 serves all."""
+    if x.shape[axis] in (1, size) or jnp.ndim(first) == 0:
+        return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+    of_one, alone = partial(slice_of, axis=axis - 1, size=size), x.shape[0] == 1
+    return jax.vmap(lambda first, x: of_one(x, first=first), (0, None if alone else 0))(first, x[0] if alone else x)
+
+
+def pad_to(x: Array, axis: int, size: int) -> Array:
+    """Zeros, or False, at the end of an axis."""
+    if x.shape[axis] == size:
+        return x
+    return jnp.pad(x, [(0, size - n) if i == axis else (0, 0) for i, n in enumerate(x.shape)])
+
+
+def add_at(x: Array, start: tuple[Any, ...], y: Array) -> Array:
+    """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
+    `start`, whose last number may be one for each sequence; XLA adds in place.
+    """
+    y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
+    if jnp.ndim(start[-1]) == 1:
+        return jax.vmap(lambda x, last, y: add_at(x, (*start[1:-1], last), y))(x, start[-1], y)
+    return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, start, y.shape) + y, start)
