@@ -113,9 +113,13 @@ def a_block_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_block_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
-    counted = in_jax._key_blocks_of_pattern
-    fewer = lambda *given: (counted(*given)[0], counted(*given)[1] - 1)  # noqa: E731
-    patch.setattr(in_jax, "_key_blocks_of_pattern", fewer)
+    key_loop = in_jax._key_loop
+
+    def shorter(plan: Any, *given: Any) -> Callable[[Any], Any]:
+        loop = key_loop(plan, *given)
+        return loop if plan.pattern is None else lambda i: (loop(i)[0], loop(i)[1] - 1, loop(i)[2])
+
+    patch.setattr(in_jax, "_key_loop", shorter)
 
 
 def an_edge_without_its_mask(patch: pytest.MonkeyPatch) -> None:
