@@ -115,7 +115,7 @@ def empty_cache(
     """An empty cache: entries with the device and dtype of `like`, states those of `state_like`, tokens integers."""
     shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cached()
     zero = 0 * arange(batch_size, like)
-    likes = {name: zero if arg.kind == "tokens" else like for name, arg in config.arguments().items()}
+    likes = {name: zero if arg.kind == "integers" else like for name, arg in config.arguments().items()}
     arrays = {
         name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state_like)
         for name, shape in shapes.items()

@@ -79,7 +79,7 @@ class Plan(NamedTuple):
         t, s: numbers of queries and keys.
         group_size: how many query heads share a key/value head.
         queries, keys: of one block.
-        in_place: whether keys and values are read where they lie, not put in the order of the products first.
+        keeps_order: whether keys and values are read where they lie, not put in the order of the products first.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
         pattern: None, or who may attend to whom besides, without its arrays, which are arguments of the compiled call.
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
     group_size: int
     queries: int
     keys: int
-    in_place: bool
+    keeps_order: bool
     left: int | None
     right: int | None
     scale: float
@@ -120,7 +120,7 @@ class Plan(NamedTuple):
         return self.blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
 
 
-def _are_numbers(*sizes: Any) -> bool:
+def _are_static(*sizes: Any) -> bool:
     """Whether sizes are numbers; in `jax.export` an axis may have a symbolic size, and such lengths take one block."""
     return not any(jax.export.is_symbolic_dim(n) for n in sizes)
 
@@ -130,12 +130,12 @@ def _plan(
     has_diagonal_bias: bool,
 ) -> Plan:  # fmt: skip
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
-    r, queries, keys, in_place = h // g, t, s, False
-    if not _are_numbers(t, s):
+    r, queries, keys, keeps_order = h // g, t, s, False
+    if not _are_static(t, s):
         pass
     elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
-        keys, in_place = SHORT_KEY_BLOCK, True
-    elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
+        keys, keeps_order = SHORT_KEY_BLOCK, True
+    elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         by_query = pattern is not None and "b t" in dict(pattern.arrays())
@@ -147,8 +147,8 @@ def _plan(
         keys = max(KEYS, PRODUCT // (queries * r * width))
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
-        queries, keys, in_place = t, s, False
-    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, pattern)
+        queries, keys, keeps_order = t, s, False
+    return Plan(t, s, r, queries, keys, keeps_order, left, right, scale, cap, pattern)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
@@ -158,7 +158,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 
 def takes_diagonals(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal: of lengths that are numbers."""
-    return _are_numbers(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
+    return _are_static(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
 
 
 def attend(
@@ -182,7 +182,7 @@ def attend(
     """
     left, right = window_limits(window)
     right = 0 if causal else right
-    if _are_numbers(q.shape[1], k.shape[1]):
+    if _are_static(q.shape[1], k.shape[1]):
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
@@ -240,7 +240,7 @@ def _attend(
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.group_size, 1, 1)
     skewed_bias = _skewed_bias(plan, diagonal_bias, g)
-    path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
+    path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.keeps_order else _blocks
     results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias)
     context, lse = results
     context = context.reshape(blocks, b, g, plan.group_size, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
@@ -470,12 +470,12 @@ def _forward(
 ) -> Average:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
-    if not plan.in_place:
+    if not plan.keeps_order:
         k, v = k.transpose(k_order), v.transpose(v_order)
 
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
-        if plan.in_place:
+        if plan.keeps_order:
             kj, vj = (slice_of(x, 1, first, plan.keys) for x in (k, v))
             return kj.transpose(k_order), vj.transpose(v_order)
         return slice_of(k, 3, first, plan.keys), slice_of(v, 2, first, plan.keys)
@@ -494,7 +494,7 @@ def _forward(
 
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
-        if plan.pattern is None and plan.in_place and mask is not None and mask.shape[4] == plan.s:
+        if plan.pattern is None and plan.keeps_order and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
         no_keys = _online_sums(x[..., :0], vj[:, :, :0])
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)

@@ -126,7 +126,7 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
             setattr(self, name, nnx.List(sublayers) if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
-        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.class_name)
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
 
     @classmethod

@@ -25,7 +25,7 @@ from jax.tree_util import register_dataclass
 
 from attn_np import contract
 from attn_np.contract import cached_check as cached_check
-from attn_np.contract import check_tokens, record
+from attn_np.contract import check_index, record
 from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
 
-def take(table: Array, tokens: Array) -> Array:
+def take(table: Array, index: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
-    check_tokens(known_range(tokens), table.shape[0])
-    tokens = where(tokens < 0, table.shape[0], tokens)
-    return jnp.take(upcast(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
+    check_index(known_range(index), table.shape[0])
+    index = where(index < 0, table.shape[0], index)
+    return jnp.take(upcast(table), index, axis=0, mode="fill", fill_value=jnp.nan)
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -379,7 +379,7 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
-def l2_norm(x: Array, eps: float) -> Array:
+def l2_normalize(x: Array, eps: float) -> Array:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x / sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 

@@ -11,7 +11,7 @@ from attn_jax._ops import (
     concatenate,
     dtype_name,
     einsum,
-    l2_norm,
+    l2_normalize,
     linear,
     record,
     rms_norm,
@@ -108,8 +108,8 @@ class DeltaRule(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])

@@ -15,7 +15,7 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     exp,
-    l2_norm,
+    l2_normalize,
     linear,
     record,
     repeat_heads,
@@ -173,8 +173,8 @@ class GatedDeltaRule(Layer[Config]):
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
         log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
-        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
-        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
+        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))

@@ -60,8 +60,8 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        by_position: Any = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
+        masking: Any = {"causal": c.causal, "step": step}
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         # Keys are projected once. Those that a window may hide from all queries first become 0, some rows at a time.
         projected, k = step is not None or c.half_window is None, key
@@ -78,7 +78,7 @@ class LuongAttention(Layer[Config]):
         # p_t = t: queries and keys are counted from 1, hidden keys are not.
         row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
         context, probs = attend_in_row_blocks(
-            attend_rows, tape, query, k, v, mask=mask, **by_position, return_weights=return_weights, **options,
+            attend_rows, tape, query, k, v, mask=mask, **masking, return_weights=return_weights, **options,
             row=row, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)

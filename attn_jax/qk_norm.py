@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, upcast
+from attn_jax._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 from attn_np.contract.qk_norm import Config
 
 
@@ -16,7 +16,7 @@ def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_norm(flat, c.norm_eps)
+        unit = l2_normalize(flat, c.norm_eps)
     elif c.norm == "rms":
         unit = rms_norm(flat, weight, c.norm_eps)
     else:

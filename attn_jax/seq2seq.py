@@ -51,7 +51,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
     w_o: Float[Array, "e o"]
     b_o: Float[Array, "o"]
 
-    def weights(self) -> dict[str, Any]:
+    def step_params(self) -> dict[str, Any]:
         """The weights of a step, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
         w_x = [upcast(layer.w_x) for layer in layers]
@@ -108,7 +108,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         x, memory, state = record(tape, x=x, memory=memory, state=state)
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
-        w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
+        w, layers = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
         last, (_, *stacked) = scan(
             self.make_step(bool(weights)),
@@ -173,7 +173,7 @@ class Seq2Seq(Layer[Config]):
         start, decoder = last if state is None else upcast(state), self.decoder
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
-        k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
+        k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.step_params()
         step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 

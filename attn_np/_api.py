@@ -28,7 +28,7 @@ def layer_class(variant: str) -> type[Layer[Any]]:
     Raises:
         ValueError: there is no such variant.
     """
-    return getattr(import_module(f"{__package__}.{variant}"), contract.get(variant).Config.layer)
+    return getattr(import_module(f"{__package__}.{variant}"), contract.get(variant).Config.class_name)
 
 
 def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:

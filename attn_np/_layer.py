@@ -101,7 +101,7 @@ class Layer(Decodes[Array], Generic[C]):
             setattr(self, name, sublayers if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
-        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.class_name)
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 
     @classmethod

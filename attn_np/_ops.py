@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_np.contract import cached_check as cached_check
 from attn_np.contract import check_dtype as check_dtype
-from attn_np.contract import check_tokens, device_error, record, tap_step
+from attn_np.contract import check_index, device_error, record, tap_step
 from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return np.array(values, np.float64).astype(like.dtype)
 
 
-def take(table: Array, tokens: Array) -> Array:
+def take(table: Array, index: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    check_tokens(known_range(tokens), table.shape[0])
-    return upcast(table)[tokens]
+    check_index(known_range(index), table.shape[0])
+    return upcast(table)[index]
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -286,7 +286,7 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
-def l2_norm(x: Array, eps: float) -> Array:
+def l2_normalize(x: Array, eps: float) -> Array:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x / sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
 

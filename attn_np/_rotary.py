@@ -35,7 +35,7 @@ def record_positions(tape: Tape, positions: Any) -> Any:
     return record(tape, positions=positions)
 
 
-def positions_of_vjp(tape: dict[str, Array]) -> Any:
+def recorded_positions(tape: dict[str, Array]) -> Any:
     """What `record_positions` recorded."""
     return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
 

@@ -204,7 +204,7 @@ def unit_vjp(x: Array, size: Array, dy: Array, factor: float) -> Array:
     return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (size * size * size))
 
 
-def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:
+def l2_normalize_vjp(x: Array, eps: float, dy: Array) -> Array:
     """`unit_vjp` for size^2 = sum x^2 + eps."""
     return unit_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
 
@@ -238,14 +238,14 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
     return dy - z * dy
 
 
-def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
-    """Row u of the table gets the sum of the gradients at all places whose token is u."""
-    tokens, dy = tokens.reshape(-1), dy.reshape(tokens.size, *table.shape[1:])
+def take_vjp(table: Array, index: Array, dy: Array) -> Array:
+    """Row u of the table gets the sum of the gradients at all places whose index is u."""
+    index, dy = index.reshape(-1), dy.reshape(index.size, *table.shape[1:])
     if type(dy) is not np.ndarray:  # an array that carries errors knows products
-        one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
-        return einsum("tu,td->ud", one_hot, dy.reshape(len(tokens), -1)).reshape(table.shape)
-    order = np.argsort(tokens, kind="stable")
-    rows, starts = np.unique(tokens[order], return_index=True)
+        one_hot = (index[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
+        return einsum("tu,td->ud", one_hot, dy.reshape(len(index), -1)).reshape(table.shape)
+    order = np.argsort(index, kind="stable")
+    rows, starts = np.unique(index[order], return_index=True)
     dtable = np.zeros(table.shape, dy.dtype)
     if len(rows) > 0:
         dtable[rows] = np.add.reduceat(dy[order], starts, 0)

@@ -76,7 +76,7 @@ class WeighedRows:
         maps = {"w_mix_scores": self.mix_scores, "w_mix_weights": self.mix_weights}
         dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
 
-        def shared_sums(group: HeadGroup) -> Any:
+        def gradient_key(group: HeadGroup) -> Any:
             """What else adds to the same gradients of the bias and the maps has the same key."""
             if dmaps or dbias is None:
                 return () if dmaps else group
@@ -113,7 +113,7 @@ class WeighedRows:
             dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 
-        tasks = [list(group) for _, group in groupby(sorted(self.head_groups, key=shared_sums), shared_sums)]
+        tasks = [list(group) for _, group in groupby(sorted(self.head_groups, key=gradient_key), gradient_key)]
         with np.errstate(invalid="ignore", over="ignore"):
             in_threads(add_heads, lambda threads: tasks)
         return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)} | dmaps  # type: ignore[union-attr]

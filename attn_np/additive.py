@@ -87,12 +87,12 @@ class AdditiveAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        query, key, dtype, w = tape["seen_query"], tape["seen_key"], dtype_name(dy), {}
+        query, key, dtype, dw = tape["seen_query"], tape["seen_key"], dtype_name(dy), {}
         d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
-        dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
-        dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
-        w["w_score"] = d["w_score"]
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, w)
+        dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
+        dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
+        dw["w_score"] = d["w_score"]
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays: `attend_rows` in reverse."""

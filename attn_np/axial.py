@@ -62,13 +62,13 @@ class AxialAttention(Layer[Config]):
     def attend_along_vjp(self, axis: str, tape: Tape, dy: Array) -> tuple[Array, dict[str, Array | None]]:
         """The gradients of x and of the parameters of an axis: `attend_along` in reverse."""
         own = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
-        x, dy, w = tape["x"], record(tape, dy=dy), {}
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], own["w_o"], own["b_o"], dy)
+        x, dy, dw = tape["x"], record(tape, dy=dy), {}
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], own["w_o"], own["b_o"], dy)
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=self.config.scale)
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, own["w_v"], own["b_v"], dv)
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, own["w_k"], own["b_k"], dk)
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, own["w_q"], own["b_q"], dq)
-        return total(dx_q, dx_k, dx_v), {f"{name}_{axis}": dw for name, dw in w.items()}
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, own["w_v"], own["b_v"], dv)
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, own["w_k"], own["b_k"], dk)
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, own["w_q"], own["b_q"], dq)
+        return total(dx_q, dx_k, dx_v), {f"{name}_{axis}": gradient for name, gradient in dw.items()}
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: the columns, then the rows."""

@@ -106,12 +106,12 @@ class BlockSparseAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the choice has none."""
-        c, w, x = self.config, {}, tape["x"]
+        c, dw, x = self.config, {}, tape["x"]
         dtype, dy, h = dtype_name(dy), cotangent(tape, dy), self.config.num_heads
         context = from_heads(tape["context"], h)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, from_heads(dq, h))
-        return grads(dtype, {"query": total(dx_q, dx_k, dx_v)}, w)
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, from_heads(dq, h))
+        return grads(dtype, {"query": total(dx_q, dx_k, dx_v)}, dw)

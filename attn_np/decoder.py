@@ -24,7 +24,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
+from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -181,25 +181,25 @@ class DecoderAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
-        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
+        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
+            dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
             dquery_gate = None
         else:
             gate = tape["gate"]
-            dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
+            dgated, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
             dgated = record(tape, dgated=dgated)
             dcontext, dgate = dgated * gate, record(tape, dgate=dgated * context)
-            dquery_gate, w["w_gate"], w["b_gate"] = linear_vjp(
+            dquery_gate, dw["w_gate"], dw["b_gate"] = linear_vjp(
                 "btd,dhv->bthv", query, self.w_gate, self.b_gate, sigmoid_vjp(gate, dgate)
             )
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
-        w["sinks"] = None if self.sinks is None else tape["dsinks"]
+        dw["sinks"] = None if self.sinks is None else tape["dsinks"]
         factor = temperature(c, tape.get("positions"), dy.shape[1], like=dy)
         dq = dq if factor is None else record(tape, dq_tempered=dq) * factor
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
@@ -212,11 +212,11 @@ class DecoderAttention(Layer[Config]):
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "norm_heads"
         q_weight, k_weight = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
-        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], k_weight, self.b_k_norm, dk)
-        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], q_weight, self.b_q_norm, dq)
+        dk, dw[f"w_k_{suffix}"], dw["b_k_norm"] = normalize_vjp(c, tape["k_proj"], k_weight, self.b_k_norm, dk)
+        dq, dw[f"w_q_{suffix}"], dw["b_q_norm"] = normalize_vjp(c, tape["q_proj"], q_weight, self.b_q_norm, dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dquery = dquery if dquery_gate is None else total(dquery, dquery_gate)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

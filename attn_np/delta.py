@@ -12,7 +12,7 @@ from attn_np._ops import (
     concatenate,
     dtype_name,
     einsum,
-    l2_norm,
+    l2_normalize,
     linear,
     record,
     rms_norm,
@@ -37,7 +37,7 @@ from attn_np._vjp import (
     cotangent,
     einsum_vjp,
     grads,
-    l2_norm_vjp,
+    l2_normalize_vjp,
     linear_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -185,8 +185,8 @@ class DeltaRule(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
@@ -202,14 +202,14 @@ class DeltaRule(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         x, q, k, v, beta, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dnormed, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)
+        dnormed, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)
         dcontext = dnormed = record(tape, dnormed=dnormed)
         if c.use_norm:
-            dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+            dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
@@ -217,11 +217,11 @@ class DeltaRule(Layer[Config]):
         else:
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
+        dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
         dq, dk, dv, dbeta = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta)
-        dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
-        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
-        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
-        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, w)
+        dx_beta, dw["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
+        dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, dw)

@@ -27,7 +27,7 @@ from attn_np._ops import (
     tanh,
     upcast,
 )
-from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
+from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
@@ -157,13 +157,13 @@ class DifferentialAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same strings."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
-        dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
+        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
+        dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_constant())
-        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
 
@@ -210,13 +210,15 @@ class DifferentialAttention(Layer[Config]):
             dq, dk, dv, dbias, dlambda_full = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
         dlambda_full = record(tape, dlambda_full=dlambda_full)
         dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
-        w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)
+        dw["lambda_q"], dw["lambda_k"] = einsum_vjp(
+            "rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps
+        )
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = (
             rotate_maps(dq, cos, sin, c.rope_layout, inverse=True),
             rotate_maps(dk, cos, sin, c.rope_layout, inverse=True),
         )
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -164,7 +164,7 @@ class DisentangledAttention(Layer[Config]):
                 q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, of_keys], -1)
             return q, keys, v
 
-        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -172,17 +172,17 @@ class DisentangledAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_scale=4, attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
+            block_scale=4, attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         rel_k, rel_q = tape.get("rel_k"), tape.get("rel_q")
         scale = 1 / sqrt(self.w_q.shape[-1] * (1 + len(c.score_terms))) if c.scale is None else c.scale
@@ -255,13 +255,15 @@ class DisentangledAttention(Layer[Config]):
             drel_k = record(tape, drel_k=drel_k)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_k)
             dw_rel = [*dw_rel, drel]
-        w["w_rel"] = total(*dw_rel)
+        dw["w_rel"] = total(*dw_rel)
         if self.w_rel_norm is not None:
-            drel, names = record(tape, drel=w["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
+            drel, names = record(tape, drel=dw["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
             dnorm = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
-            w |= dict(zip(names, dnorm, strict=True))
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in dshared.items() if dp is not None}
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+            dw |= dict(zip(names, dnorm, strict=True))
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        dw |= {
+            name: dp if dw.get(name) is None else total(dw[name], dp) for name, dp in dshared.items() if dp is not None
+        }
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

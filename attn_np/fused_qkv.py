@@ -72,17 +72,17 @@ class FusedQKVAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
+        c, dtype, dw, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
         dy = cotangent(tape, dy)
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
+            dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         if self.memory_k is not None:
             dq, dk, dv, dbias, dmemory = with_memory_vjp(tape, dy.shape[1], dq, dk, dv, dbias, rate=c.dropout)
-            w |= dmemory
+            dw |= dmemory
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
-        dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
+        dx, dw["w_qkv"], dw["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
         dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))
-        return grads(dtype, {"query": dx, "bias": dbias}, w)
+        return grads(dtype, {"query": dx, "bias": dbias}, dw)

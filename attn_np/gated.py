@@ -61,22 +61,22 @@ class GatedAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context, gate = tape["context"], tape["gate"]
-        dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
+        dgated, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
         dgated = record(tape, dgated=dgated)
         dcontext = dgated * gate
         dgate = record(tape, dgate=sum_to(dgated * context, gate.shape))
         dgate_scores = record(tape, dgate_scores=sigmoid_vjp(gate, dgate))
-        dquery_gate, w["w_gate"], w["b_gate"] = linear_vjp(
+        dquery_gate, dw["w_gate"], dw["b_gate"] = linear_vjp(
             "btd,dhf->bthf", query, self.w_gate, self.b_gate, dgate_scores
         )
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return grads(
-            dtype, prepare_inputs_vjp(tape, "bhts", total(dquery, dquery_gate), dkey, dvalue) | {"bias": dbias}, w
+            dtype, prepare_inputs_vjp(tape, "bhts", total(dquery, dquery_gate), dkey, dvalue) | {"bias": dbias}, dw
         )

@@ -16,7 +16,7 @@ from attn_np._ops import (
     dtype_name,
     einsum,
     exp,
-    l2_norm,
+    l2_normalize,
     linear,
     record,
     repeat_heads,
@@ -44,7 +44,7 @@ from attn_np._vjp import (
     cotangent,
     einsum_vjp,
     grads,
-    l2_norm_vjp,
+    l2_normalize_vjp,
     linear_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
@@ -293,8 +293,8 @@ class GatedDeltaRule(Layer[Config]):
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
         log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
-        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
-        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
+        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
@@ -314,7 +314,7 @@ class GatedDeltaRule(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
         )
@@ -322,13 +322,13 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         a, log_decay = tape["a"], tape["log_decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
-        dgated, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
+        dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(
             tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * tape["normed"])
         )
-        dx_gate, w["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
-        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
+        dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
@@ -339,25 +339,25 @@ class GatedDeltaRule(Layer[Config]):
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dv_silu, dlog_decay = record(tape, dv_silu=dv_silu, dlog_decay=dlog_decay)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.unit_eps(), zero_unseen("bt->btgk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.unit_eps(), zero_unseen("bt->btgk", real, dk_unit)))
+        dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.unit_eps(), zero_unseen("bt->btgk", real, dq_unit)))
+        dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.unit_eps(), zero_unseen("bt->btgk", real, dk_unit)))
         # log_decay = -rate softplus(a) with rate = exp(a_log)
         dlog_decay, rate = zero_unseen("bt->bth", real, dlog_decay), exp(upcast(self.a_log))
-        w["a_log"] = -sum_to(dlog_decay * softplus(a), self.a_log.shape) * rate
+        dw["a_log"] = -sum_to(dlog_decay * softplus(a), self.a_log.shape) * rate
         da = softplus_vjp(a, -(dlog_decay * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, x.shape[:2], x)
-            dwindow, w["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
+            dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
             dv = windows_vjp(is_real, dwindow)
-            dwindow, w["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
+            dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
             dk = windows_vjp(is_real, dwindow)
-            dwindow, w["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
+            dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
             dq = windows_vjp(is_real, dwindow)
-        dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
-        dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
-        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
-        dx_k, w["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
-        dx_q, w["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
+        dx_a, dw["w_a"], dw["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
+        dx_beta, dw["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
+        dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, dw["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
+        dx_q, dw["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
         dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)

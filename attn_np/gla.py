@@ -61,19 +61,19 @@ class GatedLinearAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
         )
         a, decay, latent = tape["a"], tape["decay"], tape["latent"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
-        dgated, w["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
+        dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(
             tape, dnormed=dgated * silu(gate_scores), dgate_scores=silu_vjp(gate_scores, dgated * tape["normed"])
         )
-        dx_gate, w["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
-        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
+        dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         initial = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
@@ -83,10 +83,10 @@ class GatedLinearAttention(Layer[Config]):
         dlog_decay = record(tape, dlog_decay=ddecay * decay)
         # log_decay = -softplus(-a) / temperature
         da = record(tape, da=softplus_vjp(-a, zero_unseen("bt->bthk", real, dlog_decay) * (1 / c.temperature)))
-        dlatent, w["w_a_up"], w["b_a"] = linear_vjp("btz,zhk->bthk", latent, self.w_a_up, self.b_a, da)
-        dx_a, w["w_a_down"], _ = linear_vjp("btd,dz->btz", x, self.w_a_down, None, record(tape, dlatent=dlatent))
-        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
-        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
-        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dlatent, dw["w_a_up"], dw["b_a"] = linear_vjp("btz,zhk->bthk", latent, self.w_a_up, self.b_a, da)
+        dx_a, dw["w_a_down"], _ = linear_vjp("btd,dz->btz", x, self.w_a_down, None, record(tape, dlatent=dlatent))
+        dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
         dx = total(dx_q, dx_k, dx_v, dx_gate, dx_a)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)

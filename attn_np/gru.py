@@ -159,13 +159,13 @@ class GRULayer(Layer[LayerConfig]):
 
     def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""
-        w = {}
+        dw = {}
         if self.config.reset_after:
-            _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
+            _, dw["w_h"], dw["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
         else:
-            _, w["w_h"] = einsum_vjp("btfe,fea->btfa", stack([h, h, r * h], axis=2), self.w_h, dx_gates)
-        dx, w["w_x"], w["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
-        return Grads({"x": dx}, w)
+            _, dw["w_h"] = einsum_vjp("btfe,fea->btfa", stack([h, h, r * h], axis=2), self.w_h, dx_gates)
+        dx, dw["w_x"], dw["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
+        return Grads({"x": dx}, dw)
 
 
 class GatedRecurrentUnit(Layer[Config]):
@@ -222,7 +222,7 @@ class GatedRecurrentUnit(Layer[Config]):
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """The gradients, by `run` in reverse, layer by layer."""
-        c, w, dstates, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
+        c, dw, dstates, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
         b, t, _ = dy.shape
         sizes, directions, e = c.sizes(), 2 if c.bidirectional else 1, c.hidden_dim
         dlast = zeros((sizes["l"], b, e), dy) if dlast is None else dlast
@@ -231,17 +231,17 @@ class GatedRecurrentUnit(Layer[Config]):
             if self.backward_layers is not None:
                 inner = scope(tape, f"backward_layers.{i}")
                 layer_grads = self.backward_layers[i].vjp(inner, dh[..., e:], dlast[2 * i + 1], real)
-                w |= {f"backward_layers.{i}.{name}": value for name, value in layer_grads.params.items()}
+                dw |= {f"backward_layers.{i}.{name}": value for name, value in layer_grads.params.items()}
                 backward_dx = layer_grads.inputs["x"]
                 dstates.append(layer_grads.inputs["state"])
             layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh[..., :e], dlast[directions * i], real)
-            w |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
+            dw |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
             dy = layer_grads.inputs["x"] if backward_dx is None else total(layer_grads.inputs["x"], backward_dx)
             dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
-            return Grads({"x": dx}, w)
-        return Grads({"x": dx, "state": record(tape, dstate=stack(dstates[::-1]))}, w)
+            return Grads({"x": dx}, dw)
+        return Grads({"x": dx, "state": record(tape, dstate=stack(dstates[::-1]))}, dw)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""

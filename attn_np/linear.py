@@ -206,11 +206,11 @@ class LinearAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         x, q, k, v, sums, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "sums", "real"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context = tape["context"]
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dsums = dcontext = record(tape, dcontext=dcontext)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
@@ -226,9 +226,9 @@ class LinearAttention(Layer[Config]):
         dq_features, dk_features = record(tape, dq_features=dq_features, dk_features=dk_features)
         dq, dw_q = self.features_vjp(q, q_features, zero_unseen("bt->bthk", real, dq_features))
         dk, dw_k = self.features_vjp(k, k_features, zero_unseen("bt->bthk", real, dk_features))
-        w["w_features"] = None if dw_q is None or dw_k is None else total(dw_q, dw_k)
+        dw["w_features"] = None if dw_q is None or dw_k is None else total(dw_q, dw_k)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv[..., :-1] if c.normalize else dv)
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v))}, w)
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v))}, dw)

@@ -72,21 +72,25 @@ class LongformerAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; that of the context goes into both patterns."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         dq, dk, dv, dbias = attend_vjp(scope(tape, "local"), dcontext, scale=c.scale, rate=c.dropout)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dq, dk, dv, dbias_global = attend_vjp(scope(tape, "global"), dcontext, scale=c.scale, rate=c.dropout)
         dbias = None if dbias is None or dbias_global is None else total(dbias, dbias_global)
-        dx, w["w_v_global"], w["b_v_global"] = linear_vjp("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global, dv)
+        dx, dw["w_v_global"], dw["b_v_global"] = linear_vjp(
+            "bsd,dhv->bshv", value, self.w_v_global, self.b_v_global, dv
+        )
         dvalue = total(dvalue, dx)
-        dx, w["w_k_global"], w["b_k_global"] = linear_vjp("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global, dk)
+        dx, dw["w_k_global"], dw["b_k_global"] = linear_vjp("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global, dk)
         dkey = total(dkey, dx)
-        dx, w["w_q_global"], w["b_q_global"] = linear_vjp("btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq)
+        dx, dw["w_q_global"], dw["b_q_global"] = linear_vjp(
+            "btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq
+        )
         dquery = total(dquery, dx)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

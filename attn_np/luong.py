@@ -74,8 +74,8 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        by_position: Any = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
+        masking: Any = {"causal": c.causal, "step": step}
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         # Keys are projected once. Those that a window may hide from all queries first become 0, some rows at a time.
         projected, k = step is not None or c.half_window is None, key
@@ -92,7 +92,7 @@ class LuongAttention(Layer[Config]):
         # p_t = t: queries and keys are counted from 1, hidden keys are not.
         row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
         context, probs = attend_in_row_blocks(
-            attend_rows, tape, query, k, v, mask=mask, **by_position, return_weights=return_weights, **options,
+            attend_rows, tape, query, k, v, mask=mask, **masking, return_weights=return_weights, **options,
             row=row, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
@@ -167,7 +167,7 @@ class LuongAttention(Layer[Config]):
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays and parameters: `attend_rows` in reverse."""
-        c, w, dbias, dcenter = self.config, {}, None, None
+        c, dw, dbias, dcenter = self.config, {}, None, None
         query, key, value, kept = (tape[name] for name in ("block_query", "block_key", "block_value", "kept"))
         dcontext = record(tape, dcontext=dcontext)
         dkept, dvalue = einsum_vjp("bts,bsv->btv", kept, value, dcontext)
@@ -186,26 +186,26 @@ class LuongAttention(Layer[Config]):
             dbias = sum_to(dscores, tape["bias"].shape)
         dscores = record(tape, dscores=dscores)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
-            dfeatures, w["w_score"] = einsum_vjp("btse,e->bts", tape["features"], self.w_score, dscores)
+            dfeatures, dw["w_score"] = einsum_vjp("btse,e->bts", tape["features"], self.w_score, dscores)
             dfeatures = record(tape, dfeatures=dfeatures)
             dsum = tanh_vjp(tape["features"], dfeatures)
             # A query was broadcast over all keys and a key over all queries.
             dq, dk = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1))
-            dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)
+            dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)
             if c.half_window is not None:
-                dk, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
+                dk, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
         elif self.w is not None:
             dq, dk = einsum_vjp("bti,bsi->bts", tape["q"], key, dscores)
             dq = record(tape, dq=dq)
-            dquery, w["w"] = einsum_vjp("btd,di->bti", query, self.w, dq)
+            dquery, dw["w"] = einsum_vjp("btd,di->bti", query, self.w, dq)
         else:
             dquery, dk = einsum_vjp("bti,bsi->bts", query, key, dscores)
         if dcenter is not None and self.w_position is not None and self.w_center is not None:
             dcenter_share = record(tape, dcenter_share=dcenter * tape["length"])
             dcenter_share = sigmoid_vjp(tape["center_share"], dcenter_share)
             features = tape["center_features"]
-            dcenter_features, w["w_center"] = einsum_vjp("btm,m->bt", features, self.w_center, dcenter_share)
+            dcenter_features, dw["w_center"] = einsum_vjp("btm,m->bt", features, self.w_center, dcenter_share)
             dcenter_features = tanh_vjp(features, record(tape, dcenter_features=dcenter_features))
-            dposition, w["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dcenter_features)
+            dposition, dw["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dcenter_features)
             dquery = total(dquery, dposition)
-        return {"q": dquery, "k": dk, "v": dvalue, "bias": dbias} | w
+        return {"q": dquery, "k": dk, "v": dvalue, "bias": dbias} | dw

@@ -7,7 +7,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
-from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
+from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
 from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
 
@@ -78,39 +78,39 @@ class MultiHeadLatentAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same strings."""
-        c, w, sizes = self.config, {}, self.config.sizes()
+        c, dw, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
+        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
         if c.absorbed:
-            dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
+            dexpanded, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
-            dcontext, w["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
+            dcontext, dw["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
             dlatent, dk_rot = total(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
             dq_nope, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
             dq_nope = record(tape, dq_absorbed=dq_nope)
-            dq_nope, w["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
+            dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
         else:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+            dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
-            dvalues, w["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
-            dkeys, w["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
+            dvalues, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
+            dkeys, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
             dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
         dk_rot = rotate(dk_rot, cos, sin, c.rope_layout, inverse=True)
-        dkey, w["w_k_rot"], w["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)
-        dlatent, w["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
+        dkey, dw["w_k_rot"], dw["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)
+        dlatent, dw["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
         dlatent = record(tape, dkv_down=dlatent)
-        dvalue, w["w_dkv"], w["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dlatent)
+        dvalue, dw["w_dkv"], dw["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dlatent)
         dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.rope_layout, inverse=True)], -1)
         if self.w_dq is None:
-            dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
+            dquery, dw["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
         else:
-            dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
+            dquery, dw["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
             dquery = record(tape, dq_latent=dquery)
-            dquery, w["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
+            dquery, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
             dquery = record(tape, dq_down=dquery)
-            dquery, w["w_dq"], w["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dquery)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+            dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dquery)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -6,12 +6,12 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, upcast
+from attn_np._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 from attn_np._vjp import (
     Grads,
     cotangent,
     grads,
-    l2_norm_vjp,
+    l2_normalize_vjp,
     layer_norm_vjp,
     linear_vjp,
     prepare_inputs_vjp,
@@ -27,7 +27,7 @@ def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_norm(flat, c.norm_eps)
+        unit = l2_normalize(flat, c.norm_eps)
     elif c.norm == "rms":
         unit = rms_norm(flat, weight, c.norm_eps)
     else:
@@ -92,26 +92,26 @@ class QKNormAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
         if self.w_scale is not None:
-            w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
+            dw["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_over == "head" else "norm_heads"
-        dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
-        dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
+        dq, dw[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        dk, dw[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
 
 
 def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
@@ -121,7 +121,7 @@ def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tupl
     flat, dflat = (a.reshape(*a.shape[:2], width) if together else a for a in (x, dy))
     flat_weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        dx, dweight = l2_norm_vjp(flat, c.norm_eps, dflat), None
+        dx, dweight = l2_normalize_vjp(flat, c.norm_eps, dflat), None
     elif c.norm == "rms":
         dx, dweight = rms_norm_vjp(flat, flat_weight, c.norm_eps, dflat)
     else:

@@ -266,22 +266,22 @@ class Retention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, gate_scores, real = (tape.get(name) for name in ("seen_query", *names, "v", "gate_scores", "real"))
         normed, context = tape["normed"], tape["context"]
         scale = 1 / sqrt(q.shape[-1]) if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         gated, dxs = normed if self.w_gate is None else tape["gated"], list[Array]()
-        dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", gated, self.w_o, self.b_o, dy)
+        dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", gated, self.w_o, self.b_o, dy)
         if self.w_gate is not None:
             dgated = record(tape, dgated=dnormed)
             gate, dgate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores), dgated * normed
             dgate_scores = silu_vjp(gate_scores, dgate) if c.gate_activation == "silu" else sigmoid_vjp(gate, dgate)
             dnormed, dgate_scores = record(tape, dnormed=dgated * gate, dgate_scores=dgate_scores)
-            dx_gate, w["w_gate"], w["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
+            dx_gate, dw["w_gate"], dw["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
             dxs = [dx_gate]
-        dcontext, w["w_norm"] = self.norm_vjp(context, dnormed)
+        dcontext, dw["w_norm"] = self.norm_vjp(context, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
@@ -298,7 +298,7 @@ class Retention(Layer[Config]):
             dq, dk, dv = (silu_vjp(tape[f"{name}_proj"], dz) for name, dz in (("q", dq), ("k", dk), ("v", dv)))
             dq, dk, dv = record(tape, dq_proj=dq, dk_proj=dk, dv_proj=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, *dxs))}, w)
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, *dxs))}, dw)

@@ -53,13 +53,13 @@ class SelfAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, dtype, w = self.config, dtype_name(dy), {}
+        c, dtype, dw = self.config, dtype_name(dy), {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dcontext = dy = cotangent(tape, dy)
         if self.w_o is not None:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("btv,vo->bto", tape["context"], self.w_o, self.b_o, dy)
+            dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btv,vo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dk->btk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dk->btk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

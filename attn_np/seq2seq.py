@@ -76,7 +76,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
     w_o: Float[Array, "e o"]
     b_o: Float[Array, "o"]
 
-    def weights(self) -> dict[str, Any]:
+    def step_params(self) -> dict[str, Any]:
         """The weights of a step, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
         w_x = [upcast(layer.w_x) for layer in layers]
@@ -133,7 +133,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         x, memory, state = record(tape, x=x, memory=memory, state=state)
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
-        w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
+        w, layers = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
         last, (_, *stacked) = scan(
             self.make_step(bool(weights)),
@@ -176,7 +176,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         From them the gradients of everything that the steps share follow, each in one product over all steps. As in
         GRULayer, the product for a step's gates is computed at the beginning of the step before.
         """
-        c, dw, w, layers = self.config, {}, self.weights(), self.gru.layers
+        c, dw, w, layers = self.config, {}, self.step_params(), self.gru.layers
         x, memory, k, probs, context = (tape[name] for name in ("x", "memory", "k", "probs", "context"))
         keep, allowed, count = tape.get("keep"), tape.get("allowed"), c.num_layers
         keep_masks = self.gru.layer_keep_masks(tape.get("gru_keep"), x.shape[0], x.shape[1])
@@ -270,7 +270,7 @@ class Seq2Seq(Layer[Config]):
         start, decoder = last if state is None else upcast(state), self.decoder
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
-        k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
+        k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.step_params()
         step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
@@ -385,12 +385,12 @@ class Seq2Seq(Layer[Config]):
         dstate, dtarget = decoder_grads.inputs["state"], decoder_grads.inputs["target"]
         dmemory, dencoder_state = decoder_grads.inputs["memory"], None if has_state else dstate
         encoder_grads = self.encoder.run_vjp(scope(tape, "encoder"), dmemory, dencoder_state)
-        w = {f"encoder.{name}": value for name, value in encoder_grads.params.items()}
-        w |= {f"decoder.{name}": value for name, value in decoder_grads.params.items()}
+        dw = {f"encoder.{name}": value for name, value in encoder_grads.params.items()}
+        dw |= {f"decoder.{name}": value for name, value in decoder_grads.params.items()}
         dsource, dtarget = record(tape, dsource=encoder_grads.inputs["x"], dtarget=dtarget)
         dinputs = {"source": dsource, "target": dtarget}
         if self.embedding is not None:
             from_source = take_vjp(self.embedding, tape["source_tokens"], dinputs.pop("source"))
             from_target = take_vjp(self.embedding, tape["target_tokens"], dinputs.pop("target"))
-            w["embedding"] = total(from_source, from_target)
-        return grads(self.dtype, dinputs | {"state": dstate if has_state else None}, w)
+            dw["embedding"] = total(from_source, from_target)
+        return grads(self.dtype, dinputs | {"state": dstate if has_state else None}, dw)

@@ -117,7 +117,7 @@ class ShawAttention(Layer[Config]):
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
-        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -125,7 +125,7 @@ class ShawAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
+            attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -152,13 +152,13 @@ class ShawAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same strings."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            w: dict[str, Array | None] = {}
+            dw: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q, k, v, relative_index, probs, kept = (
                 tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
@@ -167,7 +167,7 @@ class ShawAttention(Layer[Config]):
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, w["w_rel_v"] = relative_values_vjp(
+                dkept_rel, dw["w_rel_v"] = relative_values_vjp(
                     tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext
                 )
                 dkept = total(dkept, dkept_rel)
@@ -181,12 +181,14 @@ class ShawAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, w["w_rel_k"] = relative_scores_shared_vjp(tape, "rel_k", q, self.w_rel_k, relative_index, dposition)
+            dq_rel, dw["w_rel_k"] = relative_scores_shared_vjp(
+                tape, "rel_k", q, self.w_rel_k, relative_index, dposition
+            )
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
             dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         if "parts" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
@@ -194,8 +196,8 @@ class ShawAttention(Layer[Config]):
         else:
             d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        w |= d
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dw |= d
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -102,13 +102,13 @@ class SwinAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; windows go where they came from."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(cotangent(tape, dy), c)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
         dbias = record(tape, dposition_bias=dbias)
-        w["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], reorder(dbias, (1, 2, 0)))
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": from_shifted_windows(total(dx_q, dx_k, dx_v), c)}, w)
+        dw["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], reorder(dbias, (1, 2, 0)))
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
+        return grads(dtype, {"query": from_shifted_windows(total(dx_q, dx_k, dx_v), c)}, dw)

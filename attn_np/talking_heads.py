@@ -100,13 +100,13 @@ class TalkingHeadsAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            w: dict[str, Array | None] = {}
+            dw: dict[str, Array | None] = {}
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
             q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
             scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
@@ -115,7 +115,7 @@ class TalkingHeadsAttention(Layer[Config]):
             dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
             if self.w_mix_weights is not None:
                 dblended = record(tape, dblended=dkept)
-                w["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dblended)
+                dw["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dblended)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -127,7 +127,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
             if self.w_mix_scores is not None:
                 dmixed = record(tape, dmixed=dscores)
-                w["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
+                dw["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
             dscores = record(tape, dscores=dscores)
             dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * scale)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
@@ -136,12 +136,12 @@ class TalkingHeadsAttention(Layer[Config]):
                 zero_unseen("bhts->bsgk", allowed, dk),
                 zero_unseen("bhts->bsgv", allowed, dv),
             )
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        w |= d
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        dw |= d
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -106,7 +106,7 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
@@ -118,36 +118,36 @@ class TransformerXLAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, attend_in_linear_memory=attend_without_scores, bias=bias, keep=keep,
+            implementation=implementation, attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w = self.config, {}
+        c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         rel = tape["rel"]
 
-        def attend_without_scores_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+        def attend_in_linear_memory_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             q_position, t, s = tape["q_position"], dcontext.shape[1], tape["k"].shape[1]
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
-            dq_content, dby_position = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
+            dq_content, dposition_features = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
             at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
-            dfactors = rotate_to_key_positions(dby_position, at_queries)
+            dfactors = rotate_to_key_positions(dposition_features, at_queries)
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dfactors)
-            w = {"b_content": sum_to(dq_content, q_position.shape[2:])}
-            w |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
+            dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
+            dw |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
             dq, dk = total(dq_content, dq_position), dk[..., : q_position.shape[-1]]
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             if "relative_index" not in tape:
-                return attend_without_scores_vjp(tape, dcontext)
-            w: dict[str, Array | None] = {}
+                return attend_in_linear_memory_vjp(tape, dcontext)
+            dw: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]
             k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
@@ -161,26 +161,26 @@ class TransformerXLAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_position, w["rel"] = relative_scores_per_head_vjp(
+            dq_position, dw["rel"] = relative_scores_per_head_vjp(
                 tape, "distance_scores", q_position, rel, tape["relative_index"], dposition
             )
             dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
-            w["b_content"] = sum_to(dq_content, q_content.shape[2:])
-            w["b_position"] = sum_to(dq_position, q_position.shape[2:])
+            dw["b_content"] = sum_to(dq_content, q_content.shape[2:])
+            dw["b_position"] = sum_to(dq_position, q_position.shape[2:])
             dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        w |= d
-        if "rel" in w:
+        dw |= d
+        if "rel" in dw:
             low, high = 0 if c.causal else 1 - dk.shape[1], dk.shape[1]
             table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
-            _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=w.pop("rel")))
-        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
-        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+            _, dw["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=dw.pop("rel")))
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -92,7 +92,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
                 param.uniform_(-limit, limit)
 
     def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
-        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.class_name)
         return cls(config, device=device, dtype=dtype, _values=values)
 
     @property

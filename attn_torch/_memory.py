@@ -38,12 +38,12 @@ def with_memory(
     tape: Tape,
 ) -> tuple[Array, Array, Array, dict[str, Any]]:
     """The arguments of `attend`, q, k, v and the rest, with the memory `m g k` and `m g v` behind the call's keys."""
-    by_position = {"causal": causal, "window": window, "step": step}
+    masking = {"causal": causal, "window": window, "step": step}
     if memory_k is None or memory_v is None:
-        return q, k, v, {"mask": mask, "bias": bias, "keep": keep, "rate": rate, **by_position}
+        return q, k, v, {"mask": mask, "bias": bias, "keep": keep, "rate": rate, **masking}
     # Causality and window are about the keys of the call alone, so they become part of the mask.
     s = k.shape[1]
-    mask = attention_mask(mask, q.shape[1], s, like=q, **by_position)
+    mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
     q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
     mask, keep = widened(mask, s, memory_k), widened(keep, s, memory_k)
     bias = widened(record(tape, caller_bias=upcast(bias)), s, memory_k)

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attn_np import contract
-from attn_np.contract import Config, check_tokens, record, tap_step
+from attn_np.contract import Config, check_index, record, tap_step
 from attn_np.contract import check_dtype as check_dtype
 from attn_np.contract import scope as scope
 from attn_torch._recompute import recomputed as recomputed
@@ -103,10 +103,10 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
-def take(table: Array, tokens: Array) -> Array:
+def take(table: Array, index: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    check_tokens(known_range(tokens), table.shape[0])
-    return upcast(table)[tokens.long()]
+    check_index(known_range(index), table.shape[0])
+    return upcast(table)[index.long()]
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -348,7 +348,7 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
-def l2_norm(x: Array, eps: float) -> Array:
+def l2_normalize(x: Array, eps: float) -> Array:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) + eps)
 

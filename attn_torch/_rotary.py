@@ -35,6 +35,11 @@ def record_positions(tape: Tape, positions: Any) -> Any:
     return record(tape, positions=positions)
 
 
+def recorded_positions(tape: dict[str, Array]) -> Any:
+    """What `record_positions` recorded."""
+    return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
+
+
 @cached_array
 def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:

@@ -110,16 +110,16 @@ class RelativeBias:
             added = added + part
         return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
-    def at_index(self, index: Array) -> Array:
+    def at_index(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
 
         The argument, as of a call whose last query is at the last key, is used only to index diagonals: the positions
         themselves come from `relative_positions`.
         """
         added = self.diagonal_values()
-        if index.shape[1] == 1:  # of one query the diagonals are its pairs
+        if relative_position.shape[1] == 1:  # of one query the diagonals are its pairs
             return added[:, :, None]
-        return added[:, :, index[0] + (index.shape[2] - 1)]
+        return added[:, :, relative_position[0] + (relative_position.shape[2] - 1)]
 
     def shape(self) -> tuple[int, ...]:
         """The shape of `diagonal_values` with an axis for queries, `b h 1 n`."""

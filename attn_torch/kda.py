@@ -13,7 +13,7 @@ from attn_torch._ops import (
     Tape,
     dtype_name,
     exp,
-    l2_norm,
+    l2_normalize,
     linear,
     record,
     repeat_heads,
@@ -76,8 +76,8 @@ class KimiDeltaAttention(Layer[Config]):
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
         decay = record(tape, decay=exp(log_decay))
-        q_unit = zero_unseen("bt->btgk", real, l2_norm(silu(q), c.unit_eps()))
-        k_unit = zero_unseen("bt->btgk", real, l2_norm(silu(k), c.unit_eps()))
+        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.unit_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))

@@ -6,7 +6,7 @@ from attn_np.contract.qk_norm import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, upcast
+from attn_torch._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:
@@ -16,7 +16,7 @@ def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_norm(flat, c.norm_eps)
+        unit = l2_normalize(flat, c.norm_eps)
     elif c.norm == "rms":
         unit = rms_norm(flat, weight, c.norm_eps)
     else:

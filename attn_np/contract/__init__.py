@@ -15,7 +15,7 @@ from attn_np.contract._base import annotated_names as annotated_names
 from attn_np.contract._base import cached_check as cached_check
 from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_dtype as check_dtype
-from attn_np.contract._base import check_tokens as check_tokens
+from attn_np.contract._base import check_index as check_index
 from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
 from attn_np.contract._base import require as require
@@ -92,4 +92,4 @@ def examples(variant: str) -> dict[str, Config]:
 @cache
 def layers() -> dict[str, str]:
     """Class name to variant, over all variants."""
-    return {get(name).Config.layer: name for name in variants()}
+    return {get(name).Config.class_name: name for name in variants()}

@@ -47,13 +47,13 @@ class Arg:
     """One argument of a call: its axes, its kind, and the argument that replaces it when it is left out.
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
-    (boolean, broadcastable; marks single out some positions), "tokens" (integers from 0, exact shape). `falls_back_to`
+    (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
     names the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the
     layer; `draw_below` is the limit that tests use for tokens without one.
     """
 
     axes: str
-    kind: Literal["array", "bias", "mask", "keep", "marks", "tokens"] = "array"
+    kind: Literal["array", "bias", "mask", "keep", "marks", "integers"] = "array"
     optional: bool = False
     falls_back_to: str | None = None
     below: int | None = None
@@ -105,7 +105,7 @@ class Config:
     """Base of all configs. A contract subclasses it, adds fields, and describes itself in class variables."""
 
     variant: ClassVar[str] = ""
-    layer: ClassVar[str]
+    class_name: ClassVar[str]
     family: ClassVar[str]
     title: ClassVar[str]
     idea: ClassVar[str]
@@ -291,7 +291,7 @@ class Config:
                 continue
             self._check_dtype(name, arg, spec[1], dtype)
             dtype = spec[1] if dtype is None and arg.kind == "array" else dtype
-            if arg.kind in ("array", "tokens"):
+            if arg.kind in ("array", "integers"):
                 self._check_shape(name, arg, spec[0], sizes)
             else:
                 self._check_broadcast(name, arg, spec[0], sizes)
@@ -312,9 +312,9 @@ class Config:
                 if arg.kind == "mask":
                     todo += ", or an additive float bias as bias="
                 raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {todo}")
-        elif arg.kind == "tokens":
+        elif arg.kind == "integers":
             if got not in INTEGERS:
-                raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass token numbers")
+                raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass integers")
         elif got not in FLOATS:
             raise TypeError(
                 f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}"
@@ -428,8 +428,8 @@ def annotated_names(layer: type) -> list[str]:
     return names
 
 
-def check_tokens(known: tuple[int, int] | None, size: int) -> None:
-    """Refuse tokens, or other row numbers, outside a table, if the least and the largest are known.
+def check_index(known: tuple[int, int] | None, size: int) -> None:
+    """Refuse an index, as of tokens, outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.

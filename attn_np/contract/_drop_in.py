@@ -14,7 +14,7 @@ ARRAYS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsLast(Config):
+class PositionsFirst(Config):
     """The arrays of a call of JAX's function, and of Flax's, checked as the arguments of a layer are.
 
     Attributes:
@@ -33,11 +33,11 @@ class HeadsLast(Config):
         return arrays | masks
 
 
-class OfJax(HeadsLast):
+class OfJax(PositionsFirst):
     """Those of `jax.nn.dot_product_attention`."""
 
 
-class OfFlax(HeadsLast):
+class OfFlax(PositionsFirst):
     """Those of an `attention_fn`."""
 
 
@@ -207,7 +207,7 @@ def merged(batch: tuple[int, ...]) -> int:
     return prod(batch)
 
 
-def check_heads_last(arrays: type[HeadsLast], specs: Mapping[str, Spec | None]) -> None:
+def check_positions_first(arrays: type[PositionsFirst], specs: Mapping[str, Spec | None]) -> None:
     """Refuse arrays `b t h k`, or `t h k`, that cannot be right.
 
     Raises:
@@ -242,7 +242,7 @@ def check_flax(specs: Mapping[str, Spec | None]) -> None:
         fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"
         require(fits, FLAX, expected, shape, "give it these axes")
         last[name] = (shape[-3:], (specs[name] or ((), ""))[1])
-    check_heads_last(OfFlax, last)
+    check_positions_first(OfFlax, last)
     for name in ("bias", "mask"):
         spec = specs[name]
         if spec is not None:
@@ -269,7 +269,7 @@ def check_jax(
     if return_residual is not False:
         raise field_error(JAX, "return_residual=False", repr(return_residual), "call jax.nn's for the residual")
     check_scale(JAX, "scale", scale)
-    check_heads_last(OfJax, specs)
+    check_positions_first(OfJax, specs)
     query = specs["query"]
     for name in ("query_seq_lengths", "key_value_seq_lengths"):
         spec, batch = specs[name], query[0][0] if query is not None and len(query[0]) == 4 else 1

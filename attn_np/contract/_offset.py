@@ -11,10 +11,10 @@ class OffsetQueries(Pattern):
     """What a pattern shows to queries that stand so many positions further on."""
 
     pattern: Pattern
-    offset: int
+    shift: int
 
     def allows(self, query: Any, key: Any) -> Any:
-        return self.pattern.allows(query + self.offset, key)
+        return self.pattern.allows(query + self.shift, key)
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class OffsetQueriesEach(Pattern):
     """What a pattern shows to queries that stand further on, by a number of positions for each sequence, `b`."""
 
     pattern: Pattern
-    offset: Any
-    axes = {"offset": "b"}
+    shift: Any
+    axes = {"shift": "b"}
 
     def allows(self, query: Any, key: Any) -> Any:
-        return self.pattern.allows(query + self.offset, key)
+        return self.pattern.allows(query + self.shift, key)

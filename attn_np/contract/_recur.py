@@ -36,7 +36,7 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
     fits = scale is None or (is_number(scale) and abs(scale) <= float_info.max)
     todo = "leave it out for 1/sqrt(K), and multiply q by what is learned"
     require(fits, "recur", "scale to be a finite int or float", short(scale), todo)
-    q, k, v = (spec_of(specs, name, ()) for name in "qkv")
+    q, k, v = (spec_or_default(specs, name, ()) for name in "qkv")
     for name, (shape, _) in (("q", q), ("k", k), ("v", v)):
         require(len(shape) == 4, "recur", f"{name} with four axes", shape, "batch, positions, heads, width")
     (b, t, h, width), (g, value_width) = q[0], v[0][2:]
@@ -59,7 +59,7 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
     other = "delta" if rule == "gated_delta" else "linear"
     todo = f"rule={other!r} has none" if decays else f"rule={'gated' if rule == 'linear' else 'gated_delta'!r} has one"
     require(given == decays, "recur", expected, "one" if given else "none", todo)
-    shape = spec_of(specs, "decay", (g,))[0]
+    shape = spec_or_default(specs, "decay", (g,))[0]
     known = (g,), (g, width), (b, t, g), (b, t, g, width)
     words = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
     require(shape in known, "recur", words, shape, "give one for each head, or for each channel of the keys")
@@ -88,6 +88,6 @@ def check_given(specs: Mapping[str, Spec | None]) -> None:
         )
 
 
-def spec_of(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:
+def spec_or_default(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:
     """The spec of an argument; of one that is None, one of this shape."""
     return specs[name] or (default, "")

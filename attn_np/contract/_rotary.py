@@ -176,7 +176,7 @@ class Rotary(Config):
         }
         if self.max_positions is not None:
             axes = "b t" if self.rope_sections is None else "a b t"
-            arguments["positions"] = Arg(axes, "tokens", optional=True, below=self.max_positions)
+            arguments["positions"] = Arg(axes, "integers", optional=True, below=self.max_positions)
         return arguments
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:

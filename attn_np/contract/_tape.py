@@ -83,8 +83,8 @@ class Scope:
         return self[name] if name in self else None  # noqa: SIM401 - a view, without a dict's get
 
     @property
-    def step(self) -> Any:
-        inner = getattr(self.tape, "step", None)
+    def tap_step(self) -> Any:
+        inner = getattr(self.tape, "tap_step", None)
         if inner is None:
             return None
         return lambda names, i, carry, ys: inner([f"{self.prefix}.{n}" for n in names], i, carry, ys)
@@ -96,8 +96,8 @@ def scope(tape: Any, prefix: str) -> Any:
 
 
 def tap_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The carry and results of one step of a scan, as the tape returns them: only a judge's tape, which has `step`, may
-    change them.
+    """The carry and results of one step of a scan, as the tape returns them: only a judge's tape, which has
+    `tap_step`, may change them.
     """
-    step = getattr(tape, "step", None)
+    step = getattr(tape, "tap_step", None)
     return (carry, ys) if step is None else step(list(names), i, carry, ys)

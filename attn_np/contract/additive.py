@@ -19,7 +19,7 @@ class Config(_base.Config):
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do.
     """
 
-    layer = "AdditiveAttention"
+    class_name = "AdditiveAttention"
     family = "alignment"
     title = "Additive attention"
     idea = (

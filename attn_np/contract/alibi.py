@@ -23,7 +23,7 @@ class Config(_heads.Config):
         scale_slopes: the scale multiplies the biases as well, as in Falcon, which adds them before it scales.
     """
 
-    layer = "AlibiAttention"
+    class_name = "AlibiAttention"
     family = "positions"
     title = "Attention with linear biases (ALiBi)"
     idea = (

@@ -24,7 +24,7 @@ class Config(_heads.Heads):
         width: columns of the grid.
     """
 
-    layer = "AxialAttention"
+    class_name = "AxialAttention"
     family = "sparse"
     title = "Axial attention"
     idea = (

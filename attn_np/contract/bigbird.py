@@ -26,7 +26,7 @@ class Config(_heads.BidirectionalConfig):
         graph_seed: seed of the random blocks, a whole number from 0.
     """
 
-    layer = "BigBirdAttention"
+    class_name = "BigBirdAttention"
     family = "sparse"
     title = "BigBird attention"
     idea = (

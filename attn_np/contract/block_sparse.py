@@ -24,7 +24,7 @@ class Config(_heads.Heads):
         query_block: how many queries in a row share the choice of the first of them, a divisor of block_size.
     """
 
-    layer = "BlockSparseAttention"
+    class_name = "BlockSparseAttention"
     family = "sparse"
     title = "Block-sparse attention"
     idea = (

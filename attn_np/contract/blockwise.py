@@ -16,7 +16,7 @@ class Config(_base.Config):
         causal: query i sees the keys up to its own position, aligned at the last key.
     """
 
-    layer = "BlockwiseAttention"
+    class_name = "BlockwiseAttention"
     family = "dense"
     title = "Blockwise attention"
     idea = (

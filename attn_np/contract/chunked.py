@@ -22,7 +22,7 @@ class Config(_heads.Config):
         chunk_size: how many positions a chunk has; the last one may have fewer.
     """
 
-    layer = "ChunkedAttention"
+    class_name = "ChunkedAttention"
     family = "sparse"
     title = "Chunked attention"
     idea = (

@@ -65,7 +65,7 @@ class Config(Rotary):
         long_factor: "longrope": divides each pair's angle beyond the original length.
     """
 
-    layer = "DecoderAttention"
+    class_name = "DecoderAttention"
     family = "heads"
     title = "Decoder attention"
     idea = (

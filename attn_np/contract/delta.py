@@ -26,7 +26,7 @@ class Config(_base.Config):
         norm_eps: added under the roots of that norm and of the norms of queries and keys.
     """
 
-    layer = "DeltaRule"
+    class_name = "DeltaRule"
     family = "linear"
     title = "Delta rule"
     idea = (

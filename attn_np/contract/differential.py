@@ -37,7 +37,7 @@ class Config(Rotary, CrossConfig):
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
     """
 
-    layer = "DifferentialAttention"
+    class_name = "DifferentialAttention"
     family = "heads"
     title = "Differential attention"
     idea = (

@@ -23,7 +23,7 @@ class Config(_heads.Config):
         steps: (left, right), how many such keys before and after its own position a query sees; None is no limit.
     """
 
-    layer = "DilatedAttention"
+    class_name = "DilatedAttention"
     family = "sparse"
     title = "Dilated attention"
     idea = (

@@ -34,7 +34,7 @@ class Config(_heads.Config):
         norm_eps: added under its root.
     """
 
-    layer = "DisentangledAttention"
+    class_name = "DisentangledAttention"
     family = "positions"
     title = "Disentangled attention (DeBERTa)"
     idea = (

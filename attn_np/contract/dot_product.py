@@ -19,7 +19,7 @@ class Config(_base.Config):
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do.
     """
 
-    layer = "DotProductAttention"
+    class_name = "DotProductAttention"
     family = "dense"
     title = "Dot-product attention"
     idea = (

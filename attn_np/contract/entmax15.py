@@ -25,7 +25,7 @@ class Config(CrossConfig):
         use_bias: biases on the four projections.
     """
 
-    layer = "EntmaxAttention"
+    class_name = "EntmaxAttention"
     family = "scores"
     title = "1.5-entmax attention"
     idea = (

@@ -29,7 +29,7 @@ class Config(_base.Config):
             to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
-    layer = "FusedQKVAttention"
+    class_name = "FusedQKVAttention"
     family = "dense"
     title = "Fused query-key-value attention"
     idea = (

@@ -27,7 +27,7 @@ class Config(CrossConfig):
         gate: "element": one gate for every dimension of a head's output; "head": one gate for all of them.
     """
 
-    layer = "GatedAttention"
+    class_name = "GatedAttention"
     family = "dense"
     title = "Gated attention"
     idea = (

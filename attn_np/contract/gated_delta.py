@@ -31,7 +31,7 @@ class Config(_base.Config):
             keys and values before SiLU. None: no convolution.
     """
 
-    layer = "GatedDeltaRule"
+    class_name = "GatedDeltaRule"
     family = "linear"
     title = "Gated delta rule"
     idea = (

@@ -28,7 +28,7 @@ class Config(_base.Config):
         norm_eps: added to the mean square in the norm of each head's context.
     """
 
-    layer = "GatedLinearAttention"
+    class_name = "GatedLinearAttention"
     family = "linear"
     title = "Gated linear attention"
     idea = (

@@ -30,7 +30,7 @@ class Config(CrossConfig):
             to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
-    layer = "GroupedQueryAttention"
+    class_name = "GroupedQueryAttention"
     family = "heads"
     title = "Grouped-query attention"
     idea = (

@@ -18,7 +18,7 @@ class LayerConfig(_base.Config):
         backward: it begins at the last position.
     """
 
-    layer = "GRULayer"
+    class_name = "GRULayer"
 
     input_dim: int
     hidden_dim: int
@@ -53,7 +53,7 @@ class Config(_base.Config):
             of both side by side; states are those of layer 0, layer 0 backward, layer 1, and so on.
     """
 
-    layer = "GatedRecurrentUnit"
+    class_name = "GatedRecurrentUnit"
     family = "recurrent"
     title = "Gated recurrent unit"
     idea = (

@@ -30,7 +30,7 @@ class Config(CrossConfig):
         temperature: the softmax that gives the gradient is that of scores / temperature.
     """
 
-    layer = "HardAttention"
+    class_name = "HardAttention"
     family = "scores"
     title = "Hard attention"
     idea = (

@@ -30,7 +30,7 @@ class Config(gated_delta.Config):
         rank: width of the latents that decays and output gates are made from; that of a head's values by default.
     """
 
-    layer = "KimiDeltaAttention"
+    class_name = "KimiDeltaAttention"
     family = "linear"
     title = "Kimi delta attention"
     idea = (

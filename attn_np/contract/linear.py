@@ -37,7 +37,7 @@ class Config(_base.Config):
         use_bias: biases on the four projections.
     """
 
-    layer = "LinearAttention"
+    class_name = "LinearAttention"
     family = "linear"
     title = "Linear attention"
     idea = (

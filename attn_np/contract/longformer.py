@@ -24,7 +24,7 @@ class Config(_heads.BidirectionalConfig):
         half_window: how many keys on each side of its own position a query sees.
     """
 
-    layer = "LongformerAttention"
+    class_name = "LongformerAttention"
     family = "sparse"
     title = "Longformer attention"
     idea = (

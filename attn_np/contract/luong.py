@@ -22,7 +22,7 @@ class Config(_base.Config):
         dropout: share of the weights set to 0 in training.
     """
 
-    layer = "LuongAttention"
+    class_name = "LuongAttention"
     family = "alignment"
     title = "Luong attention"
     idea = (

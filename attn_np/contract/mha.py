@@ -32,7 +32,7 @@ class Config(CrossConfig):
             decoding can know them.
     """
 
-    layer = "MultiHeadAttention"
+    class_name = "MultiHeadAttention"
     family = "dense"
     title = "Multi-head attention"
     idea = (

@@ -47,7 +47,7 @@ class Config(Rotary):
         long_factor: "longrope": divides each pair's angle beyond the original length.
     """
 
-    layer = "MultiHeadLatentAttention"
+    class_name = "MultiHeadLatentAttention"
     family = "heads"
     title = "Multi-head latent attention"
     idea = (

@@ -21,7 +21,7 @@ class Config(_heads.BidirectionalConfig):
         use_bias: biases on the four projections.
     """
 
-    layer = "PrefixAttention"
+    class_name = "PrefixAttention"
     family = "sparse"
     title = "Prefix attention"
     idea = (
@@ -54,7 +54,7 @@ class Config(_heads.BidirectionalConfig):
 
     def arguments(self) -> dict[str, Arg]:
         known = super().arguments()
-        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", draw_below=5), **known}
+        return {"query": known.pop("query"), "prefix": Arg("b", "integers", draw_below=5), **known}
 
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"

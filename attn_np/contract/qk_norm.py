@@ -31,7 +31,7 @@ class Config(CrossConfig):
         num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
     """
 
-    layer = "QKNormAttention"
+    class_name = "QKNormAttention"
     family = "scores"
     title = "Query-key normalisation"
     idea = (

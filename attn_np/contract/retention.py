@@ -48,7 +48,7 @@ class Config(_base.Config):
             rope_base^(-i / n), as in `rotary`.
     """
 
-    layer = "Retention"
+    class_name = "Retention"
     family = "linear"
     title = "Retention"
     idea = (

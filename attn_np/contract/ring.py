@@ -16,7 +16,7 @@ class Config(_base.Config):
         causal: query i sees the keys up to its own position, aligned at the last key.
     """
 
-    layer = "RingAttention"
+    class_name = "RingAttention"
     family = "dense"
     title = "Ring attention"
     idea = (

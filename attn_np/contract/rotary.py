@@ -45,7 +45,7 @@ class Config(Rotary, Heads):
         long_factor: "longrope": divides each pair's angle beyond the original length.
     """
 
-    layer = "RotaryAttention"
+    class_name = "RotaryAttention"
     family = "positions"
     title = "Rotary position embedding"
     idea = (

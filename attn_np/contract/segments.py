@@ -22,7 +22,7 @@ class Config(_heads.Config):
         use_bias: biases on the four projections.
     """
 
-    layer = "SegmentedAttention"
+    class_name = "SegmentedAttention"
     family = "sparse"
     title = "Segmented attention"
     idea = (
@@ -58,7 +58,7 @@ class Config(_heads.Config):
 
     def arguments(self) -> dict[str, Arg]:
         known = super().arguments()
-        return {"query": known.pop("query"), "segments": Arg("b t", "tokens", draw_below=3), **known}
+        return {"query": known.pop("query"), "segments": Arg("b t", "integers", draw_below=3), **known}
 
     def cached(self) -> dict[str, str]:
         return {"segments": "b s", **super().cached()} if self.causal else {}

@@ -25,7 +25,7 @@ class Config(_base.Config):
         output_dim: width of the outputs of that projection; d_model by default.
     """
 
-    layer = "SelfAttention"
+    class_name = "SelfAttention"
     family = "dense"
     title = "Self-attention"
     idea = (

@@ -18,7 +18,7 @@ class DecoderConfig(_base.Config):
         dropout: share set to 0 in training, of the attention weights and between the recurrent layers.
     """
 
-    layer = "AttentionDecoder"
+    class_name = "AttentionDecoder"
 
     input_dim: int
     hidden_dim: int
@@ -72,7 +72,7 @@ class Config(_base.Config):
         vocab_size: how many tokens there are; sources and targets are then tokens, outputs a score for each token.
     """
 
-    layer = "Seq2Seq"
+    class_name = "Seq2Seq"
     family = "recurrent"
     title = "Sequence to sequence with attention"
     idea = (
@@ -160,8 +160,8 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         words = self.vocab_size is not None
         return {
-            "source": Arg("b s", "tokens") if words else Arg("b s d"),
-            "target": Arg("b t", "tokens") if words else Arg("b t d"),
+            "source": Arg("b s", "integers") if words else Arg("b s d"),
+            "target": Arg("b t", "integers") if words else Arg("b t d"),
             "state": Arg("l b e", optional=True),
             "mask": Arg("b t s", "mask", optional=True),
             "keep": Arg("b t s", "keep", optional=True),

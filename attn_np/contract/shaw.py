@@ -24,7 +24,7 @@ class Config(_heads.Config):
         use_values: vectors for the values too, not for the keys alone.
     """
 
-    layer = "ShawAttention"
+    class_name = "ShawAttention"
     family = "positions"
     title = "Relative position representations (Shaw)"
     idea = (

@@ -27,7 +27,7 @@ class Config(CrossConfig):
             however a sequence is cut for decoding.
     """
 
-    layer = "SigmoidAttention"
+    class_name = "SigmoidAttention"
     family = "scores"
     title = "Sigmoid attention"
     idea = (

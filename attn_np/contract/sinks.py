@@ -28,7 +28,7 @@ class Config(CrossConfig):
         sink: "learned": each head learns a score of its own; "zero": the score 0, softmax off by one.
     """
 
-    layer = "SinkAttention"
+    class_name = "SinkAttention"
     family = "scores"
     title = "Attention sinks"
     idea = (

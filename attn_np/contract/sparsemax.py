@@ -25,7 +25,7 @@ class Config(CrossConfig):
         use_bias: biases on the four projections.
     """
 
-    layer = "SparsemaxAttention"
+    class_name = "SparsemaxAttention"
     family = "scores"
     title = "Sparsemax attention"
     idea = (

@@ -24,7 +24,7 @@ class Config(_heads.Heads):
         shift: how many positions the windows are moved down and right; half a window in every second layer.
     """
 
-    layer = "SwinAttention"
+    class_name = "SwinAttention"
     family = "sparse"
     title = "Swin attention"
     idea = (

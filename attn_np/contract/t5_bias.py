@@ -25,7 +25,7 @@ class Config(_heads.Config):
         bidirectional: buckets for both sides; without causality by default.
     """
 
-    layer = "T5Attention"
+    class_name = "T5Attention"
     family = "positions"
     title = "T5's relative position biases"
     idea = (

@@ -29,7 +29,7 @@ class Config(CrossConfig):
         mix_weights: map the weights of the softmaxes to those of the heads.
     """
 
-    layer = "TalkingHeadsAttention"
+    class_name = "TalkingHeadsAttention"
     family = "heads"
     title = "Talking-heads attention"
     idea = (

@@ -23,7 +23,7 @@ class Config(_heads.Config):
         base: the slowest sine of the encodings turns once in 2 pi base positions, or nearly.
     """
 
-    layer = "TransformerXLAttention"
+    class_name = "TransformerXLAttention"
     family = "positions"
     title = "Transformer-XL's relative positions"
     idea = (

@@ -22,8 +22,8 @@ from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention, queries_of_block
-from attn_torch._kernels.hidden import PatternArrays, limits_of, statically_true, trim_unseen, zero_unseen_inputs
 from attn_torch._kernels.sharded import attend_locally, is_sharded
+from attn_torch._kernels.unseen import PatternArrays, limits_of, statically_true, trim_unseen, zero_unseen_inputs
 from attn_torch._ops import dtype_name, skew, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU; or a 128th of it in each head, as of many

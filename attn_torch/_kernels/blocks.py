@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
-from attn_torch._kernels.hidden import PatternArrays, hide_
+from attn_torch._kernels.unseen import PatternArrays, hide_
 from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 

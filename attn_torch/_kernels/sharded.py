@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_torch._kernels.hidden import PatternArrays
+from attn_torch._kernels.unseen import PatternArrays
 from attn_torch._ops import alongside
 
 AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}

@@ -189,7 +189,7 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
             given[name] = np.arange(shape[-1]) < 1
         elif arg.optional or (arg.falls_back_to is not None and alone):
             continue
-        elif arg.kind == "tokens":
+        elif arg.kind == "integers":
             given[name] = np.sort(rng.integers(0, sizes.get("u", 3), shape))
         elif arg.kind == "array":
             given[name] = factor * rng.normal(size=shape)
@@ -236,7 +236,7 @@ class Picture:
 def picture(variant: str) -> Picture | None:
     """The variant at work; None where there is nothing to draw."""
     found, idea = run(variant), IDEAS.get(variant, Idea())
-    about = f"`{found.config.layer}({call(found.config)})`, with random weights and inputs."
+    about = f"`{found.config.class_name}({call(found.config)})`, with random weights and inputs."
     if variant == "rotary":
         return turning(found, idea, about)
     if idea.array:

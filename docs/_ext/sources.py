@@ -18,7 +18,7 @@ PASSED_ON = ("upcast", "to_dtype", "record")
 # Calls that put 0 in hidden places; the value is their last argument.
 HIDING = ("zero_unseen",)
 # How many arguments of a function are operands, where others are options.
-OPERANDS = {"softmax": 1, "dropout": 1, "attend": 3, "repeat_heads": 1, "rotate": 1, "rms_norm": 1, "l2_norm": 1}
+OPERANDS = {"softmax": 1, "dropout": 1, "attend": 3, "repeat_heads": 1, "rotate": 1, "rms_norm": 1, "l2_normalize": 1}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: r"\,", ast.Div: "/"}
 # Not opened on a page: the fast path, and the functions that every layer calls for its arguments and types.
 CLOSED = ("_kernels", "_layer", "_decode")

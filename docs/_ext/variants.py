@@ -27,7 +27,7 @@ KINDS = {
     "mask": "boolean, broadcastable; True = may attend",
     "keep": "boolean, broadcastable; True = not dropped",
     "marks": "boolean, broadcastable; True = marked",
-    "tokens": "integer array",
+    "integers": "integer array",
 }
 # Families in the order in which one learns them: their titles, and what their members have in common.
 FAMILIES = {
@@ -173,7 +173,7 @@ def page(variant: str, drawn: Picture | None) -> str:
         return getattr(config, name, None)
 
     family = f"family *{config.family}*, " if get("family") else ""
-    out += [f"`{variant}`: {family}class `{config.layer}`" if get("layer") else f"`{variant}`", ""]
+    out += [f"`{variant}`: {family}class `{config.class_name}`" if get("class_name") else f"`{variant}`", ""]
     if get("idea"):
         out += [prose(config.idea), ""]
     if get("formula"):
@@ -214,7 +214,7 @@ def page(variant: str, drawn: Picture | None) -> str:
         new = {n: p for n, p in holder.params().items() if n not in params}
         params |= new
         if new:
-            out += [f"The keys of a weight file, with the shapes of `{config.layer}({call(holder)})`.", ""]
+            out += [f"The keys of a weight file, with the shapes of `{config.class_name}({call(holder)})`.", ""]
             rows = [(code(n), code(p.axes), code(holder.shapes()[n]), str(holder.fans()[n])) for n, p in new.items()]
             out += table(("Name", "Axes", "Shape", "Fan"), rows)
     if params:

@@ -29,11 +29,13 @@ def main(
     for variant in contract.variants():
         config = contract.get(variant).Config
         if family in (None, config.family):
-            out.add_row(f"[bold]{variant}[/]", config.family, config.layer, config.title)
+            out.add_row(f"[bold]{variant}[/]", config.family, config.class_name, config.title)
             for name, (behind, preset) in contract.presets().items():
                 if behind == variant:
                     fields = ", ".join(f"{field}={value!r}" for field, value in preset.fields.items())
-                    out.add_row(f"  {name}", config.family, config.layer, f"{preset.title}: {variant} with {fields}")
+                    out.add_row(
+                        f"  {name}", config.family, config.class_name, f"{preset.title}: {variant} with {fields}"
+                    )
     console.print(out)
 
 

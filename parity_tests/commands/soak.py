@@ -47,7 +47,7 @@ def main(
     pieces = [(name,) for name in names]
     # What calls `attend` is judged twice: stage by stage, and as users call it.
     hard = hard_cases(names, types, seed)
-    per_round = len(places) * sum(1 + attends(each.case.variant, each.case.config.layer) for each in hard)
+    per_round = len(places) * sum(1 + attends(each.case.variant, each.case.config.class_name) for each in hard)
     rounds = -(-cases // per_round)
     tasks = [(piece, types, places, seed + n) for n in range(rounds) for piece in pieces]
     total: dict[tuple[str, str], list[float]] = {}

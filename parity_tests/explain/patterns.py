@@ -46,7 +46,7 @@ def axes_of(case: Case, name: str, ndim: int) -> str:
     """Letters of an array's axes, "b h t s"; "" where they are not known."""
     last = name.rpartition(".")[2]
     arguments, params = case.config.arguments(), case.config.params()
-    if name in arguments and arguments[name].kind in ("array", "tokens"):
+    if name in arguments and arguments[name].kind in ("array", "integers"):
         found = arguments[name].axes.replace(" ", "")
     elif name in params or (last[1:] if last.startswith("d") else "") in params:
         found = (params.get(name) or params[last[1:]]).axes.replace(" ", "")

@@ -128,7 +128,7 @@ def exact(setup: Setup, backward: bool, tree: str = "attn_np") -> dict[str, Any]
     layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
     given = {name: widened(x) for name, x in drawn.inputs.items()}
     with np.errstate(all="ignore"):
-        found = leaves(layer(**given, **extras(case.config.variant, case.config.layer), tape=tape))
+        found = leaves(layer(**given, **extras(case.config.variant, case.config.class_name), tape=tape))
         if not backward:
             return tape | found
         dys = pulled(case, drawn, {name: x.shape for name, x in found.items()})

@@ -61,7 +61,7 @@ class Subject:
     def layer(self, call: Call, dtype: str = "float64") -> Any:
         """In evaluation mode."""
         config = call.config
-        cls = getattr(import_module(f"{self.name}.{config.variant}"), config.layer)
+        cls = getattr(import_module(f"{self.name}.{config.variant}"), config.class_name)
         values = {name: self.array(x) for name, x in call.params.items()}
         if self.tree == "attn_jax":
             from flax import nnx
@@ -86,7 +86,7 @@ class Subject:
 
     def run(self, call: Call, dtype: str = "float64") -> Arrays:
         """Every output by its name: "y", "out1" and so on."""
-        return self.outputs(self.layer(call, dtype), call.inputs, **extras(call.config.variant, call.config.layer))
+        return self.outputs(self.layer(call, dtype), call.inputs, **extras(call.config.variant, call.config.class_name))
 
     def outputs(self, layer: Any, inputs: Arrays, **more: Any) -> Arrays:
         """What a layer of the tree gives, by the names of `run`."""

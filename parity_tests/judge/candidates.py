@@ -89,7 +89,7 @@ def takes_last(variant: str, layer: str) -> bool:
 
 def pulled(case: Case, drawn: Drawn, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Random gradients of the outputs that are differentiated: y, and the state where one is returned."""
-    names = ("y", "out1") if takes_last(case.config.variant, case.config.layer) else ("y",)
+    names = ("y", "out1") if takes_last(case.config.variant, case.config.class_name) else ("y",)
     return {n: drawn.pulled[n] if n in drawn.pulled else drawn.cotangent(shapes[n], case.dtype) for n in names}
 
 
@@ -111,14 +111,14 @@ def collect(outcome: Outcome, kind: str, values: dict[str, Any], to_numpy: Calla
 
 def numpy_layer(case: Case, params: dict[str, Any], tree: str = "attn_np") -> Any:
     config = case.config
-    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.class_name)
     return cls(config, dtype=case.dtype, _values=params).eval()
 
 
 def run_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> Outcome:
     outcome, layer = Outcome(), numpy_layer(case, drawn.params, tree)
     tape: dict[str, Any] = {}
-    more = extras(case.config.variant, case.config.layer)
+    more = extras(case.config.variant, case.config.class_name)
     found = leaves(layer(**drawn.inputs, **more, tape=tape))
     grads = layer.vjp(tape, *pulled(case, drawn, {n: x.shape for n, x in found.items()}).values())
     collect(outcome, "outputs", found if taped else leaves(layer(**drawn.inputs, **more)), np.asarray)
@@ -180,13 +180,13 @@ def run_torch(
     import torch
 
     config = case.config
-    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.class_name)
     values = {name: to_torch(x, device) for name, x in drawn.params.items()}
     layer = cls(config, device=device, dtype=case.dtype, _values=values).eval()
     inputs = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
     floats = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
     tape = Noded() if taped else None
-    more = extras(config.variant, config.layer) if weights else {}
+    more = extras(config.variant, config.class_name) if weights else {}
     found = leaves(layer(**inputs, **more, tape=tape))
     shapes = {n: tuple(x.shape) for n, x in found.items()}
     dys = {n: to_torch(x, device) for n, x in pulled(case, drawn, shapes).items()}
@@ -229,13 +229,13 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
     import jax.numpy as jnp
     from flax import nnx
 
-    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.class_name)
 
     def call(params: Any, floats: Any, rest: Any, zeros: Any) -> Any:
         layer = cls(config, rngs=nnx.Rngs(0), param_dtype=dtype, _values=params)
         layer.eval()
         tape = Perturbed(zeros) if taped else None
-        more = extras(config.variant, config.layer) if weights else {}
+        more = extras(config.variant, config.class_name) if weights else {}
         found = leaves(layer(**floats, **rest, **more, tape=tape))
         return found, (found, dict(tape or {}))
 
@@ -293,7 +293,7 @@ def run_jax_once(case: Case, drawn: Drawn, taped: bool, device: str = "cpu", wei
     To compile is most of the time, and without XLA's optimisations it takes a seventh. What users call in float32 has
     them; float64, which shows what is meant, does without, and so does the tape where a call without one is judged too.
     """
-    beside = weights and attends(case.config.variant, case.config.layer)
+    beside = weights and attends(case.config.variant, case.config.class_name)
     quickly = device == "cpu" and (case.dtype == "float64" or beside)
     return run_jax(case, drawn, weights, device=device, weights=weights, quickly=quickly)
 

@@ -140,7 +140,7 @@ def draw(
             shape = (shape[0], 1, *shape[2:])
         if arg.kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape).astype(kind)
-        elif arg.kind == "tokens":
+        elif arg.kind == "integers":
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         elif arg.kind == "keep":
             inputs[name] = rng.random(shape) >= getattr(config, "dropout", 0.0)

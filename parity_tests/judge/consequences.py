@@ -39,7 +39,7 @@ class Poison:
         self.values[name] = value
         return value
 
-    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def tap_step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """One step of a scan: a y that is the carry, or part of it, is moved in both."""
         moved = []
         for name, y in zip(names, ys, strict=True):
@@ -200,7 +200,7 @@ def wide(drawn: Drawn) -> Drawn:
 
 def outputs_of(case: Case, drawn: Drawn, tape: Any) -> dict[str, np.ndarray]:
     """The outputs of the reference in float64."""
-    layer, options = numpy_layer(case, drawn.params), extras(case.config.variant, case.config.layer)
+    layer, options = numpy_layer(case, drawn.params), extras(case.config.variant, case.config.class_name)
     with np.errstate(all="ignore"):
         return leaves(layer(**drawn.inputs, **options, tape=tape))
 

@@ -165,7 +165,7 @@ def soaked(task: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]) 
     alarms: list[str] = []
     for hard in hard_cases(variants, dtypes, seed):
         drawn = hard.drawn()
-        for how, candidate in found + (calls if attends(hard.case.variant, hard.case.config.layer) else []):
+        for how, candidate in found + (calls if attends(hard.case.variant, hard.case.config.class_name) else []):
             with np.errstate(all="ignore"):  # beyond the range of float16 is one of the hard places
                 rows = list(how(hard.case, candidate, drawn))
             old = figures.get((hard.style, hard.case.dtype), [0, 0, 0, 0, 0.0])

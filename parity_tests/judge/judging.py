@@ -207,7 +207,7 @@ class Anchor:
         self.values[name] = value
         return value
 
-    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def tap_step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """One step of a scan: a y that is the carry, or part of it, is anchored in both."""
         anchored = []
         for name, y in zip(names, ys, strict=True):
@@ -261,7 +261,7 @@ def reference(
     layer.set_params({name: lifted(x) for name, x in layer.params().items()})
     inputs = {n: lifted(x) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
     with precision(p), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        found = leaves(layer(**inputs, **extras(case.config.variant, case.config.layer), tape=tape))
+        found = leaves(layer(**inputs, **extras(case.config.variant, case.config.class_name), tape=tape))
         if not backward:
             return found, {}
         if p.recomputed:

@@ -129,7 +129,7 @@ def work(task: Task) -> Result:
                         )
                 except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
                     result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
-            for candidate in calls if attends(variant, case.config.layer) else []:
+            for candidate in calls if attends(variant, case.config.class_name) else []:
                 if selected(case, candidate.framework, candidate.mode, plan.everything):
                     try:
                         promise = plan.fast_precision(candidate.framework, case.dtype)

@@ -102,8 +102,8 @@ MUTANTS = (
     rules(
         "embedding's gradient given to the next row",
         "the row of the token that occurred gets the gradient: begin to count at the same number in both passes",
-        "tokens, dy = tokens.reshape(-1),",
-        "tokens, dy = (tokens.reshape(-1) + 1) % table.shape[0],",
+        "index, dy = index.reshape(-1),",
+        "index, dy = (index.reshape(-1) + 1) % table.shape[0],",
         variant="seq2seq",
         example="words",
     ),

@@ -157,7 +157,7 @@ def decoded(case: Case, method: str, stop: int, tree: str, alias: str) -> dict[s
 
 def layer_in(tree: str, alias: str, config: Any, drawn: Drawn) -> Any:
     """A layer of a copy of attn_torch or attn_jax."""
-    cls = getattr(import_module(f"{alias}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{alias}.{config.variant}"), config.class_name)
     values = {name: to_tree(tree, x) for name, x in drawn.params.items()}
     if tree == "attn_torch":
         return cls(config, dtype="float64", _values=values).eval()

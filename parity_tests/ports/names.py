@@ -126,7 +126,7 @@ def letters_of(case: Case, drawn: Drawn) -> dict[str, int]:
     """The size of every axis letter in a call."""
     sizes = dict(case.config.sizes())
     for name, arg in case.config.arguments().items():
-        if name in drawn.inputs and arg.kind in ("array", "tokens"):
+        if name in drawn.inputs and arg.kind in ("array", "integers"):
             sizes |= dict(zip(arg.axes.split(), drawn.inputs[name].shape, strict=True))
     if "s" not in sizes and "t" in sizes:
         sizes["s"] = sizes["t"]

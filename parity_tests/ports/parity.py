@@ -388,7 +388,7 @@ def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: s
     held = pulled(case, drawn, output_shapes(case, drawn))
     if returns - held.keys():  # the weights, which get no gradient, or what the variant does not return
         layer, variant = numpy_layer(case, drawn.params), case.config.variant
-        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.layer))))
+        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
         unknown = sorted(returns - {*known})
         if unknown:
             todo = contract.nearest(unknown[0], known)

@@ -47,7 +47,7 @@ def draw_attention(found: RealLayer, path: Path, sequence: int = 0, head: int = 
     from matplotlib import pyplot
 
     layer = numpy_layer(found.case, found.drawn.params)
-    if "return_weights" not in extras(found.variant, found.config.layer):
+    if "return_weights" not in extras(found.variant, found.config.class_name):
         raise ValueError(f"expected a layer with attention weights for a picture, got {found.variant}; leave it out")
     probs = list(leaves(layer(**found.drawn.inputs, return_weights=True)).values())[-1]
     probs = probs[:, None] if probs.ndim == 3 else probs

@@ -111,7 +111,7 @@ def overloads(package: str, imports: set[Import]) -> list[str]:
             imports.add(("typing", "overload"))
             lines.append("@overload")
         lines += ["def build(", *(f"    {arg}," for arg in given)]
-        lines.append(f") -> {contract.get(variant).Config.layer}: ...")
+        lines.append(f") -> {contract.get(variant).Config.class_name}: ...")
     return lines
 
 

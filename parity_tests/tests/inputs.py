@@ -252,7 +252,7 @@ def random_inputs(config: Config, call: str | Collection[str], **sizes: int) -> 
         kind = config.arguments()[name].kind
         if kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape)
-        elif kind == "tokens":
+        elif kind == "integers":
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         else:
             inputs[name] = rng.random(shape) < TRUE[kind]

@@ -189,7 +189,7 @@ def disagreement(witness: Callable[..., Arrays], case: Case) -> str:
 
 def layer_of(tree: Tree, config: Config, weights: Arrays | None = None) -> Any:
     """A float64 layer in evaluation mode with these parameters."""
-    cls = getattr(import_module(f"{tree.package.__name__}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{tree.package.__name__}.{config.variant}"), config.class_name)
     options = {"rngs": nnx.Rngs(0), "param_dtype": "float64"} if tree.name == "jax" else {"dtype": "float64"}
     layer = cls(config, **options, _values=tree.arrays(weights or {}))
     layer.eval()

@@ -83,7 +83,7 @@ def formulas(case: Case, drawn: Drawn) -> FormulaTape:
     inputs, weights = traced(drawn.inputs), traced(layer.params())
     tape = FormulaTape(inputs, weights)
     layer.set_params(weights)
-    layer(**drawn.inputs | inputs, **extras(config.variant, config.layer), tape=tape)
+    layer(**drawn.inputs | inputs, **extras(config.variant, config.class_name), tape=tape)
     return tape
 
 
@@ -144,7 +144,7 @@ def forward(framework: str, case: Case, drawn: Drawn) -> Judged:
     with float64_in_jax(framework):
         params, inputs = ({n: ops.from_numpy(x) for n, x in part.items()} for part in (drawn.params, drawn.inputs))
         layer = tree.layer_class(config.variant).from_params(config, params, case.dtype)
-        layer(**inputs, **extras(config.variant, config.layer), tape=tape)
+        layer(**inputs, **extras(config.variant, config.class_name), tape=tape)
         outcome = Outcome(tape={name: widened(ops.to_numpy(x)) for name, x in tape.items()})
     return Judged(who, case, drawn, outcome, precision_of(case.dtype))
 

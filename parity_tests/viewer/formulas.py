@@ -236,7 +236,7 @@ class FormulaTape(dict[str, Any]):
         self.given = {new if old == name else old: x for old, x in self.given.items()}
         self.aliases = {new if old == name else old: x for old, x in self.aliases.items()}
 
-    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def tap_step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """One step of a scan: the next goes on from its results by name."""
         out = []
         for name, y in zip(names, ys, strict=True):

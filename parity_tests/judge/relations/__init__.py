@@ -49,7 +49,7 @@ NEEDS = {
 
 def offered(config: Config) -> set[str]:
     """Arguments and fields, and "weights" where they are returned."""
-    weighs = not attends(config) or "return_weights" in extras(config.variant, config.layer)
+    weighs = not attends(config) or "return_weights" in extras(config.variant, config.class_name)
     return {*config.arguments(), *config.fields(), *(["weights"] if weighs else [])}
 
 

@@ -43,8 +43,8 @@ MUTANTS = (
     planted(
         "norm of the keys before silu",
         "apply silu first, then divide by the length",
-        "l2_norm(silu(k), c.norm_eps)",
-        "silu(l2_norm(k, c.norm_eps))",
+        "l2_normalize(silu(k), c.norm_eps)",
+        "silu(l2_normalize(k, c.norm_eps))",
         "recurrent",
     ),
     planted(

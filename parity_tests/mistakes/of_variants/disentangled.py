@@ -62,8 +62,8 @@ MUTANTS = (
     both(
         "gradient of the distances from one term",
         "both terms read the table of distances: add their gradients",
-        'w["w_rel"] = total(*dw_rel)',
-        'w["w_rel"] = dw_rel[0]',
+        'dw["w_rel"] = total(*dw_rel)',
+        'dw["w_rel"] = dw_rel[0]',
         trees=("attn_np",),
     ),
 )

@@ -251,14 +251,14 @@ def bad_calls(config: Config, inputs: Arrays) -> Iterator[Bad]:
 def bad_arrays(name: str, arg: Arg, x: np.ndarray, known: dict[str, int], arrays: list[str]) -> Iterator[Bad]:
     yield Bad(f"{name} as a list", name, x.tolist(), TypeError, "got list; convert it")
     yield Bad(f"{name} as a number", name, 1.0, TypeError, "got float; convert it")
-    if arg.kind not in ("array", "tokens"):
+    if arg.kind not in ("array", "integers"):
         return
     yield Bad(f"{name} of too low a rank", name, np.asarray(x[0]), ValueError, f"{x.shape[1:]}")
     yield Bad(f"{name} of too high a rank", name, x[None], ValueError, f"(1, {x.shape[0]}")
     for i, letter in enumerate(arg.axes.split()):
         if letter in known:
             yield Bad(f"{name} with a longer {letter}", name, longer(x, i), ValueError, f"{letter}={known[letter]}")
-    if arg.kind == "tokens":
+    if arg.kind == "integers":
         yield Bad(f"float {name}", name, x.astype("float64"), TypeError, "integer dtype")
         yield Bad(f"boolean {name}", name, x > 0, TypeError, "integer dtype")
         return
@@ -333,7 +333,7 @@ def test_numpy_arrays_go_into_jax(variant: str) -> None:
 
 
 def has_paths(variant: str) -> bool:
-    layer = getattr(TREES["numpy"].package, contract.get(variant).Config.layer)
+    layer = getattr(TREES["numpy"].package, contract.get(variant).Config.class_name)
     return "implementation" in inspect.signature(layer.__call__).parameters
 
 
@@ -360,7 +360,7 @@ def test_float64_in_jax_without_x64(variant: str) -> None:
     with jax.enable_x64(False):
         build = refused(lambda: JAX.build(variant, dtype="float64", **config.as_dict()), ValueError, variant)
         kinds: list[dict[str, Any]] = [{"param_dtype": "float64"}, {"dtype": jnp.float64}]
-        layer = getattr(JAX, config.layer)
+        layer = getattr(JAX, config.class_name)
         for kind in kinds:
             text = refused(lambda kind=kind: layer(config, rngs=nnx.Rngs(0), **kind), ValueError, variant)
             assert text == build

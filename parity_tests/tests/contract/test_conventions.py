@@ -141,7 +141,7 @@ def test_strides_do_not_matter(tree: Tree, variant: str, example: str) -> None:
     layouts = [transposed, spread] if tree.name == "torch" else [transposed, spread, backward]
     for layout in layouts:
         strided = {key: tree.strided(layout(x)) for key, x in inputs.items()}
-        got = [tree.numpy(x) for x in flat(layer(**strided, **extras(variant, config_of(variant, example).layer)))]
+        got = [tree.numpy(x) for x in flat(layer(**strided, **extras(variant, config_of(variant, example).class_name)))]
         for x, want in zip(got, bounded(variant, example), strict=True):
             assert compare(x, want, "float64")["ratio"] <= 1, layout.__name__
 
@@ -335,7 +335,7 @@ def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
     mask = inputs["mask"].copy()
     mask[0, ..., 2, :] = False
     inputs |= {"mask": mask}
-    more = extras(variant, config.layer)
+    more = extras(variant, config.class_name)
     (y, *others), tape = tree.trace(layer, inputs, **more)
     if more:
         assert not others[-1][0, ..., 2, :].any()
@@ -359,7 +359,7 @@ def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
     """Nothing is learned from a call in which everything is hidden, but for the last bias."""
     inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
     inputs |= {"mask": np.zeros_like(inputs["mask"])}
-    y, *weights = tree(layer, inputs, **extras(variant, config_of(variant, example).layer))
+    y, *weights = tree(layer, inputs, **extras(variant, config_of(variant, example).class_name))
     assert not any(x.any() for x in weights)
     dy = cotangent(tree, layer, inputs)
     for name, x in tree.gradients(layer, inputs, dy).items():

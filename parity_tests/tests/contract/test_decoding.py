@@ -84,7 +84,7 @@ def work(variant: str, example: str, dtype: str = "float64") -> Work:
             continue
         sizes = {"b": BATCH, "t": T, "s": T} | case.config.sizes()
         shape = tuple(sizes.get(x, width) for x in letters)
-        if arg.kind == "tokens":
+        if arg.kind == "integers":
             more[name] = np.cumsum(rng.integers(0, 2, shape), axis=1)
         elif arg.kind == "array" and (arg.falls_back_to is None or shape[-1] != width):
             more[name] = rng.normal(size=shape).astype(DTYPES[dtype])
@@ -480,7 +480,7 @@ class Numbered:
         return {"k": "b s", "numbers": "b s"}
 
     def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t"), "numbers": Arg("b t", "tokens")}
+        return {"query": Arg("b t"), "numbers": Arg("b t", "integers")}
 
     def sizes(self) -> dict[str, int]:
         return {}

@@ -48,7 +48,7 @@ def made(config: Config, sizes: dict[str, int], names: set[str], seed: int) -> C
         kind = config.arguments()[name].kind
         if kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape)
-        elif kind == "tokens":
+        elif kind == "integers":
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         else:
             inputs[name] = rng.random(shape) < TRUE[kind]

@@ -470,7 +470,7 @@ def scaled() -> list[str]:
     found = {variant: next(iter(contract.examples(variant).values())) for variant in VARIANTS}
     uneven = "indifferent_scores_share_evenly"
     scaled = [v for v, c in found.items() if "scale" in c.fields() and uneven not in c.exempt()]
-    return [v for v in scaled if "return_weights" in extras(v, found[v].layer)]
+    return [v for v in scaled if "return_weights" in extras(v, found[v].class_name)]
 
 
 @pytest.mark.parametrize("variant", scaled())
@@ -914,7 +914,7 @@ def asked(variant: str) -> tuple[Case, Drawn, Arrays]:
 
 def textbook(config: Config) -> dict[str, str]:
     """Asks for the path that promises these derivatives, where there are several."""
-    call = getattr(import_module(f"attn_np.{config.variant}"), config.layer).__call__
+    call = getattr(import_module(f"attn_np.{config.variant}"), config.class_name).__call__
     return {"implementation": "textbook"} if "implementation" in signature(call).parameters else {}
 
 

@@ -393,7 +393,7 @@ def test_names_of_a_package(package: str) -> None:
     module = import_module(package)
     assert dir(module) == module.__all__
     for variant in VARIANTS:
-        name = contract.get(variant).Config.layer
+        name = contract.get(variant).Config.class_name
         assert getattr(module, name) is getattr(import_module(f"{package}.{variant}"), name)
         assert getattr(module, name).Config is contract.get(variant).Config
     wrong = module.__all__[0][:-1]
@@ -415,7 +415,7 @@ def test_functions_have_one_signature_and_a_backward(name: str) -> None:
 
 
 def class_of(package: str, variant: str) -> ast.ClassDef:
-    layer = contract.get(variant).Config.layer
+    layer = contract.get(variant).Config.class_name
     tree = ast.parse(path_of(package, variant).read_text())
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == layer]
     assert found, f"{package}/{variant}.py defines no class {layer}"
@@ -460,7 +460,7 @@ def test_annotations_are_the_contracts_axes(package: str, variant: str) -> None:
 
 
 FORWARD = ("__call__", "forward")
-KINDS = {"array": "Float", "bias": "Float", "mask": "Bool", "keep": "Bool", "marks": "Bool", "tokens": "Int"}
+KINDS = {"array": "Float", "bias": "Float", "mask": "Bool", "keep": "Bool", "marks": "Bool", "integers": "Int"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -496,7 +496,7 @@ def test_contracts_are_complete(variant: str) -> None:
     config = contract.get(variant).Config
     assert issubclass(config, Config)
     assert config.variant == variant
-    for name in ("layer", "family", "title", "idea", "formula", "cost", "paper"):
+    for name in ("class_name", "family", "title", "idea", "formula", "cost", "paper"):
         text = getattr(config, name)
         assert isinstance(text, str), name
         assert text.strip() == text != "", name
@@ -617,7 +617,7 @@ def test_stubs_name_what_the_package_offers(package: str) -> None:
     bound |= {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     assert bound == set(import_module(package).__all__)
     built = [ast.unparse(n.returns) for n in tree.body if isinstance(n, ast.FunctionDef) and n.returns]
-    assert built == [contract.get(name).Config.layer for name in (*VARIANTS, *contract.presets())]
+    assert built == [contract.get(name).Config.class_name for name in (*VARIANTS, *contract.presets())]
 
 
 # Written in pieces, so that this file does not match itself.

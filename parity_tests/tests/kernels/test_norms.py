@@ -55,9 +55,9 @@ def centred(x: list[float]) -> list[float]:
 
 
 FUNCTIONS = {
-    "l2_norm": Function(
-        lambda core, x: core.l2_norm(x, EPS),
-        lambda vjp, x, dy: (vjp.l2_norm_vjp(x, EPS, dy),),
+    "l2_normalize": Function(
+        lambda core, x: core.l2_normalize(x, EPS),
+        lambda vjp, x, dy: (vjp.l2_normalize_vjp(x, EPS, dy),),
         lambda x: (
             x / torch.linalg.vector_norm(torch.cat([x, torch.full_like(x[..., :1], sqrt(EPS))], -1), dim=-1)[..., None]
         ),
@@ -248,8 +248,8 @@ def test_the_length_of_a_norm(tree: Tree) -> None:
     core, x = import_module(f"{tree.package.__name__}._ops"), np.array([[3.0, 4.0]])
     weight, bias = np.array([2.0, 0.5]), np.array([1.0, 3.0])
     calls: list[tuple[Callable[..., Any], tuple[np.ndarray, ...], list[float]]] = [
-        (lambda core, x: core.l2_norm(x, 0.0), (x,), [0.6, 0.8]),
-        (lambda core, x: core.l2_norm(x, 144.0), (x,), [3 / 13, 4 / 13]),
+        (lambda core, x: core.l2_normalize(x, 0.0), (x,), [0.6, 0.8]),
+        (lambda core, x: core.l2_normalize(x, 144.0), (x,), [3 / 13, 4 / 13]),
         (lambda core, x, weight: core.rms_norm(x, weight, 36.5), (x, weight), [6 / 7, 2 / 7]),
         (lambda core, x, bias: core.layer_norm(x, None, bias, 0.0), (x, bias), [0.0, 4.0]),
     ]
@@ -312,8 +312,8 @@ def test_jax_keeps_the_type_of_a_count() -> None:
 
 SUM = "sqrt({np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 BUGS = {
-    "eps after the root": ("l2_norm", f"{SUM} + eps)", f"({SUM}) + eps)"),
-    "mean in place of sum": ("l2_norm", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
+    "eps after the root": ("l2_normalize", f"{SUM} + eps)", f"({SUM}) + eps)"),
+    "mean in place of sum": ("l2_normalize", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
     "sum in place of mean": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
     "eps left out": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
     "weight plus one": ("rms_norm", "unit * upcast(weight)", "unit * (1 + upcast(weight))"),
@@ -341,7 +341,7 @@ BACKWARD_BUGS = {
         " - 0 * x * (factor",
     ),
     "the factor left out": ("rms_norm", "* factor / (size", "/ (size"),
-    "the square of the size": ("l2_norm", "(size * size * size)", "(size * size)"),
+    "the square of the size": ("l2_normalize", "(size * size * size)", "(size * size)"),
     "the weight's gradient without the norm": (
         "rms_norm",
         "sum_to(dy * (x / size), weight.shape)",

@@ -20,7 +20,7 @@ from attn_np._kernel_blocks import count_of
 from attn_np._masks import block_table, visible_pairs
 from attn_np.contract._patterns import Interval, Pattern, from_text
 from attn_torch._kernels import blocks as torch_blocks
-from attn_torch._kernels.hidden import PatternArrays
+from attn_torch._kernels.unseen import PatternArrays
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 

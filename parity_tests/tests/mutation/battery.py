@@ -178,7 +178,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
         yield of_layers.dropping, layer
     yield package.pulled_back, layer
     if masked(config):
-        if "return_weights" in extras(config.variant, config.layer):
+        if "return_weights" in extras(config.variant, config.class_name):
             yield of_layers.query_without_keys, layer
         if keyed(config):
             yield of_layers.hidden_gradients, layer
@@ -191,7 +191,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
             yield of_layers.padding, layer, value
         if keyed(config) and getattr(config, "window", None):
             yield of_layers.beyond_the_window, layer, value
-    if config.layer == "Seq2Seq" and not name.endswith("/plain"):  # its outputs are no inputs
+    if config.class_name == "Seq2Seq" and not name.endswith("/plain"):  # its outputs are no inputs
         yield generating.wrong_decodings, layer
         vectors = config.vocab_size is None  # type: ignore[attr-defined]
         for what in generating.decodings(config, "float64"):
@@ -199,9 +199,9 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
         if vectors:
             yield generating.generating, layer, "float32", "with a state"
             yield generating.generating, layer, "bfloat16", "masked"
-    if config.layer == "GatedRecurrentUnit":
+    if config.class_name == "GatedRecurrentUnit":
         yield of_layers.one_of_a_stack, layer
-    if config.layer == "AttentionDecoder":
+    if config.class_name == "AttentionDecoder":
         yield of_layers.unchecked_run, layer
     if first:
         yield package.wrong_arguments, layer

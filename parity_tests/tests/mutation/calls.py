@@ -64,15 +64,15 @@ def layers(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     inner: dict[str, Labelled] = {}
     for name, config in found.items():
         for part, child in config.children().items():
-            if isinstance(child, Config) and child.layer not in contract.layers():
-                inner[f"{child.layer}, dropout {getattr(child, 'dropout', 0) > 0}"] = f"{name}.{part}", child
+            if isinstance(child, Config) and child.class_name not in contract.layers():
+                inner[f"{child.class_name}, dropout {getattr(child, 'dropout', 0) > 0}"] = f"{name}.{part}", child
     return *found.items(), *inner.values()
 
 
 @cache
 def chief(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     """The last layer of each class: examples grow in what they ask for."""
-    return tuple({config.layer: (name, config) for name, config in layers(variants)}.values())
+    return tuple({config.class_name: (name, config) for name, config in layers(variants)}.values())
 
 
 def case_of(layer: Labelled, call: str, dtype: str = "float64") -> Case:
@@ -109,7 +109,7 @@ def drawn_for(layer: Labelled, call: str, dtype: str = "float64") -> Drawn:
 def built(alias: str, layer: Labelled, **options: Any) -> Any:
     """A layer by its constructor, as users call it."""
     config = layer[1]
-    return getattr(import_module(f"{alias}.{config.variant}"), config.layer)(config, **options)
+    return getattr(import_module(f"{alias}.{config.variant}"), config.class_name)(config, **options)
 
 
 def results(layer: Any, inputs: Arrays, **options: Any) -> Arrays:
@@ -147,7 +147,7 @@ def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
             found[name] = rng.normal(size=shape)
         else:
             below = tokens_below(config, name)
-            found[name] = rng.integers(0, below, size=shape) if kind == "tokens" else rng.random(shape) < TRUE[kind]
+            found[name] = rng.integers(0, below, size=shape) if kind == "integers" else rng.random(shape) < TRUE[kind]
     return found
 
 

@@ -56,7 +56,7 @@ def positions_of(layer: Labelled, names: tuple[str, ...], dtype: str = "float64"
     shapes = {name: [sizes[letter] for letter in arguments[name].axes.split()] for name in names}
     return {
         name: rng.integers(0, tokens_below(layer[1], name), size=shape)
-        if arguments[name].kind == "tokens"
+        if arguments[name].kind == "integers"
         else rng.normal(size=shape).astype(DTYPES[dtype])
         for name, shape in shapes.items()
     }
@@ -79,7 +79,7 @@ def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], leng
 def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
     """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
     arguments = layer[1].arguments()
-    arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "tokens")]
+    arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "integers")]
     needed = tuple(n for n in arrays if arguments[n].falls_back_to is None and not arguments[n].optional)
     found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
     return tuple(names for names in found if fits(layer, names))
@@ -327,7 +327,7 @@ class Held(Config):
     slots: int | None = None
     heads: bool | None = True
 
-    layer: ClassVar[str] = "Held"
+    class_name: ClassVar[str] = "Held"
 
     def sizes(self) -> dict[str, int]:
         return {"k": 3, "v": 2}
@@ -357,7 +357,7 @@ class Worded(Held):
         return {"k": 3, "rest": 4}
 
     def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t k"), "words": Arg("b t", "tokens")}
+        return {"query": Arg("b t k"), "words": Arg("b t", "integers")}
 
     def cached(self) -> dict[str, str]:
         return {"query": "b s k", "words": "b s", "state": "b rest"}

@@ -419,7 +419,7 @@ def handed_over(alias: str) -> None:
 
 
 JUDGED: dict[str, tuple[str, ...]] = {
-    "l2_norm": ("x eps",),
+    "l2_normalize": ("x eps",),
     "rms_norm": ("x weight eps", "x none eps"),
     "layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
     "silu": ("x",),
@@ -427,7 +427,7 @@ JUDGED: dict[str, tuple[str, ...]] = {
     "amax_detached": ("x last", "x first"),
     "part_of_softmax": ("x top all parts",),
     "part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
-    "l2_norm_vjp": ("x eps dy",),
+    "l2_normalize_vjp": ("x eps dy",),
     "rms_norm_vjp": ("x weight eps dy", "x none eps dy"),
     "layer_norm_vjp": ("x weight bias eps dy", "x weight none eps dy", "x none bias eps dy", "x none none eps dy"),
     "silu_vjp": ("x dy",),
@@ -716,7 +716,7 @@ def picked(alias: str) -> None:
 class _Halving(dict[str, Any]):
     """A judge's tape: every step of a scan goes on from half of what it carried, and its first result is replaced."""
 
-    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> Any:
+    def tap_step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> Any:
         self.setdefault("asked", []).append((names, i))
         return carry / 2, (ys[0] + 100, *ys[1:])
 

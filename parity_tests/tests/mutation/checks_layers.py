@@ -117,7 +117,7 @@ def nothing_written(layer: Labelled, alias: str) -> None:
         claim_same(results(module, inputs, implementation="textbook"), plain, "the textbook's way")
         claim(set(ways_asked(module, inputs, "textbook")) <= {"textbook"}, "every attend gets the way asked for")
         refuses(partial(module, **inputs, implementation="fast"), ValueError, "implementation to be one of")
-    more = extras(layer[1].variant, layer[1].layer)
+    more = extras(layer[1].variant, layer[1].class_name)
     if more:
         count = len(results(module, inputs, return_weights=False))
         claim(len(plain) == count and len(results(module, inputs, **more)) == count + 1, "weights where asked for")
@@ -143,7 +143,7 @@ def taped_dtypes(layer: Labelled, alias: str) -> None:
         tape: dict[str, Any] = {}
         y, *others = leaves(module(**inputs, tape=tape)).values()
         # Gradients as large as some outputs would overflow on their way back.
-        ended = (y, *others[: takes_last(layer[1].variant, layer[1].layer)])
+        ended = (y, *others[: takes_last(layer[1].variant, layer[1].class_name)])
         module.vjp(tape, *(np.cos(np.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in ended))
         wrong = [name for name, x in tape.items() if x.dtype.kind not in "biu" and x.dtype != np.float32]
         claim(not wrong and y.dtype == DTYPES[dtype], f"not in float32: {wrong}")
@@ -189,7 +189,7 @@ def hiding_bias(layer: Labelled, alias: str) -> None:
     for place in (np.s_[0, ..., 1, 1], np.s_[1, ..., 3], np.s_[1, ..., 2, :]):
         bias[place], mask[place] = -np.inf, False
     by_mask, by_bias = inputs | {"mask": mask}, inputs | {"bias": bias}
-    more = extras(layer[1].variant, layer[1].layer)
+    more = extras(layer[1].variant, layer[1].class_name)
     claim_same(results(module, by_bias, **more), results(module, by_mask, **more), "hidden by the bias")
     claim_same(gradients(module, by_bias), gradients(module, by_mask), "hidden by the bias")
     alone = {name: x for name, x in by_bias.items() if name != "mask"}
@@ -226,7 +226,7 @@ def query_without_keys(layer: Labelled, alias: str) -> None:
     grads = gradients(module, inputs)
     claim(all(np.isfinite(x).all() for x in grads.values()), "a gradient is not finite")
     sees_more = "a_query_without_keys_gives_nothing" in config.exempt()  # as a memory
-    if config.layer in contract.layers() and config.family != "recurrent" and not sees_more:
+    if config.class_name in contract.layers() and config.family != "recurrent" and not sees_more:
         left = module.params().get("b_o", np.zeros(tape["y"].shape[2:]))
         claim(not tape["context"][0, 2].any() and same(tape["y"][0, 2], left), "context of a query without keys")
 
@@ -284,7 +284,7 @@ def constructor(layer: Labelled, alias: str) -> None:
     drawn = [name for name, param in config.params().items() if param.init is None]
     claim(not any(np.array_equal(one[name], other[name]) for name in drawn), "drawn anew without a generator")
     text = repr(built(alias, layer, dtype="float16"))
-    claim(text == f"{config.layer}({config}, dtype='float16')", text)
+    claim(text == f"{config.class_name}({config}, dtype='float16')", text)
 
 
 def parameters(layer: Labelled, alias: str) -> None:
@@ -293,7 +293,9 @@ def parameters(layer: Labelled, alias: str) -> None:
     inside = dict(module.walk())
     order = ["", *dict.fromkeys(prefix for name in config.params() for prefix in prefixes(name))]
     claim(list(inside) == order, f"walk gives {list(inside)}, not {order}")
-    claim(inside[""] is module and all(type(x).__name__ == x.config.layer for x in inside.values()), "layers inside")
+    claim(
+        inside[""] is module and all(type(x).__name__ == x.config.class_name for x in inside.values()), "layers inside"
+    )
     for mode, training in ((module.train, True), (module.eval, False), (module.train, True)):
         claim(mode() is module, "a mode returns the layer")
         claim([x.training for x in inside.values()] == [training] * len(inside), "one mode for all layers")
@@ -329,13 +331,13 @@ def dropping(layer: Labelled, alias: str) -> None:
     params, inputs = drawn_for(layer, "full").params, sized(config, config.arguments(), b=3, **SMALL)
     keeps = kinds(config, "keep")
     plain = {name: x for name, x in inputs.items() if name not in keeps}
-    cls = getattr(import_module(f"{alias}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{alias}.{config.variant}"), config.class_name)
     module = cls(config, rng=11, dtype="float64", _values=params)
     rng = np.random.default_rng(11)
     rate = config.dropout  # type: ignore[attr-defined]
     drawn = {name: rng.random(inputs[name].shape) >= rate for name in keeps} if rate else {}
     calm = numpy_layer(case_of(layer, "full"), params, alias)
-    more = extras(config.variant, config.layer)
+    more = extras(config.variant, config.class_name)
     claim_same(results(module, plain, **more), results(calm, plain | drawn, **more), "keep-masks of training")
     claim_same(results(module, inputs, **more), results(calm, inputs, **more), "keep-masks that are given")
     claim(same(module.rng.random(3), rng.random(3)), "numbers that the generator gave")
@@ -371,7 +373,7 @@ class _Stepping(dict[str, Any]):
         super().__init__()
         self.kinds: set[tuple[type, type]] = set()
 
-    def step(self, names: list[str], i: int, carry: Any, ys: Any) -> Any:
+    def tap_step(self, names: list[str], i: int, carry: Any, ys: Any) -> Any:
         self.kinds.add((type(carry), type(ys)))
         return carry, ys
 

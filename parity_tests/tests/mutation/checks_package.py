@@ -217,7 +217,7 @@ def pulled_back(layer: Labelled, alias: str) -> None:
     after = module.rng.bit_generator.state
     y = leaves(found)
     dys = [np.cos(np.arange(x.size)).reshape(x.shape) for x in y.values()]
-    dys = dys[: 2 if takes_last(config.variant, config.layer) else 1]
+    dys = dys[: 2 if takes_last(config.variant, config.class_name) else 1]
     now, old = {name: x + 1 for name, x in module.params().items()}, module.params()
     module.set_params(now)
     with calls_of(module) as calls:
@@ -273,7 +273,7 @@ def wrong_arguments(layer: Labelled, alias: str) -> None:
         if arg.kind in ("array", "bias") and config.params():
             refuses(call(x.astype(np.float32)), TypeError, f"{who}: expected {name} of dtype float64")
         last = arg.axes.split()[-1]
-        if last in config.sizes() or arg.kind not in ("array", "tokens"):
+        if last in config.sizes() or arg.kind not in ("array", "integers"):
             refuses(call(longer(x, x.ndim - 1)), ValueError, f"{who}: expected {name} ")
         if not arg.optional and arg.falls_back_to is None:
             refuses(call(None), TypeError, f"{who}: expected {name} ")
@@ -294,7 +294,7 @@ def wrong_cotangents(layer: Labelled, alias: str) -> None:
 def wrong_configs(layer: Labelled, alias: str) -> None:
     """A layer takes its own Config and one of the four float types."""
     config = layer[1]
-    cls = getattr(import_module(f"{alias}.{config.variant}"), config.layer)
+    cls = getattr(import_module(f"{alias}.{config.variant}"), config.class_name)
     claim(cls.Config is type(config), "the layer's Config")
-    refuses(lambda: cls(fields_of(config)), TypeError, f"{config.variant}: expected config to be a {config.layer}")
+    refuses(lambda: cls(fields_of(config)), TypeError, f"{config.variant}: expected config to be a {config.class_name}")
     refuses(lambda: cls(config, dtype="int8"), ValueError, f"{config.variant}: expected dtype to be one of")

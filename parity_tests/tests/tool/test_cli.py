@@ -45,7 +45,7 @@ def test_list_shows_every_variant() -> None:
     assert result.exit_code == 0
     for name in contract.variants():
         assert name in result.output
-        assert contract.get(name).Config.layer in result.output
+        assert contract.get(name).Config.class_name in result.output
 
 
 def test_list_names_the_stages_of_a_variant() -> None:

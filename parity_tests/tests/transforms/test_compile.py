@@ -92,7 +92,7 @@ def test_nnx_jit(variant: str) -> None:
     """Eager, and compiled with a tape that is made inside, within the bound."""
     example = last(variant)
     layer, inputs = JAX.layer(variant, example), JAX.arrays(inputs_for(variant, example, "full"))
-    more = extras(variant, config_of(variant, example).layer)
+    more = extras(variant, config_of(variant, example).class_name)
     want = list(bounded(variant, example, layer)[0].values())
 
     @nnx.jit

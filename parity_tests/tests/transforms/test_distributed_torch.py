@@ -57,7 +57,7 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     config = next(iter(contract.examples(variant).values()))
     inputs, weights = random_inputs(config, "full", b=4, t=3, s=4), weights_of(config)
     want = bounded(config, inputs, weights)
-    names = ("y", "out1") if takes_last(variant, config.layer) else ("y",)
+    names = ("y", "out1") if takes_last(variant, config.class_name) else ("y",)
     axes = {name: axis(config, name, "b") or 0 for name in inputs} | {"y": 0, "out1": 1}
     told = {"variant": variant, "config": {name: getattr(config, name) for name in config.fields()}}
     told |= {"weights": weights, "inputs": inputs, "axes": axes, "dys": {n: cotangent(want[n].shape) for n in names}}

@@ -100,7 +100,7 @@ class Work:
 
     def differentiated(self, outputs: list[Any]) -> list[Any]:
         """The outputs whose gradients the reference gives: the first, and a state that is returned."""
-        return outputs[: 2 if takes_last(self.config.variant, self.config.layer) else 1]
+        return outputs[: 2 if takes_last(self.config.variant, self.config.class_name) else 1]
 
 
 @cache
@@ -269,7 +269,7 @@ def test_two_layers(transform: str, variant: str) -> None:
 @cells(EXEMPT, "eval_shape")
 def test_eval_shape(transform: str, variant: str) -> None:
     todo = work(variant)
-    cls = getattr(JAX.package, todo.config.layer)
+    cls = getattr(JAX.package, todo.config.class_name)
     abstract = nnx.eval_shape(lambda: cls(todo.config, rngs=nnx.Rngs(0), param_dtype="float64"))
     params = {".".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
     assert {name: x.shape for name, x in params.items()} == todo.config.shapes()
@@ -287,7 +287,7 @@ def test_tabulate(transform: str, variant: str) -> None:
     layer = layer_of(JAX, todo.config, todo.params[0])
     table = nnx.tabulate(layer, **todo.arrays())
     count = sum(x.size for x in jax.tree.leaves(nnx.state(layer)))  # random numbers for dropout have a key and a count
-    assert todo.config.layer in table
+    assert todo.config.class_name in table
     assert f"Total Parameters: {count:,}" in table
     assert jax.eval_shape(lambda given: layer(**given), todo.arrays()) is not None
 

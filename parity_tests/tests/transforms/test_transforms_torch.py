@@ -258,7 +258,7 @@ def test_export_dynamic(transform: str, variant: str) -> None:
 
 def differentiated(config: Config, outputs: list[Any]) -> list[Any]:
     """The outputs whose gradients the reference gives: the first, and a state that is returned."""
-    return outputs[: 2 if takes_last(config.variant, config.layer) else 1]
+    return outputs[: 2 if takes_last(config.variant, config.class_name) else 1]
 
 
 def rows_of(todo: Work) -> tuple[dict[str, int], Callable[..., dict[str, Any]]]:
@@ -338,7 +338,7 @@ def test_autocast(transform: str, variant: str) -> None:
     todo = work(variant)
     drawn = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in todo.inputs.items()}
     params = {name: x.astype(np.float32) for name, x in todo.params.items()}
-    cls = getattr(TORCH.package, todo.config.layer)
+    cls = getattr(TORCH.package, todo.config.class_name)
     layer = cls(todo.config, dtype="float32", _values=TORCH.arrays(params)).eval()
     outside, dtype = results(layer, drawn), "float32" if variant in FLOAT32 else "bfloat16"
     found: list[Any] = []
@@ -364,7 +364,7 @@ def test_autocast(transform: str, variant: str) -> None:
 
 @cells(EXEMPT, "meta")
 def test_meta(transform: str, variant: str) -> None:
-    config, cls = work(variant).config, getattr(TORCH.package, work(variant).config.layer)
+    config, cls = work(variant).config, getattr(TORCH.package, work(variant).config.class_name)
     meta = cls(config, device="meta", dtype="float64")
     shapes = {name: tuple(x.shape) for name, x in meta.named_parameters()}
     assert shapes == config.shapes() and all(x.is_meta for x in meta.parameters())
