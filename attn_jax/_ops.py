@@ -177,7 +177,7 @@ def is_longer(t: int, n: int) -> bool:
 
 
 def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
-    """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
+    """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
 

@@ -49,7 +49,7 @@ class Slopes(Term):
 
 @dataclass(frozen=True, eq=False)
 class Table(Term):
-    """Numbers for each head and each bucket of relative positions: T5's bias, with `relative_buckets` as the rows.
+    """Numbers for each head and each bucket of relative positions: T5's bias, with `relative_buckets` as `bucket_of`.
 
     Attributes:
         table: `x h`, the numbers of bucket x.

@@ -33,7 +33,7 @@ class GatedLinearAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))

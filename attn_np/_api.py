@@ -9,7 +9,7 @@ from attn_np import contract
 from attn_np._layer import Layer, Output
 from attn_np._ops import Device, DType, check_device, check_dtype, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
-from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward reads them
+from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward passes read what such a tape holds
 from attn_np.weights import (
     PathArg,
     drain,
@@ -200,6 +200,7 @@ def load_pretrained(
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
     """Call a layer, or a function with a tape, and return its output and its tape: every named intermediate, in order.
 
+    With `implementation="fused"` the tape lacks what the fast path never forms, such as scores and weights.
     The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
     holds what was computed, unrounded.
 

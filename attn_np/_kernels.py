@@ -10,13 +10,13 @@
    added up before shrinks by exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k|
    says that no score is large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
-   them. (Their usual union, top + log(total), would round away what a row with large scores can still tell.)
+   them. (Both in one number, the lse top + log(total), would round away what a row with large scores can tell.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
-7. Distances. A bias that depends on the distance alone is a number for each diagonal of the scores, of which a block
+7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant, so the bias is moved until no score is above 30:
    its largest need not be looked for, and blocks whose scores are all too low to weigh anything (below -87 in float32)
-   are skipped. A block with a row that has no more than such scores is computed again, with the largest looked for.
+   are skipped. A block with a row whose weights add up to less than 1 is computed again, with the largest looked for.
    The bias's gradient is a sum over each diagonal.
 """
 

@@ -28,14 +28,14 @@ from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 @cached_array
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
-    """Encodings of the distances low .. high - 1: sines, then cosines, made in float64 and rounded once."""
+    """Encodings of the integers low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
     angles = xp.arange(low, high, dtype=xp.float64)[:, None] * rates
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
 def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
-    """y with x . (encoding of a distance) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
+    """y with x . (encoding of i - j) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
 
     sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
     """
@@ -46,7 +46,7 @@ def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
 
 @cached_array
 def bucket_table(xp: Any, config: Any) -> Any:
-    """The bucket of every distance from -max_distance to max_distance."""
+    """The bucket of every relative position from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
 
 

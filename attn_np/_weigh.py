@@ -42,6 +42,9 @@ class WeighedRows:
     """A call: its arrays `b t g k`, `b s g k` and `b s g v`, mask and bias broadcastable to `b h t s`.
 
     Attributes:
+        weighing: the function from scores to weights.
+        band: who sees whom by causality and window.
+        blocks: the queries of each block, and the keys that any of them sees.
         mix_scores, mix_weights: maps across the heads before and after the weighing, `g h` and `h g`, or None.
     """
 
@@ -77,7 +80,7 @@ class WeighedRows:
         dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
 
         def gradient_key(group: HeadGroup) -> Any:
-            """What else adds to the same gradients of the bias and the maps has the same key."""
+            """Groups that add to the same entries of the gradients of the bias and the maps have the same key."""
             if dmaps or dbias is None:
                 return () if dmaps else group
             return tuple(x for x, n in zip(group, dbias.shape, strict=False) if n > 1)

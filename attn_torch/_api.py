@@ -198,6 +198,7 @@ def load_pretrained(
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
     """Call a layer, or a function with a tape, and return its output and its tape: every named intermediate, in order.
 
+    With `implementation="fused"` the tape lacks what the fast path never forms, such as scores and weights.
     The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
     holds what was computed, unrounded.
 

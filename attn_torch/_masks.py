@@ -164,7 +164,7 @@ def visibility(
 
     A mask with an axis of queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
     causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
-    Nor does, without a mask and with as many queries as keys, a pattern by which every position sees itself.
+    Where every position sees itself by the pattern, and there are as many queries as keys and no mask, both are None.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:
@@ -242,7 +242,7 @@ def prepare_inputs(
 
     Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
     real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
-    self-attention), the masks `mask_of_queries` and `mask_of_keys`, and the three results.
+    self-attention), in a full pass the masks `mask_of_queries` and `mask_of_keys`, and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".

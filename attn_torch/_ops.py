@@ -176,7 +176,7 @@ def is_longer(t: int, n: int) -> bool:
 
 
 def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
-    """`make`, called with NumPy and plain values, as a function of the values: cached.
+    """`make(np, *values)` as a function of the values, whose results are cached; they go where `like` is.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
     """

@@ -15,7 +15,7 @@ from attn_torch._ops import (
     zeros,
 )
 
-VJP_KEY_ENTRIES = 2**17  # of the chunks that are taken in reverse together: each halving has arrays of its own
+VJP_KEY_ENTRIES = 2**17  # of the chunks taken in reverse at once: halving a chunk makes new arrays at every level
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,8 @@ def earlier_mask(t: int, like: Array) -> Array:
 def chunk_length(form: str, size: int, t: int) -> int | None:
     """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
+    "auto" is "recurrent" for one position, "chunked" for more than `size`, and else "parallel", one chunk, as in what
+    `torch.export` makes for any length.
     """
     if form == "recurrent" or (form == "auto" and t == 1):
         return None
@@ -109,7 +110,7 @@ def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """Products of rows with earlier keys, `b t g r s`, decayed in between, and what `range_products` gives.
+    """Products of rows with the keys up to their own, `b t g r s`, decayed in between, and what `range_products` gives.
 
     A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
     one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
@@ -129,7 +130,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 
 
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """`products_by_halves`; where all channels decay alike, the products and the decays of the pairs apart."""
+    """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
         return recomputed(products_by_halves)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)

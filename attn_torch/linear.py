@@ -118,7 +118,7 @@ class LinearAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
+        """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))

@@ -163,7 +163,7 @@ class Retention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0.
+        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0.
 
         In a step `valid` marks the real positions.
         """

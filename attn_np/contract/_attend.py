@@ -7,7 +7,7 @@ from typing import Any
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_number, require
 from attn_np.contract._tape import wants_intermediates
 
-# "auto" takes the fast path wherever it computes the same; "fused" takes it or raises.
+# "auto" takes the fast path where it computes the same and no tape asks for intermediates; "fused" takes it or raises.
 PATHS = ("auto", "textbook", "fused")
 
 # The axis of the scores along which the weights add up to 1.

@@ -178,7 +178,7 @@ class Config:
         return {name: shape_of(param.axes, sizes) for name, (param, sizes) in self._walk().items()}
 
     def fans(self) -> dict[str, int]:
-        """Fan of every parameter by its dotted name: how many products one output sums."""
+        """Fan of every parameter by its dotted name: how many products one output sums, or the size of `fan_axes`."""
         return {
             name: prod(shape_of(param.fan_axes or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()
         }

@@ -53,8 +53,8 @@ def check_offset_and_lengths(
         causal, window, pattern: as `attend` gets them.
 
     Raises:
-        ValueError: a shape that does not fit, an offset that is no integer, or a word or window that cannot be.
-        TypeError: no integers, or no pattern.
+        ValueError: a shape that does not fit, an offset that is no integer, or a window that cannot be right.
+        TypeError: an offset or lengths that are no integers, or what is no pattern.
     """
     words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
     Options(causal=causal, window=window, **words)

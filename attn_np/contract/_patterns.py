@@ -19,7 +19,8 @@ A pattern of your own is a frozen dataclass whose fields are numbers, None, othe
         stride: int
 
         def allows(self, query, key):
-            return (query - key) % self.stride == 0
+            near = query - key < self.stride
+            return (near | ((query - key) % self.stride == 0)) & (key <= query)
 
 What depends on more than positions takes arrays: `axes` names the fields that hold one, and says what its axes are.
 """

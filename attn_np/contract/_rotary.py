@@ -210,7 +210,7 @@ class Rotary(Config):
             require(fits, variant, expected, shape, todo)
 
     def check_range(self, low: int, high: int) -> None:
-        """Refuse positions beyond the tables, if their values are known.
+        """Refuse positions whose least and largest are not from 0 to `max_positions` - 1.
 
         Raises:
             ValueError: naming the range.
@@ -290,7 +290,7 @@ class Rotary(Config):
 
 
 def with_angles_apart(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call; cosines and sines that stand for positions as two of their own.
+    """The arguments of a call; a pair passed as `positions` becomes two arguments, `cos` and `sin`, and positions None.
 
     Raises:
         ValueError: positions that are neither an array nor a pair.

@@ -1,4 +1,4 @@
-"""How scores become weights where that is no softmax: what a fast path for blocks of rows has to know."""
+"""How scores become weights, as the path for blocks of rows needs to know it."""
 
 from dataclasses import dataclass
 from typing import Any

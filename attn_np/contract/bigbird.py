@@ -36,8 +36,8 @@ class Config(_heads.BidirectionalConfig):
         "attention can express, at a cost that grows with the length."
     )
     formula = (
-        r"p_{ts} > 0 \quad \mathrm{only\ where}\ |i - j| \leq w\ \mathrm{or}\ i \in G\ \mathrm{or}\ j \in G\ "
-        r"\mathrm{or}\ j \in R_i, \quad i = \lfloor t / c \rfloor,\ j = \lfloor s / c \rfloor"
+        r"p_{ts} > 0 \quad \mathrm{only\ where}\ |i - j| \leq \tfrac{w - 1}{2}\ \mathrm{or}\ i \in G\ \mathrm{or}\ "
+        r"j \in G\ \mathrm{or}\ j \in R_i, \quad i = \lfloor t / c \rfloor,\ j = \lfloor s / c \rfloor"
     )
     notation = {
         "b (block size)": "block_size, c in the formula",
@@ -46,7 +46,7 @@ class Config(_heads.BidirectionalConfig):
         "r (random), R_i": "random_blocks; those of block i: drawn_blocks",
     }
     cost = (
-        "time b t (w + g + r) c h (k + v) for blocks of c positions, and b g c t h (k + v) for the global queries;"
+        "time b t (w + 2 g + r) c h (k + v) for blocks of c positions, and 2 b g c t h (k + v) for the global queries;"
         " memory b t h (k + v), and b h t t where weights are returned"
     )
     paper = "Zaheer et al. 2020, Big Bird, arXiv:2007.14062, section 2 and appendix D (BigBird-ITC)"

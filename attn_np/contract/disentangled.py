@@ -13,7 +13,7 @@ class Config(_heads.Config):
     """Fields of disentangled attention.
 
     Attributes:
-        d_model: width of the input and of the embeddings of distances.
+        d_model: width of the input and of the embeddings of relative positions.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
@@ -22,12 +22,13 @@ class Config(_heads.Config):
         causal: a position sees itself and earlier ones. The paper's encoder is not causal.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        max_distance: k of the paper: distances from -k + 1 to k - 1 have a row each, others share the outer two.
+        max_distance: k of the paper: relative positions from -k + 1 to k - 1 have a row each, others share the outer
+            two.
         score_terms: beside content to content: "c2p", "p2c" or both.
         buckets_per_side: embeddings of one side, twice as many in all; max_distance by default. With fewer,
             distances up to half of them have one each, and larger ones share them in buckets that grow with the
             distance.
-        p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
+        p2c_view: whose view of a relative position p2c looks up: "key" (the paper) or "query" (the models).
         share_projections: embeddings are projected by w_q and w_k with their biases, not by separate weights.
         rel_projection_bias: biases on the separate projections of embeddings.
         norm_rel: embeddings have a layer norm before they are projected.
@@ -40,7 +41,7 @@ class Config(_heads.Config):
     idea = (
         "A word has two vectors, what it says and where it stands, and the two are never added. A score is the sum of "
         "three: how the contents fit, how the query's content fits the distance to the key, and how the key's content "
-        "fits the distance to the query. All heads and layers look distances up in one table."
+        "fits the distance to the query, both with a sign. All heads and layers look them up in one table."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{3K}} \left(q_{h,t} \cdot k_{h,s} + q_{h,t} \cdot k^r_{h,\delta(t,s)} "
@@ -48,7 +49,7 @@ class Config(_heads.Config):
         r"\qquad y = b_o + \sum_h \mathrm{softmax}_s(e_h)\, v_h\, w_{o,h}"
     )
     notation = {
-        "P": "w_rel, x d: a row for each distance, 2 max_distance of them",
+        "P": "w_rel, x d: a row for each relative position, 2 max_distance of them",
         "k (maximum relative distance)": "max_distance, D in the formula",
         "layer norm of P (norm_rel_ebd of the code)": "rel, x d, with norm_rel; w_rel_norm, b_rel",
         "Q^c, K^c, V^c": "q, k, v; W_q,c, W_k,c, W_v,c: w_q, w_k, w_v",
@@ -65,18 +66,18 @@ class Config(_heads.Config):
     )
     equals = ("with all embeddings 0 and the scale of a head: mha",)
     traps = (
-        "position to content picks by delta(s, t), the distance as the key sees it; the authors' code, and with it "
-        "every published model, picks by delta(t, s): p2c_view='query'",
-        "delta is not the same on both sides: distance D and beyond share row 2 D - 1, distance -D and beyond row 0, "
+        "position to content picks by delta(s, t), the relative position as the key sees it; the authors' code, and "
+        "with it every published model, picks by delta(t, s): p2c_view='query'",
+        "delta is not the same on both sides: t - s of D and more shares row 2 D - 1, of -D and less row 0, "
         "so that -(D - 1) has row 1 and D - 1 the last",
         "the scale counts the terms: with one of them left out it is 1/sqrt(2 K)",
-        "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
-        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_projection_bias, whose "
+        "versions 2 and 3 project the table by the weights and biases of the contents, and count relative "
+        "positions in buckets; version 1 has weights of their own, and for Q^r a bias: rel_projection_bias, whose "
         "part for K^r "
         "adds the same to all scores of a query",
         "a bucket's logarithm is rounded up here and down in T5",
-        "published models of versions 2 and 3 norm the table of distances: norm_rel",
-        "dropout on the table of distances belongs to the model around the layer",
+        "published models of versions 2 and 3 norm the table of relative positions: norm_rel",
+        "dropout on the table of relative positions belongs to the model around the layer",
     )
 
     max_distance: int = 512
@@ -125,7 +126,7 @@ class Config(_heads.Config):
         return self.buckets_per_side or self.max_distance
 
     def signed_buckets(self) -> tuple[int, ...]:
-        """The bucket of every distance from -max_distance to max_distance: negative for negative ones."""
+        """The bucket of every relative position from -max_distance to max_distance: negative for negative ones."""
         positive = buckets(self.span(), self.max_distance)
         return (*(-x for x in positive[:0:-1]), *positive)
 
@@ -146,7 +147,7 @@ class Config(_heads.Config):
 
     def exempt(self) -> dict[str, str]:
         return {
-            "keys_have_no_order": "scores depend on the distance of queries and keys",
+            "keys_have_no_order": "scores depend on relative positions",
             "the_default_scale_is_that_of_the_head": "the scale counts the terms too",
         }
 

@@ -23,7 +23,7 @@ class Config(_base.Config):
         temperature: a decay is a sigmoid to the power of 1 / temperature: the larger, the longer the memory.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel".
+            "chunked" for more than `chunk_size`, and else "parallel", as in what `torch.export` makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added to the mean square in the norm of each head's context.
     """
@@ -37,7 +37,7 @@ class Config(_base.Config):
     )
     formula = (
         r"s_t = \mathrm{diag}(\alpha_t)\, s_{t-1} + k_t v_t^\top,\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
-        r"\alpha_t = \sigma(x_t w_a w_b + b_a)^{1/\tau},\quad "
+        r"\alpha_t = \sigma(x_t w_{a,down} w_{a,up} + b_a)^{1/\tau},\quad "
         r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_{gate}))\, w_o"
     )
     notation = {

@@ -21,7 +21,7 @@ class Config(gated_delta.Config):
         output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel".
+            "chunked" for more than `chunk_size`, and else "parallel", as in what `torch.export` makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added under the roots of the norms of contexts, and of queries and keys.
         qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
@@ -40,7 +40,8 @@ class Config(gated_delta.Config):
     formula = (
         r"s_t = \left(I - \beta_t k_t k_t^\top\right) \mathrm{diag}(\alpha_t)\, s_{t-1} + \beta_t\, k_t v_t^\top,"
         r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
-        r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a w_b + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
+        r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_{a,down} w_{a,up} + b_{dt})},\quad "
+        r"\beta_t = \sigma(x_t w_\beta),\quad "
         r"y = (\mathrm{rms}(c) \odot \sigma(x w_{gate} w_u + b_{gate}))\, w_o"
     )
     notation = {

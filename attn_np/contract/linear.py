@@ -29,8 +29,9 @@ class Config(_base.Config):
         causal: query i sees the keys up to its own position.
         form: how a causal layer is computed, with the same result: "recurrent" passes a state from position to
             position, "chunked" scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel"
-            takes the sequence as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in
-            what `torch.export` makes for any length. Without causality the keys are summed up once.
+            takes the sequence as one chunk. "auto" is "recurrent" for one position, "chunked" for more than
+            `chunk_size`, and else "parallel", as in what `torch.export` makes for any length. Without causality the
+            keys are summed up once.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         normalize: the output of a query is divided by the sum of its weights.
         eps: added to that sum.

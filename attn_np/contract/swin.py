@@ -44,10 +44,7 @@ class Config(_heads.Heads):
     }
     cost = "time b t m h (k + v) for windows of m = window_size^2 positions; memory b t h (k + v)"
     paper = "Liu et al. 2021, Swin Transformer, arXiv:2103.14030, section 3.2 and equation 4"
-    equals = (
-        "a window as large as a square grid, without a shift, w_bias = 0: mha",
-        "height=1: chunked with the chunks moved, and a bias for each distance",
-    )
+    equals = ("a window as large as a square grid, without a shift, w_bias = 0: mha",)
     traps = (
         "after the cyclic shift a window holds rows from the top beside rows from the bottom: they must not see each "
         "other",

@@ -33,7 +33,7 @@ class Config(_heads.Config):
         "each; larger ones share it in buckets that grow with the distance, so that a short table covers any length."
     )
     formula = (
-        r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(q_{h,t} \cdot k_{h,s} + w_{bias}[\mathrm{bucket}(s - t), h]\right)"
+        r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(q_{h,t} \cdot k_{h,s} + w_{bias}[\mathrm{bucket}(t - s), h]\right)"
         r" v_h\, w_{o,h}, \qquad \mathrm{bucket}(n) = n \text{ for } n < e, \text{ else } "
         r"e + \left\lfloor (B - e)\, \tfrac{\log(n / e)}{\log(D / e)} \right\rfloor, \; e = B / 2"
     )
@@ -41,7 +41,7 @@ class Config(_heads.Config):
         "relative attention bias": "w_bias, x h; the row of a bucket: position_bias, b h t s",
         "B (buckets of one side)": "num_buckets, half of it where bidirectional; axis x",
         "D": "max_distance",
-        "n": "the distance t - s of an earlier key; for a later one s - t, with B added to the bucket",
+        "n": "t - s of an earlier key; of a later one, where bidirectional, s - t, with B added to the bucket",
     }
     cost = "time b t t h (k + v); memory b h t t on the textbook path; num_buckets h parameters"
     paper = (

@@ -34,7 +34,7 @@ class KeyPrefix:
 
 
 def prefix_for(prefix: str, template: str, own: str, layer: int) -> KeyPrefix:
-    """The prefixes of a layer, from the caller's prefix, the layout's template and it with the layer's number."""
+    """The prefixes of a layer, from the caller's, the layout's template, and `own`: that with the layer's number."""
     stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
     return KeyPrefix(prefix + own, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
@@ -70,7 +70,9 @@ def find_part(layout: Layout, part: str | None) -> str:
 def match_prefix(
     file: str, templates: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
 ) -> tuple[str, str, int]:
-    """The template of the prefix that a file uses, it with the layer's number, and the number: asked for, or the only.
+    """The template that a file uses, that template with the layer's number in it, and the number.
+
+    The layer is the one asked for, or with None the only one.
 
     Raises:
         MissingKeysError: no such layer.

@@ -28,7 +28,7 @@ class Pretrained(WeightFile):
 
     Attributes:
         dtype: name of the parameters' float dtype.
-        layout: its name.
+        layout: the name of the layout that was used.
         keys: the tensors that were read.
         ignored: the tensors of the same layer that are not part of attention, as the layout says.
     """

@@ -14,7 +14,7 @@ CONFIG = "config.json"
 MAX_CONFIG = 2**22
 ALLOW = "pass allow= with the names of those that leave attention as it is"
 
-# Our fields of rotary positions that weights do not depend on. (They do depend on which numbers are pairs, `layout`.)
+# Our fields of rotary positions that weights do not depend on. (They do on `rope_layout`: which numbers are pairs.)
 ROTARY_FIELDS = (
     "rope_base",
     "rotary_dim",

@@ -16,7 +16,7 @@ MUTANTS = (
         "columns = to_columns(rows, c.height, c.width)",
         "columns = to_columns(x, c.height, c.width)",
     ),
-    split(
+    wide(
         "projections of the rows for the columns",
         "each axis has projections of its own",
         'self.attend_along("columns", columns',

@@ -544,7 +544,7 @@ def composite(sizes: Iterable[int]) -> set[int]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_examples_tell_axes_apart(variant: str) -> None:
-    """Two to four examples; prime sizes, except products of two others; no two axes are the same in all of them."""
+    """Two to five examples; prime sizes, except products of two others; no two axes are the same in all of them."""
     examples = contract.examples(variant)
     assert 2 <= len(examples) <= 5
     assert len(set(examples.values())) == len(examples)
