@@ -26,7 +26,7 @@ CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
-# (tape, q, k, v, mask, relative position, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, relative_position, **score_arrays) -> the context and the weights.
 AttendRows = Callable[..., tuple[Array, Array]]
 
 
