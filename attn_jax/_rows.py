@@ -142,7 +142,7 @@ def loop(
 
     # Heads come first in products, and keys are columns. Both are put in order once, and so is what the blocks return:
     # XLA would do it in every block, or make a product write another order, which takes twice the time.
-    k, v = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
+    k, v = jnp.moveaxis(k, 1, -1), v.swapaxes(1, 2)
 
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
         row = rows.start + i * size  # the block's first
@@ -158,7 +158,7 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        block_k, block_v = seen_by(k, 3).transpose(0, 3, 1, 2), seen_by(v, 2).swapaxes(1, 2)
+        block_k, block_v = jnp.moveaxis(seen_by(k, k.ndim - 1), -1, 1), seen_by(v, 2).swapaxes(1, 2)
         with products_of_blocks():
             return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 

@@ -45,7 +45,10 @@ class Block(NamedTuple):
 
     def of_keys(self, x: Array, keys: Keys) -> Array:
         """An array by keys, `b s g k` -> `b g s k`."""
-        return x[self.batch, index_of(keys), self.kv_heads].swapaxes(1, 2)
+        part = x[self.batch, index_of(keys), self.kv_heads].swapaxes(1, 2)
+        # The rows of a copy would lie as far apart as it has heads, and BLAS rounds by that: the backward pass, whose
+        # blocks have fewer heads, would get other scores than the forward pass.
+        return part if isinstance(keys, Span) else np.ascontiguousarray(part)
 
     def of_rows(self, x: Array) -> Array:
         """A view of an array with a number for each row, `b h t`."""

@@ -302,6 +302,8 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys,
 
 def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
+    if not block.queries.length:
+        return
     may_see = block.of_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
     for part in (seen[i : i + step] for i in range(0, len(seen), step)):

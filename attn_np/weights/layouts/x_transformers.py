@@ -25,21 +25,21 @@ SELF: dict[Names, tuple[Names, str]] = {
     "w_q": ("to_q.weight", "(h k) d -> d h k"),
     "w_k": ("to_k.weight", "(h k) d -> d h k"),
     "w_v": ("to_v.weight", "(h v) d -> d h v"),
-    "w_o": ("to_out.weight", "d (h v) -> h v d"),
+    "w_o": ("to_out.weight", "o (h v) -> h v o"),
 }
 SHARED_SELF: dict[Names, tuple[Names, str]] = {
     "w_k": ("to_k.weight", "(g k) d -> d g k"),
     "w_q": ("to_q.weight", "(r g k) d -> d (g r) k"),
     "w_v": ("to_v.weight", "(g v) d -> d g v"),
-    "w_o": ("to_out.weight", "d (r g v) -> (g r) v d"),
+    "w_o": ("to_out.weight", "o (r g v) -> (g r) v o"),
 }
 MEMORY: dict[Names, tuple[Names, str]] = {
     "memory_k": ("mem_k", "h m k -> m h k"),
     "memory_v": ("mem_v", "h m v -> m h v"),
 }
 SINKS: dict[Names, tuple[Names, str]] = {"sinks": ("attend.head_attn_sink", "h -> h")}
-WIDTHS = {"d_model": "d", "head_dim": "k", "value_head_dim": "v"}
-CROSS = WIDTHS | {"key_dim": "i", "value_dim": "j", "output_dim": "o"}
+WIDTHS = {"d_model": "d", "head_dim": "k", "value_head_dim": "v", "output_dim": "o"}
+CROSS = WIDTHS | {"key_dim": "i", "value_dim": "j"}
 HEADS, GROUPS = {"num_heads": "h"}, {"num_kv_heads": "g"}
 NO_BIAS: dict[str, Any] = {"use_bias": False}
 ROTATED: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "rope_layout": "interleaved"}

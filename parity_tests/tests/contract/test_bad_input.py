@@ -68,6 +68,7 @@ NUMBERS = {
     "factors": ("tuple[float, ...] | None",),
     "counts": ("tuple[int, ...] | None",),
     "words": ("tuple[str, ...]",),
+    "function": ("str | collections.abc.Callable[[typing.Any], typing.Any]",),
 }
 WRONG: dict[str, tuple[Any, ...]] = {
     "int": (-1, True, 2.0, "3", [3]),
@@ -80,6 +81,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "words": (3, "ab", ("ab",), None),
     "bool": (1, 0.0, "no", None),
     "flag": (1, 0.0, "no"),
+    "function": ("frobnicate", 3, None),
     "window": ((-1, 0), (0, -1), (1,), (1, 2, 3), (1.5, None), (True, 0), 3, "ab"),
     "dropout": (1.0, -0.25, float("nan"), -float("inf"), True, "0.1", None),
 }

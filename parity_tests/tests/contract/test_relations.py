@@ -83,10 +83,10 @@ def test_what_a_contract_is_exempt_from_does_not_hold(variant: str) -> None:
 
 
 def test_an_exemption_without_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = contract.get("gqa").Config
+    config = contract.get("rotary").Config
     monkeypatch.setattr(config, "exempt", lambda self: {"weights_add_up_to_one": "it would be less work"})
     with pytest.raises(AssertionError, match="weights_add_up_to_one"):
-        test_what_a_contract_is_exempt_from_does_not_hold("gqa")
+        test_what_a_contract_is_exempt_from_does_not_hold("rotary")
 
 
 # In JAX, which compiles, each relation is asked of one variant that it applies to.
@@ -131,7 +131,7 @@ SEES = {
     "a_constant_on_all_scores_changes_nothing": "softcap after the bias",
     "a_large_bias_decides": "bias subtracted",
     "every_key_twice_changes_nothing": "scale from the number of keys",
-    "twice_the_scores_square_the_weights": "softcap without its rescale",
+    "twice_the_scores_square_the_weights": "scale after the softmax",
     "indifferent_scores_share_evenly": "features summed without the score's weights",
     "loud_scores_stay_finite": "softmax without subtracting the maximum",
     "outputs_stay_among_the_values": "mask ignored by the additive score",

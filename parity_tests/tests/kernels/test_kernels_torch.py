@@ -201,7 +201,7 @@ def test_allowed_scores_that_are_all_minus_infinity_are_nan() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # forward mode's own decompositions use it
-@pytest.mark.parametrize("variant", ["mha", "sinks", "alibi", "decoder"])
+@pytest.mark.parametrize("variant", ["qk_norm", "sinks", "alibi", "decoder"])
 def test_second_derivatives_of_few_scores(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain operations have them, and forward mode, within the bounds of the textbook."""
     monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)

@@ -37,7 +37,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "decoder": {"causal": True, "qkv_bias": False, "output_bias": False, "rope_base": 10000.0, "rope_layout": "half"},
     "delta": {"use_norm": True},
     "differential": {"depth": 1, "lambda_init": None},
-    "disentangled": {"max_distance": 512, "terms": ("c2p", "p2c"), "p2c_view": "key"},
+    "disentangled": {"max_distance": 512, "score_terms": ("c2p", "p2c"), "p2c_view": "key"},
     "linear": {"eps": 1e-6, "normalize": True},
     "mla": {"norm_eps": 1e-6, "rope_base": 10000.0, "rope_layout": "interleaved"},
     "retention": {"exponent": 5.0, "use_bias": False},
