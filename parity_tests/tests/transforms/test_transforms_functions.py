@@ -285,14 +285,18 @@ def reference(name: str) -> tuple[list[np.ndarray], np.ndarray]:
 @pytest.mark.compile
 @pytest.mark.parametrize("name", asked("torch"))
 def test_functions_compile_into_one_graph(name: str) -> None:
-    """Forward and backward: the bits of eager, but in steps, which there read the filled part of a cache alone."""
+    """Forward and backward: the bits of eager, but in steps, which there read the filled part of a cache alone.
+
+    In chunks the parts of a gradient are added up in an order of its own.
+    """
     torch.compiler.reset()
     x, n = torch.from_numpy(X), torch.from_numpy(N)
     compiled = torch.compile(partial(CALLS[name], bench("torch")), fullgraph=True, backend="aot_eager")
     with torch.no_grad() if steps(name) else torch.enable_grad():
         want, found = (derived(name, x, n, function) for function in (None, compiled))
     assert steps(name) or all(np.array_equal(a, b) for a, b in zip(found[0], want[0], strict=True))
-    assert steps(name) or np.array_equal(found[1], want[1])
+    order = 4 * np.finfo(np.float64).eps * np.abs(reference(name)[1]).max() if "in chunks" in name else 0.0
+    assert steps(name) or np.abs(found[1] - want[1]).max() <= order
     assert near(found[0], reference(name)[0], name)
 
 
