@@ -8,7 +8,8 @@ from attn_jax._ops import Array, dtype_name
 
 
 def cudnn_serves(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
-    """Whether cuDNN's kernel means the same for these arrays and is there; nothing else chooses it.
+    """Whether cuDNN's kernel takes these arrays and this window, and means the same; `attend` checks the
+    other arguments.
 
     It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
     no sinks. It keeps the weights in the type of the arrays, so it serves 16-bit types alone.

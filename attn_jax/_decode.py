@@ -30,7 +30,7 @@ from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unsp
 class Cache:
     """Keys, values or states of earlier positions, for each sequence of a batch.
 
-    A step may write into the arrays and returns the next cache; the old one is used up.
+    A step may write into the arrays and returns the next cache; the old one is used up, in JAX only if it was donated.
 
     Attributes:
         arrays: by name: entries, one for each slot and a spare one for those not stored; or a state.

@@ -260,7 +260,7 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
 
 
 def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
-    """The keys that any query sees, `1 s g 1`: of a key's t diagonals the bias leaves one that is in the window."""
+    """The keys that any query sees, `1 s g 1`: those with a diagonal in the window whose bias is not -inf."""
     h, n = diagonal_bias.shape[1], diagonal_bias.shape[3]
     relative_position = jnp.arange(n) - (plan.s - 1)
     left, right = n if plan.left is None else plan.left, n if plan.right is None else plan.right
@@ -533,7 +533,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     (dcontext, dlse), empty = cotangents, top == jnp.inf
     q, dcontext = (where(empty[..., None], 0.0, x) for x in (q, dcontext / total[..., None]))
     delta = jnp.sum(dcontext * context, -1) - where(empty, 0.0, dlse / total)
-    # One bias for all sequences can't get its gradient at places of each.
+    # With a bias all sequences take the same blocks of keys: the gradient of one that they share cannot be added to at
+    # another place for each sequence.
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
     k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 

@@ -120,8 +120,9 @@ def skew(x: Array, t: int, s: int) -> Array:
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
     before, the last row with the first of the n = t + s - 1. The first query comes first, as `attend_in_row_blocks`
-    passes rows. All numbers from the first row's own on, cut into rows of n - 1, are that. A single row is doubled
-    log2(t) times: each doubling appends the rows so far, shifted further left, so that only stretches are copied.
+    passes rows. Flattened, taken from entry t - 1 on and cut into rows of n - 1, the array has the result in the first
+    s of each row. A single row is doubled log2(t) times: each doubling appends the rows so far, shifted further left,
+    so that only stretches are copied.
     """
     n = x.shape[-1]
     if n == s:

@@ -36,7 +36,8 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
 def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     """y with x . (encoding of i - j) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
 
-    sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
+    sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The map is linear and symmetric, so
+    its vjp is the map itself.
     """
     half = query_sinusoids.shape[-1] // 2
     (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, query_sinusoids[:, None]))

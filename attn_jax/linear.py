@@ -127,7 +127,7 @@ class LinearAttention(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        # The feature of 0 is 1, so padding is set to 0 after the feature map.
+        # A feature map need not take 0 to 0 (elu(0) + 1 is 1), so padding is set to 0 after it.
         # Cast once for both: a framework would round the gradient of each cast by itself.
         w = upcast(self.w_features)
         q_features = record(tape, q_features=zero_unseen("bt->bthk", real, self.features(q, w)))

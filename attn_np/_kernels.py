@@ -4,13 +4,13 @@
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
 2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and those hidden in part are
-   masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same count).
+   masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
 3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - top) / total, where top is its
    largest score, so that `exp` cannot overflow. While later blocks are unknown, top is the largest so far, and what was
    added up before shrinks by exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k|
    says that no score is large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
-   them. (Both in one number, the lse top + log(total), would round away what a row with large scores can tell.)
+   them. (One number for both, the lse top + log(total), would lose digits of the weights where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
@@ -62,7 +62,7 @@ class Arguments:
     Attributes:
         q, k, v: `b t h k`, `b s g k`, `b s g v`.
         mask, bias: None, or `b h t s` with axes of 1 where they are the same for all.
-        band: causality and window; everything under a pattern, which they are part of then.
+        band: causality and window; with a pattern the full band: causality and window are then part of the pattern.
         pattern: None, or who may attend to whom by it.
         sinks: None, or `h`.
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
@@ -142,7 +142,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 
 
 def takes_diagonals(q: Array, k: Array) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal: where there is one."""
+    """Whether the fast path takes a bias by distance as one number for each diagonal: yes, unless q or k is empty."""
     return 0 not in (*q.shape, *k.shape)
 
 
@@ -259,7 +259,7 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     if fits_one_block(args):
         return max(1, t), max(1, s)
     if args.pattern is not None:
-        # Where each query may see other keys, less is in vain in smaller blocks.
+        # Where each query may see other keys, smaller blocks waste less work on hidden scores.
         by_query = "b t" in dict(args.pattern.arrays())
         return min(t, -(-EDGE_QUERIES // 2) if by_query else EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
@@ -276,7 +276,8 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
         return [Block(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
     most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
     batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
-    if batch == 1:  # some heads: with keys of their own, or of those that share one
+    if batch == 1:
+        # A part of one sequence's heads: any, if each has its own keys; else within a group that shares them.
         most_heads, mergeable = min(most_heads, b * h * -(-t // queries) // min_blocks), h if g == h else h // g
         heads = max((n for n in range(1, most_heads + 1) if mergeable % n == 0), default=1)
     return [
@@ -529,7 +530,8 @@ def backward(
     def add_block(block: Block, dk: Array, dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to `diagonal_sums`."""
         q, total = scaled_queries(args, block), block.of_rows(result.total)[..., None]
-        # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
+        # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
+        # shorter than a row of weights.
         block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_rows(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):

@@ -52,8 +52,8 @@ def recur(
             one is, with which the next call goes on.
         form: how it is computed, with the same result: "recurrent" passes the state from position to position,
             "chunked" from chunk to chunk with matrix products inside, and "parallel" takes the sequence as one chunk.
-            "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", as in
-            what `torch.export` makes for any length.
+            "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", also in
+            `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
         tape: gets scores, key_products, inverse, erasing, writing, corrected, states and chunk_states of the chunks,

@@ -145,9 +145,9 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
 
 @primitive
 def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
-    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - t) on the support, so dp_i/ds_j = g_i (delta_ij - dt/ds_j).
+    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - tau) on the support, so dp_i/ds_j = g_i (delta_ij - dtau/ds_j).
 
-    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i, and
+    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dtau/ds_j = g_j / sum g_i, and
     ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     support = probs > 0

@@ -27,7 +27,8 @@ from attn_np.contract._weighing import Weighing
 
 SCORES_PER_MAXIMUM = 16  # groups of this many scores are reduced to their largest
 COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below this length
-BLOCK_KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+# Keys in a block of a sigmoid, whose weights do not depend on other keys; products of nearly square blocks are fastest.
+BLOCK_KEYS = 512
 
 
 class HeadGroup(NamedTuple):

@@ -133,7 +133,7 @@ class LinearAttention(Layer[Config]):
         if self.w_features is not None:
             return random_features_vjp(x, self.w_features, y, dy)
         if callable(self.config.feature_map):
-            # Of padding, where y is set to 0, the function says something else.
+            # At padding the taped features are 0, not what the function returned, so they are computed again.
             return rule_of(self.config.feature_map)({"y": self.features(x, None)}, dy, x=x)["x"], None
         return where(x > 0, dy, 0.0) if self.config.feature_map == "relu" else elu_features_vjp(x, dy), None
 
@@ -179,7 +179,7 @@ class LinearAttention(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        # The feature of 0 is 1, so padding is set to 0 after the feature map.
+        # A feature map need not take 0 to 0 (elu(0) + 1 is 1), so padding is set to 0 after it.
         # Cast once for both: a framework would round the gradient of each cast by itself.
         w = upcast(self.w_features)
         q_features = record(tape, q_features=zero_unseen("bt->bthk", real, self.features(q, w)))

@@ -77,7 +77,8 @@ class LuongAttention(Layer[Config]):
         masking: Any = {"causal": c.causal, "step": step}
         query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
-        # Keys are projected once. Those that a window may hide from all queries first become 0, some rows at a time.
+        # Keys are projected once; but with a window, in a full pass, in each block of rows, after the keys that the
+        # block does not see are set to 0.
         projected, k = step is not None or c.half_window is None, key
         if projected and self.w_k is not None:
             k = einsum("bsi,ie->bse", key, self.w_k)
@@ -89,7 +90,7 @@ class LuongAttention(Layer[Config]):
         options: Any = {"numbers_per_pair": 1}
         if self.w_score is not None:  # a pair has a number for each hidden unit
             options = {"numbers_per_pair": sizes["e"], "min_rows": 1 if projected else PROJECTED_ROWS}
-        # p_t = t: queries and keys are counted from 1, hidden keys are not.
+        # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
         row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
         context, probs = attend_in_row_blocks(
             attend_rows, tape, query, k, v, mask=mask, **masking, return_weights=return_weights, **options,

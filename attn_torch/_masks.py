@@ -24,8 +24,8 @@ from attn_torch._ops import (
     where,
 )
 
-# Queries in one part of a pattern's table. Of a part, only the least and the greatest document number are kept: with
-# few queries in it these are close together, and more keys can be skipped.
+# Queries in one part of a pattern's table. Of a part, only the least and the greatest number of each array are kept:
+# with few queries in it these are close together, and more keys can be skipped.
 PATTERN_QUERIES = 32
 
 

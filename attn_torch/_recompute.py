@@ -1,6 +1,6 @@
-"""Functions that the backward pass computes again; between the passes their arguments alone are kept.
+"""Functions whose intermediates are recomputed in the backward pass; between the passes only the arguments are kept.
 
-PyTorch's own checkpoint keeps the graph of what it computes again, without its arrays: 45 kB more for a decoder's step.
+PyTorch's own checkpoint keeps the graph of what it recomputes, without its arrays: 45 kB more for a decoder's step.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ARRAY = object()
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of which the backward pass computes again what it computed, and keeps none of it.
+    """The function with its intermediates recomputed in the backward pass instead of kept.
 
     Gradients reach its arguments alone: tuples, lists and dictionaries of arrays and other values. PyTorch's compiler
     and transforms do not know such a function, and get it as it is.

@@ -15,7 +15,9 @@ from attn_torch._ops import (
     zeros,
 )
 
-VJP_KEY_ENTRIES = 2**17  # of the chunks taken in reverse at once: halving a chunk makes new arrays at every level
+# NumPy's alone: entries of k in the chunks that one call of `products_by_halves_vjp` takes. It limits memory, since
+# every level of halving makes new arrays.
+VJP_KEY_ENTRIES = 2**17
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
@@ -48,8 +50,8 @@ def earlier_mask(t: int, like: Array) -> Array:
 def chunk_length(form: str, size: int, t: int) -> int | None:
     """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    "auto" is "recurrent" for one position, "chunked" for more than `size`, and else "parallel", one chunk, as in what
-    `torch.export` makes for any length.
+    "auto" is "recurrent" for one position, "chunked" for more than `size`, and else "parallel", one chunk, also in
+    `torch.export` programs for any length.
     """
     if form == "recurrent" or (form == "auto" and t == 1):
         return None
@@ -69,7 +71,7 @@ def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Arr
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    # Next to each other: devices that share the batch keep their rows.
+    # Next to each other, so that a sharded batch stays sharded.
     b, t, *rest = x.shape
     return x.reshape(2 * b, t // 2, *rest)
 
@@ -113,7 +115,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
     """Products of rows with the keys up to their own, `b t g r s`, decayed in between, and what `range_products` gives.
 
     A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
-    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
+    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
     """
     t = k.shape[1]
     if t == 1:

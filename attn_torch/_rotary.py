@@ -71,7 +71,7 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
 
 
 def of_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
-    """Of cosines or sines of positions on several axes, `a ... r`, those of each pair by the axis that rotates it."""
+    """From cosines or sines for every axis, `a ... r`, those of the axis that rotates each pair: `... r`."""
     if interleaved:
         pair, axes, dealt = arange(x.shape[-1], like=x), len(sections), x[0]
         for axis, count in enumerate(sections):

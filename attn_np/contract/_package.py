@@ -1,4 +1,4 @@
-"""Names of the three packages, loaded on first use: importing one is fast and loads no other."""
+"""Names of the three packages, loaded on first use: importing one is fast and loads no other framework."""
 
 from collections.abc import Callable
 from importlib import import_module

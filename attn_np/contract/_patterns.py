@@ -4,12 +4,13 @@
     y, _ = attend(q, k, v, pattern=causal_in_chunks | patterns.GlobalKeys(marks))
 
 A pattern is one method, `allows(query, key)`: sums, differences and distances (`abs`) of positions, their products,
-quotients and remainders by plain numbers, comparisons of these, and `& | ~` between comparisons. Kernels call it twice:
+floor quotients (`//`) and remainders by whole numbers, comparisons of these, and `& | ~` between comparisons. Kernels
+call it twice:
 
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
 - before that, with an `Interval` for each block in place of its positions: by interval arithmetic the same expression
-  says whether any query of the block can see any key of the other, and whether all see all. So blocks that are hidden
+  says whether any query of the block may see any key of the other, and whether all see all. So blocks that are hidden
   whole cost nothing, for every pattern that can be written down, and NumPy needs no mask for those visible whole.
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:

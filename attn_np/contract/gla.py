@@ -23,7 +23,7 @@ class Config(_base.Config):
         temperature: a decay is a sigmoid to the power of 1 / temperature: the larger, the longer the memory.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", as in what `torch.export` makes for any length.
+            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added to the mean square in the norm of each head's context.
     """

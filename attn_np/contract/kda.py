@@ -21,7 +21,7 @@ class Config(gated_delta.Config):
         output_dim: width of the outputs; d_model by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", as in what `torch.export` makes for any length.
+            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added under the roots of the norms of contexts, and of queries and keys.
         qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.

@@ -30,7 +30,7 @@ class Config(_base.Config):
         form: how a causal layer is computed, with the same result: "recurrent" passes a state from position to
             position, "chunked" scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel"
             takes the sequence as one chunk. "auto" is "recurrent" for one position, "chunked" for more than
-            `chunk_size`, and else "parallel", as in what `torch.export` makes for any length. Without causality the
+            `chunk_size`, and else "parallel", also in `torch.export` programs for any length. Without causality the
             keys are summed up once.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         normalize: the output of a query is divided by the sum of its weights.
@@ -73,7 +73,7 @@ class Config(_base.Config):
     )
     traps = (
         "elu(x) + 1 written as where(x > 0, x + 1, exp(x)) has NaN for a gradient where exp(x) overflows: guard it",
-        "phi(0) is 1, not 0: a padded key is hidden after the feature map",
+        "phi(0) need not be 0 (elu(0) + 1 is 1): a padded key is hidden after the feature map",
         "the features of exp estimate softmax as long as w_features is standard normal: a parameter that is trained "
         "moves away from it, and one that is drawn anew for each tree makes them differ",
         "the scale 1/sqrt(K) of softmax is inside of exp's features: each of q and k is divided by K^(1/4)",

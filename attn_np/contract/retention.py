@@ -28,7 +28,7 @@ class Config(_base.Config):
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
             as one chunk. "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else
-            "parallel", as in what `torch.export` makes for any length.
+            "parallel", also in `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         decay: for each head the factor by which its state decays per position, instead of those of `decay_rule`.
         decay_rule: "retnet": by `exponent`; "alibi": head h of H decays by e^-m with ALiBi's slope

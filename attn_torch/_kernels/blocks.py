@@ -40,7 +40,7 @@ class Block(NamedTuple):
         s: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
             that have a column for the sink before those of the keys.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
-        masked_keys: the keys that `allowed` is about, from the first of the block: every query sees the others.
+        masked_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the others.
         empty, unseen: under a pattern, which queries see no key, `b g r t 1`, and which keys no query sees, `b g s 1`,
             the column of the sink among them; None where there are none.
     """
@@ -156,8 +156,8 @@ class BlockedCall:
         return slice(max(keys.start, first), min(keys.stop, last))
 
     def blocks(self) -> Iterator[Block]:
-        """From the first query to the last, with every key that a query of the block may see; none of a pattern that
-        may show it no key.
+        """From the first query to the last, with every key that a query of the block may see. Under a pattern,
+        blocks that may see no key are left out, unless there are sinks.
         """
         for start in range(0, self.t, self.block_queries):
             t, first_position = slice(start, min(start + self.block_queries, self.t)), self.s - self.t
@@ -175,7 +175,9 @@ class BlockedCall:
                     yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
     def see_apart(self, t: slice) -> bool:
-        """Whether some sequence may see half as many keys again, at these queries, if it takes those of the others."""
+        """Whether, at these queries, the sequences may see such different keys that their union has more than 1.5 times
+        the blocks of the one that may see most.
+        """
         may = self.table.may[:, t.start // self.block_queries]
         return len(may) > 1 and 2 * int(may.any(0).sum()) > 3 * int(may.sum(1).amax())
 
@@ -330,7 +332,7 @@ def diagonals_of(skewed_bias: Tensor) -> Tensor:
 def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
     """How many queries of one head are in a block."""
     queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
-    if pattern.by_query is not None:  # each query may see other keys: less is in vain in smaller blocks
+    if pattern.by_query is not None:  # each query may see other keys: smaller blocks waste less work on hidden scores
         queries = -(-queries // 2)
     return min(q.shape[1], queries)
 

@@ -74,7 +74,8 @@ class Layout:
             the first that supports its config.
         prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. If a layer has
             several blocks of attention, such prefixes for each by its name.
-        by_file: keys and shapes decide which variant a file is: the first table that they fit.
+        by_file: keys and shapes decide which variant a file is: of the tables that they fit, the one with
+            the most keys.
         separator: what may stand between the parts of a key instead of a dot.
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
