@@ -81,6 +81,7 @@ ELSEWHERE: Elsewhere = {
 
 TORCH = TREES["torch"]
 # What each of the calls is that a program with varying lengths is asked for. None is a size of an example.
+SUMMED_OVER_STEPS = ("gla", "kda", "seq2seq")
 LENGTHS = (18, 20, 21, 22, 24, 25)
 # What PyTorch's own GRU returns under autocast on a CPU is float32.
 FLOAT32 = ("gru", "seq2seq")
@@ -149,6 +150,13 @@ def beyond(got: Arrays, want: dict[str, Any], dtype: str = "float64") -> dict[st
     return {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
 
 
+def same_parts(got: Arrays, want: Arrays, variant: str) -> bool:
+    """The same bits; but in SUMMED_OVER_STEPS a gradient's parts, some dozens, may be added up in another order."""
+    order = 64 * np.finfo(np.float64).eps if variant in SUMMED_OVER_STEPS else 0.0
+    orders = {name: order * np.abs(x).max(initial=0.0) if name.startswith("d") else 0.0 for name, x in want.items()}
+    return got.keys() == want.keys() and all(np.all(np.abs(got[name] - want[name]) <= orders[name]) for name in want)
+
+
 # Programs -------------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +188,7 @@ def test_compile(transform: str, variant: str) -> None:
     todo = work(variant, causal=True)
     pair = Pair(todo)
     compiled = torch.compile(pair, backend="aot_eager", fullgraph=True)
-    assert first_difference(results(pair, todo.inputs, compiled), results(pair, todo.inputs)) is None
+    assert same_parts(results(pair, todo.inputs, compiled), results(pair, todo.inputs), variant)
     with torch.no_grad():
         found, want = (named(call(**TORCH.arrays(todo.inputs))) for call in (compiled, pair))
     assert first_difference(found, want) is None
