@@ -80,8 +80,8 @@ ELSEWHERE: Elsewhere = {
 }
 
 TORCH = TREES["torch"]
-# What each of the calls is that a program with varying lengths is asked for. None is a size of an example.
 SUMMED_OVER_STEPS = ("gla", "kda", "seq2seq")
+# What each of the calls is that a program with varying lengths is asked for. None is a size of an example.
 LENGTHS = (18, 20, 21, 22, 24, 25)
 # What PyTorch's own GRU returns under autocast on a CPU is float32.
 FLOAT32 = ("gru", "seq2seq")
