@@ -76,8 +76,8 @@ def attend_near_and_far(
             *arrays, mask=leading_block(mask, t, s), bias=leading_block(bias, t, s), scale=scale, **masking,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
-        unseen = q.shape[1] - t
-        no_lse = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
-        context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
+        without_keys = q.shape[1] - t
+        no_lse = zeros((*lse.shape[:2], without_keys), lse) + float("-inf")
+        context = concatenate([context, zeros((context.shape[0], without_keys, *context.shape[2:]), context)], 1)
         parts.append((context, concatenate([lse, no_lse], -1)))
     return record(tape, context=merge(parts)[0])

@@ -521,7 +521,7 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    least, sum_rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     with_diagonals = with_diagonals and args.diagonal_bias is not None
     ddiagonals = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
@@ -572,7 +572,9 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        diagonal_sums = np.zeros((heads.stop - heads.start, rows, t + s - rows) if with_diagonals else (0,), dtype)
+        diagonal_sums = np.zeros(
+            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if with_diagonals else (0,), dtype
+        )
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)

@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_np._masks import attention_mask, in_window, relative_positions
 from attn_np._ops import Array, Tape, record
-from attn_np._weigh import WeighedRows
+from attn_np._weigh import WeighingCall
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import BackwardTape, residuals_of, save_residuals, wants_intermediates
 from attn_np.contract._weighing import Weighing
@@ -132,7 +132,7 @@ def attend_in_row_blocks(
     if weighing is not None and score_arrays["keep"] is None:
         heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK // heads_per_group, ROWS))
-        weighed = WeighedRows(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
+        weighed = WeighingCall(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
@@ -152,7 +152,7 @@ def attend_in_row_blocks_vjp(
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
     call = residuals_of(tape)
-    if isinstance(call, WeighedRows):
+    if isinstance(call, WeighingCall):
         return call.vjp(dcontext)
     if not isinstance(call, RowBlocks):
         return attend_rows_vjp(tape, dcontext)

@@ -39,7 +39,7 @@ class HeadGroup(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeighedRows:
+class WeighingCall:
     """A call: its arrays `b t g k`, `b s g k` and `b s g v`, mask and bias broadcastable to `b h t s`.
 
     Attributes:

@@ -19,7 +19,7 @@ from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, relative_positions
 from attn_torch._ops import Array, Tape, shapes_may_depend_on_values
-from attn_torch._weigh import WeighedRows
+from attn_torch._weigh import WeighingCall
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
@@ -105,7 +105,7 @@ def attend_in_row_blocks(
     if weighing is not None and score_arrays["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
         heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK // heads_per_group, ROWS))
-        context: Any = WeighedRows.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
+        context: Any = WeighingCall.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:

@@ -65,7 +65,7 @@ class Table(Term):
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """What the terms of a call add; its method `at_index` is a `relative_bias` of `_attend.attend`.
+    """What the terms of a call add; its method `by_diagonal_or_pair` is a `relative_bias` of `_attend.attend`.
 
     Attributes:
         terms: one or several.
@@ -110,7 +110,7 @@ class RelativeBias:
             added = added + part
         return added.reshape(added.shape[0], *positions.shape).swapaxes(0, 1)
 
-    def at_index(self, relative_position: Array) -> Array:
+    def by_diagonal_or_pair(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
 
         The argument, as of a call whose last query is at the last key, is used only to index diagonals: the positions

@@ -42,7 +42,7 @@ class HeadGroup(NamedTuple):
 Place = tuple[HeadGroup, Span, Span]  # which heads, queries and keys a block has
 
 
-class WeighedRows(Function):
+class WeighingCall(Function):
     """The weighted sums of the values, `b t g v`, of q `b t g k`, k `b s g k` and v `b s g v`.
 
     Mask and bias are broadcastable to `b h t s`. Maps across the heads before and after the weighing, `g h` and `h g`,

@@ -90,6 +90,6 @@ def examples(variant: str) -> dict[str, Config]:
 
 
 @cache
-def layers() -> dict[str, str]:
+def variant_by_class_name() -> dict[str, str]:
     """Class name to variant, over all variants."""
     return {get(name).Config.class_name: name for name in variants()}

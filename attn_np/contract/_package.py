@@ -41,11 +41,11 @@ def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
 
 def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a tree: its functions and the class of every variant."""
-    from attn_np.contract import layers, nearest
+    from attn_np.contract import nearest, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
     modules["terms"] = f"{package}._terms"
-    file_of = dict.fromkeys(api, "_api") | FUNCTIONS | layers()
+    file_of = dict.fromkeys(api, "_api") | FUNCTIONS | variant_by_class_name()
     names = sorted([*file_of, "drop_in", "patterns", "terms"])
 
     def getattr_(name: str) -> Any:

@@ -74,7 +74,7 @@ def attend(
         plain = plain and not needs_grad(q, k, v, diagonals)
         if plain and sdpa.serves_diagonals(q, k, v, diagonals):
             context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
-            return to_dtype(with_unseen_queries(first_query, context), dtype), None
+            return to_dtype(prepend_empty_rows(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
             by_pair = skew(diagonals, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
             bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
@@ -99,12 +99,12 @@ def attend(
         context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
     first_query = t - q.shape[1]
     if lse is not None and not statically_true(first_query == 0):
-        unseen = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)
-        lse = torch.cat([unseen, lse], -1)
-    return to_dtype(with_unseen_queries(first_query, context), dtype), lse if return_lse else None
+        lse_before = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)
+        lse = torch.cat([lse_before, lse], -1)
+    return to_dtype(prepend_empty_rows(first_query, context), dtype), lse if return_lse else None
 
 
-def with_unseen_queries(first: int, context: Tensor) -> Tensor:
+def prepend_empty_rows(first: int, context: Tensor) -> Tensor:
     """The context of the queries from the first on, with zeros put in front for those before it."""
     return context if statically_true(first == 0) else pad(context, (0, 0, 0, 0, first, 0))
 

@@ -167,14 +167,14 @@ class BlockedCall:
             keys = in_window if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             heads = heads if self.effective_windows is None else 1  # each has a window of its own
-            if self.pattern is not None and self.see_apart(t):
+            if self.pattern is not None and self.sequences_differ(t):
                 heads = min(heads, self.g)
             for b, g in batch_and_heads(self.b, self.g, heads):
                 keys = self.in_effective_window(g, t, in_window) if self.pattern is None else self.keys_of_pattern(b, t)
                 if self.pattern is None or self.sink_columns or count(keys) > 0:
                     yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
-    def see_apart(self, t: slice) -> bool:
+    def sequences_differ(self, t: slice) -> bool:
         """Whether, at these queries, the sequences may see such different keys that their union has more than 1.5 times
         the blocks of the one that may see most.
         """

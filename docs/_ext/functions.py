@@ -13,7 +13,7 @@ import attn_torch
 import parity_tests
 from attn_np import patterns, terms
 from attn_np._layer import Layer
-from attn_np.contract import layers
+from attn_np.contract import variant_by_class_name
 from attn_np.contract._package import FUNCTIONS
 
 SECTION = re.compile(r"^(Args|Raises|Attributes|Returns):$")
@@ -68,7 +68,7 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
 
     Each public name of the packages is in one of them, but for the layers, whose pages are those of the variants.
     """
-    elsewhere = {"drop_in", "patterns", "terms", *FUNCTIONS, *layers()}
+    elsewhere = {"drop_in", "patterns", "terms", *FUNCTIONS, *variant_by_class_name()}
     api = [name for name in attn_np.__all__ if name not in elsewhere]
     classes = [name for name, x in vars(patterns).items() if inspect.isclass(x) and issubclass(x, patterns.Pattern)]
     trees = {"attn_np": attn_np.drop_in, "attn_jax": attn_jax.drop_in, "attn_torch": attn_torch.drop_in}

@@ -143,7 +143,7 @@ def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:
 def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
-    homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
+    homes = {name: f"{package}.{variant}" for name, variant in contract.variant_by_class_name().items()}
     homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
     homes |= {"patterns": "attn_np.contract", "drop_in": package, "terms": package}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}

@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     planted(
         "padding hidden before the feature map",
-        "hide padded keys behind the feature map: phi(0) is 1",
+        "hide padded keys behind the feature map: elu(0) + 1 is 1",
         'zero_unseen("bt->bthk", real, self.features(k, w))',
         'self.features(zero_unseen("bt->bthk", real, k), w)',
         "whole",

@@ -48,7 +48,7 @@ def test_threads_in_any_order_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     room, rng, band = import_module("attn_np._weigh"), np.random.default_rng(0), Band.of(7, 9, False, None)
     q, k, v = (rng.normal(size=(3, n, 2, 4)) for n in (7, 9, 9))
     blocks = tuple(band.row_blocks(18, 2))
-    call = room.WeighedRows(
+    call = room.WeighingCall(
         Weighing("sigmoid", 1.0, None, 0.5), q, k, v, None, rng.normal(size=(1, 2, 7, 9)), band, blocks
     )
     tasks: list[Any] = []

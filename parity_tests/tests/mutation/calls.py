@@ -64,7 +64,7 @@ def layers(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     inner: dict[str, Labelled] = {}
     for name, config in found.items():
         for part, child in config.children().items():
-            if isinstance(child, Config) and child.class_name not in contract.layers():
+            if isinstance(child, Config) and child.class_name not in contract.variant_by_class_name():
                 inner[f"{child.class_name}, dropout {getattr(child, 'dropout', 0) > 0}"] = f"{name}.{part}", child
     return *found.items(), *inner.values()
 
