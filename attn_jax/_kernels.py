@@ -61,10 +61,13 @@ from attn_np.contract._patterns import Pattern, Window
 
 ONE_BLOCK_SCORES = 3 << 19  # a call with at most this many scores is one block
 ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this many each
-SHORT_QUERY = 16  # at most this many queries of more keys than SHORT_MAX_BLOCKS blocks are not cut into blocks
-SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
+# So few queries stay in one block; their keys are cut into blocks where they would make more than so many.
+SHORT_QUERY = 16
+SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
-ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
+# Of a block: the most rows, and the fewest keys where there is no pattern; a row is one query of one of the heads that
+# share keys.
+ROWS, MIN_KEYS = 1024, 128
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 STRIP_ROWS = 64  # of the skewed bias of a bias by distance; a block's queries read it as many at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
@@ -133,7 +136,7 @@ def _plan(
     r, queries, keys, keeps_order = h // g, t, s, False
     if not _are_static(t, s):
         pass
-    elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
+    elif t <= SHORT_QUERY and s > SHORT_UNCUT_BLOCKS * SHORT_KEY_BLOCK:
         keys, keeps_order = SHORT_KEY_BLOCK, True
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(ROWS // r, 1)
@@ -144,7 +147,7 @@ def _plan(
         multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
         step = -(-t // queries) * multiple
         queries = -(-t // step) * multiple  # blocks of one size that hold t with little to spare
-        keys = max(KEYS, PRODUCT // (queries * r * width))
+        keys = max(MIN_KEYS, PRODUCT // (queries * r * width))
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, keeps_order = t, s, False
@@ -233,7 +236,7 @@ def _attend(
     if diagonal_bias is not None:
         seen = _seen_by_diagonals(plan, diagonal_bias, g)
         k, v = where(seen, k, 0.0), where(seen, v, 0.0)
-    # In two steps: with explicit sharding an axis that is split is the only one.
+    # Two reshapes: with explicit sharding each of them may split one axis only.
     q = pad_to(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.group_size, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
     q = q.reshape(blocks, b, g, plan.group_size * queries, q.shape[5])

@@ -142,8 +142,8 @@ def attend(
             v, bias, context and as allowed the given mask alone.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
-            query's scores, its sink's among them, -inf where it sees no key. Of scores that overflow it is NaN on
-            the textbook path; on the fast path it may be infinite.
+            query's scores, its sink's among them; where it sees no key, that is its sink, or -inf without one. Of
+            scores that overflow it is NaN on the textbook path; on the fast path it may be infinite.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.

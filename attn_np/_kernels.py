@@ -122,7 +122,7 @@ class ForwardResult:
     Attributes:
         context: `b t h v`.
         top: `b h t`, what was subtracted from the scores of a row, times `exp_factor`.
-        total: `b h t`, infinite where a row sees nothing.
+        total: `b h t`, infinite where a row sees nothing and has no sink.
     """
 
     args: Arguments
@@ -131,7 +131,7 @@ class ForwardResult:
     total: Array
 
     def lse(self) -> Array:
-        """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing."""
+        """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing and has no sink."""
         lse = self.top / self.top.dtype.type(self.args.exp_factor) + np.log(self.total)
         return np.where(self.total == np.inf, -np.inf, lse)
 
@@ -422,9 +422,9 @@ def forward(args: Arguments) -> ForwardResult:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
         bounded = bounded or args.largest_product is not None
-        weighted_values, weight_sums, tops = weighted_sums(args, block, q, bounded)
+        weighted_values, weight_sums, tops = sums_over_keys(args, block, q, bounded)
         if args.largest_product is not None and not (weight_sums >= 1).all():  # of far keys alone
-            weighted_values, weight_sums, tops = weighted_sums(args, block, q, False)
+            weighted_values, weight_sums, tops = sums_over_keys(args, block, q, False)
         weight_sums[weight_sums == 0] = np.inf  # a row that sees nothing gives 0
         np.divide(weighted_values, weight_sums[..., None], out=block.of_queries(context))
         block.of_rows(top)[...], block.of_rows(total)[...] = tops, weight_sums
@@ -454,7 +454,7 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     return bound if args.sinks is None else float(np.maximum(bound, np.max(np.abs(args.sinks[block.heads]))))
 
 
-def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
+def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
     """Of each query, over all blocks of keys: the sum of weights times values, `b h t v`; the sum of weights, `b h t`;
     and what was subtracted from the scores, `b h t`: 0 where they are bounded, else the largest of them.
     """

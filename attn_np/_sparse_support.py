@@ -8,8 +8,8 @@ from attn_np._ops import Array
 def support_of(z: Array, power: int) -> Array:
     """Where z, the largest of a row 0, is above the tau for which the sum of max(z - tau, 0)^power is 1.
 
-    tau is the largest of those that the k largest z alone would have, for power 1 over all k and for power 2 over those
-    k whose smallest z is at least their tau.
+    Let tau_k be the threshold of a row that has its k largest z alone. tau is the largest tau_k; for power 2, the
+    largest of those k for which the k-th largest z is at least tau_k.
     """
     x = np.sort(z, axis=-1)[..., ::-1]
     k = np.arange(x.shape[-1]) + 1.0

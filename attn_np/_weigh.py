@@ -86,9 +86,9 @@ class WeighingCall:
                 return () if dmaps else group
             return tuple(x for x, n in zip(group, dbias.shape, strict=False) if n > 1)
 
-        def add_heads(tasks: list[HeadGroup]) -> None:
+        def add_heads(groups: list[HeadGroup]) -> None:
             scratch = Scratch()
-            for group in tasks:
+            for group in groups:
                 for block in self.of_heads(group, scratch):
                     add_block(group, block, scratch)
 
@@ -117,7 +117,7 @@ class WeighingCall:
             dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 
-        tasks = [list(group) for _, group in groupby(sorted(self.head_groups, key=gradient_key), gradient_key)]
+        tasks = [list(task) for _, task in groupby(sorted(self.head_groups, key=gradient_key), gradient_key)]
         with np.errstate(invalid="ignore", over="ignore"):
             in_threads(add_heads, lambda threads: tasks)
         return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)} | dmaps  # type: ignore[union-attr]

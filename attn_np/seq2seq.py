@@ -225,11 +225,11 @@ class AttentionDecoder(Layer[DecoderConfig]):
             dw |= {f"gru.layers.{i}.{name}": value for name, value in layer_grads.params.items()}
         djoined = grads_by_layer[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
-        rows = BackwardTape()
+        attention_tape = BackwardTape()
         attend_in_row_blocks(
-            self.attention.attend_rows, rows, q, k, memory, mask=allowed, bias=None, keep=keep, min_rows=1
+            self.attention.attend_rows, attention_tape, q, k, memory, mask=allowed, bias=None, keep=keep, min_rows=1
         )
-        d = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, rows, dcontext)
+        d = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, attention_tape, dcontext)
         dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, d["k"])
         _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, d["q"])
         dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, total(dkey, d["v"]))

@@ -48,8 +48,8 @@ class Arg:
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
-    names the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the
-    layer; `draw_below` is the limit that tests use for tokens without one.
+    names the argument used when this one is None; `below` is the exclusive limit that the config sets for integers;
+    `draw_below` is the limit under which the judge draws those without one.
     """
 
     axes: str

@@ -30,7 +30,7 @@ class BackwardTape(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
-        by_scope: the residuals of calls that form no scores, by the prefix of the scope that they were made in.
+        by_scope: the residuals of calls that never hold all scores, by the prefix of the scope that they were made in.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def unscoped(tape: Any) -> tuple[Any, str]:
 
 
 def save_residuals(tape: Any, value: Any) -> None:
-    """Save what a call that forms no scores leaves for its backward pass, if the tape is for that alone."""
+    """Save what a call that never holds all scores leaves for its backward pass, if the tape is for that alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, BackwardTape):
         tape.by_scope[prefix] = value

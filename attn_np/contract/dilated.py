@@ -32,12 +32,12 @@ class Config(_heads.Config):
         "heads of different dilations together see everything."
     )
     formula = (
-        r"p_{ts} > 0 \quad \mathrm{only\ where} \quad s - t = n\, r, \ -l \leq n \leq m, "
+        r"p_{ts} > 0 \quad \mathrm{only\ where} \quad s - t = n\, d, \ -w_l \leq n \leq w_r, "
         r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
     )
     notation = {
         "d (dilation), l (stride)": "dilation",
-        "w (window)": "steps: w / 2 on each side, or (w - 1, 0) for causal",
+        "w (window), w_l, w_r": "steps: w / 2 on each side, or (w - 1, 0) for causal",
     }
     cost = (
         "time b t w dilation h (k + v) for w keys of a window: what lies between them is computed and hidden;"

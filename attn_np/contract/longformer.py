@@ -35,7 +35,7 @@ class Config(_heads.BidirectionalConfig):
     )
     formula = (
         r"t \ \mathrm{global}: \ q^g_t\ \mathrm{on\ all}\ k^g_s, v^g_s; \qquad \mathrm{else}: \ "
-        r"q_t\ \mathrm{on}\ k_s, v_s \ \mathrm{where}\ |t - s| \leq w\ \mathrm{or}\ s\ \mathrm{global}"
+        r"q_t\ \mathrm{on}\ k_s, v_s \ \mathrm{where}\ |t - s| \leq w / 2\ \mathrm{or}\ s\ \mathrm{global}"
     )
     notation = {
         "w (window size)": "2 half_window, without the query's own position",

@@ -1,4 +1,4 @@
-"""The fast path of `attend`: no weights, no dropout, and no intermediates unless the call asks for "fused".
+"""The fast path of `attend`: for calls without returned weights, dropout and, unless they ask for "fused", a tape.
 
 First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. One of
@@ -110,7 +110,10 @@ def prepend_empty_rows(first: int, context: Tensor) -> Tensor:
 
 
 def takes_diagonals(q: Tensor, k: Tensor) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal: not in a compiled program."""
+    """Whether the fast path takes a bias by distance as one number for each diagonal.
+
+    Not in a compiled program, on the meta device, or where q or k is empty.
+    """
     return not (torch.compiler.is_compiling() or q.is_meta or 0 in q.shape or 0 in k.shape)
 
 

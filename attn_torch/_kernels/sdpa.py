@@ -17,7 +17,8 @@ from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
 from attn_torch._ops import skew
 
-# Queries of a call by distance where causality or a window hides keys: the kernel is slow with fewer than 768.
+# So many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
+# fewer than 768 it is slow.
 ROWS = 1024
 # Keys so many times as wide as values, or values as keys, go by blocks on a CPU: the kernel takes one width for both.
 UNEQUAL = 3

@@ -53,13 +53,13 @@ SMALL: dict[str, list[dict[str, Any]]] = {
             "SHORT_QUERY": 0,
             "ROWS": 6,
             "QUERIES": 2,
-            "KEYS": 3,
+            "MIN_KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
             "QUERY_PATTERN_BLOCK": 3,
             "QUERY_MULTIPLE": 1,
         },
-        {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
+        {"SHORT_KEY_BLOCK": 3, "SHORT_UNCUT_BLOCKS": 0},
     ],
 }
 OWN: dict[str, list[dict[str, Any]]] = {"numpy": POWERS, "torch": [{}], "jax": [{}]}

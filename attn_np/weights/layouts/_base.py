@@ -366,7 +366,7 @@ def unsupported_fields(table: Table, config: Config) -> list[str]:
 def converted_fields(table: Table, source: Config, target: str, *, forward: bool) -> dict[str, Any]:
     """The Config fields of a variant from those of another: the fields of the same name, and those that are fixed.
 
-    Forward is from the layout's own variant to ours.
+    Forward is from the variant that the layout stores to the one that is loaded.
     """
     shared = set(source.fields()) & set(get(target).Config.fields())
     return {name: getattr(source, name) for name in shared} | dict(table.fixed if forward else table.origin_fixed)

@@ -116,8 +116,8 @@ def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
 
 
 def far_keys_alone_stay_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    real = _kernels.weighted_sums
-    patch.setattr(_kernels, "weighted_sums", lambda args, block, q, bounded: real(args, block, q, True))
+    real = _kernels.sums_over_keys
+    patch.setattr(_kernels, "sums_over_keys", lambda args, block, q, bounded: real(args, block, q, True))
 
 
 def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:

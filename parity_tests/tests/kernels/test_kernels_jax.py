@@ -45,7 +45,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "SHORT_QUERY": 0,
         "ROWS": 2,
         "QUERIES": 2,
-        "KEYS": 3,
+        "MIN_KEYS": 3,
         "PRODUCT": 0,
         "PATTERN_BLOCK": 3,
         "QUERY_PATTERN_BLOCK": 3,
@@ -58,7 +58,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three keys at a time, of which the last blocks have two again."""
     monkeypatch.setattr(_kernels, "SHORT_KEY_BLOCK", 3)
-    monkeypatch.setattr(_kernels, "SHORT_MAX_BLOCKS", 0)
+    monkeypatch.setattr(_kernels, "SHORT_UNCUT_BLOCKS", 0)
 
 
 def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:

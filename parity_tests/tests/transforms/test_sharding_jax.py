@@ -44,7 +44,7 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
             "SHORT_QUERY": 0,
             "ROWS": 4,
             "QUERIES": 4,
-            "KEYS": 3,
+            "MIN_KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
             "QUERY_PATTERN_BLOCK": 3,
@@ -52,7 +52,7 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
         11,
         13,
     ),
-    "few queries": ({"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0}, 1, 13),
+    "few queries": ({"SHORT_KEY_BLOCK": 3, "SHORT_UNCUT_BLOCKS": 0}, 1, 13),
     "512": ({}, 512, 512),
     "1024": ({}, 1024, 1024),
 }
