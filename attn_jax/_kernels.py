@@ -19,7 +19,7 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
-A bias by distance is a number for each diagonal of the scores, read by all queries from one skewed array of a few rows.
+A bias by diagonal is a number for each diagonal of the scores, read by all queries from one skewed array of a few rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
@@ -69,7 +69,7 @@ PRODUCT = 1 << 23  # multiplications of one product
 # share keys.
 ROWS, MIN_KEYS = 1024, 128
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
-STRIP_ROWS = 64  # of the skewed bias of a bias by distance; a block's queries read it as many at a time
+STRIP_ROWS = 64  # of the skewed bias of a bias by diagonal; a block reads it that many queries at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
 PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
@@ -160,7 +160,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 
 
 def takes_diagonals(q: Array, k: Array) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal: of lengths that are numbers."""
+    """Whether the fast path takes a bias by diagonal as one number for each diagonal: of lengths that are numbers."""
     return _are_static(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
 
 
@@ -274,7 +274,7 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
 
 
 def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
-    """The bias by distance of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`."""
+    """The bias by diagonal of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`."""
     if diagonal_bias is None:
         return None
     x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))

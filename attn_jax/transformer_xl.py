@@ -83,8 +83,8 @@ class TransformerXLAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            distance = clip(-relative_position, low, high - 1)
-            relative_index = record(tape, relative_index=distance - low)
+            query_minus_key = clip(-relative_position, low, high - 1)
+            relative_index = record(tape, relative_index=query_minus_key - low)
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)

@@ -60,7 +60,7 @@ class Block(NamedTuple):
         return tuple(part if n > 1 else slice(None) for part, n in zip(parts, shape, strict=True))
 
     def of_diagonals(self, x: Array, keys: Any, t: int) -> Array:
-        """A view of an array by distance, `h n`: the diagonals of this block, with a span of keys."""
+        """A view of an array by diagonal, `h n`: the diagonals of this block, with a span of keys."""
         heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
         return x[heads, first : first + self.queries.length + keys.length - 1]
 

@@ -142,7 +142,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 
 
 def takes_diagonals(q: Array, k: Array) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal: yes, unless q or k is empty."""
+    """Whether the fast path takes a bias by diagonal as one number for each diagonal: yes, unless q or k is empty."""
     return 0 not in (*q.shape, *k.shape)
 
 
@@ -308,7 +308,7 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     may_see = block.of_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
     for part in (seen[i : i + step] for i in range(0, len(seen), step)):
-        # A bias by distance is read in spans.
+        # A bias by diagonal is read in spans.
         gaps = np.flatnonzero(np.diff(part) > 1) + 1 if args.diagonal_bias is not None else []
         for found in np.split(part, gaps):
             first, last, s = found[0], found[-1] + 1, args.band.s
@@ -389,7 +389,7 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
 def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
     """The least and the largest that a block's scores can be, by its distances.
 
-    Without a bias by distance both are inf, which is no range but turns off what is done for low scores: no block is
+    Without a bias by diagonal both are inf, which is no range but turns off what is done for low scores: no block is
     skipped, no score replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
     """
     if args.diagonal_bias is None:

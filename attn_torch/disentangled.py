@@ -39,12 +39,12 @@ from attn_torch._rows import attend_in_row_blocks
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
-    distance = -relative_position
+    query_minus_key = -relative_position
     if c.buckets_per_side is not None:
-        distance = bucket_table(c, like=distance)[clip(distance, -limit, limit) + limit]
+        query_minus_key = bucket_table(c, like=query_minus_key)[clip(query_minus_key, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
-    of_key = -distance if c.p2c_view == "key" else distance
-    return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
+    of_key = -query_minus_key if c.p2c_view == "key" else query_minus_key
+    return clip(query_minus_key + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):

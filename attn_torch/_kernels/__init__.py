@@ -110,7 +110,7 @@ def prepend_empty_rows(first: int, context: Tensor) -> Tensor:
 
 
 def takes_diagonals(q: Tensor, k: Tensor) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal.
+    """Whether the fast path takes a bias by diagonal as one number for each diagonal.
 
     Not in a compiled program, on the meta device, or where q or k is empty.
     """

@@ -82,7 +82,7 @@ class BlockedCall:
     A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
     and values begin with an entry of zeros for it.
 
-    A bias by distance is stored as `b g r t n`, skewed for one block of queries; a later block reads the same rows
+    A bias by diagonal is stored as `b g r t n`, skewed for one block of queries; a later block reads the same rows
     further to the left.
     """
 
@@ -197,8 +197,8 @@ class BlockedCall:
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=hide_by_bias(mask, bias))
         if self.skewed_bias is not None and self.skewed_bias_hides:
-            of_distance = self.in_skewed_bias(block).of(self.skewed_bias, "bgrts")
-            block = block._replace(allowed=hide_by_bias(block.allowed, of_distance))
+            of_diagonals = self.in_skewed_bias(block).of(self.skewed_bias, "bgrts")
+            block = block._replace(allowed=hide_by_bias(block.allowed, of_diagonals))
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
@@ -324,7 +324,7 @@ class BlockedCall:
 
 
 def diagonals_of(skewed_bias: Tensor) -> Tensor:
-    """The bias by distance, one number for each diagonal, that a skewed bias is made of: `b h t n` -> `b h 1 m`."""
+    """The bias by diagonal, one number for each diagonal, that a skewed bias is made of: `b h t n` -> `b h 1 m`."""
     rows = skewed_bias.shape[2]
     return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
 

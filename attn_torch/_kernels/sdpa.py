@@ -66,13 +66,13 @@ def attend(
 
 
 def serves_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:
-    """Whether the kernel takes a bias by distance, as a view that serves all queries: one without a gradient."""
+    """Whether the kernel takes a bias by diagonal, as a view that serves all queries: one without a gradient."""
     constant = not (diagonal_bias.requires_grad and torch.is_grad_enabled())
     return constant and q.is_cpu and serves(q, k, v, None, diagonal_bias, (None, None), 1.0)
 
 
 def weighs_nothing(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
-    """Where a bias by distance makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
+    """Where a bias by diagonal makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
 
     Smaller, that is, relative to the weight of the query's own position: no product exceeds |q| |k| in size.
     """

@@ -33,7 +33,7 @@ def attend_locally(
     """What `attend` gives of the local parts of DTensors, as DTensors sharded as the queries are.
 
     Args:
-        arrays: mask, bias and bias by distance with four axes and sinks, or None.
+        arrays: mask, bias and bias by diagonal with four axes and sinks, or None.
         options: arguments without arrays.
         pattern: who may attend to whom besides.
     """

@@ -37,13 +37,13 @@ class Call:
     """A call as it was drawn.
 
     Attributes:
-        inputs: arrays by name, `distances` among them: the bias by distance, `1 h 1 n`.
+        inputs: arrays by name, `distances` among them: the bias by diagonal, `1 h 1 n`.
         options: arguments that are no arrays, and those of patterns and places, as NumPy's arrays.
         shown: whom causality, window, pattern, mask and lengths show to whom, `b h t s`.
         seen: whom they see that no bias of -inf hides.
-        by_term: whether the bias by distance is a term of the function that users call, whose softcap of 0 is none;
+        by_term: whether the bias by diagonal is a term of the function that users call, whose softcap of 0 is none;
             else it is that of the layers' own function.
-        diagonals: the place in the bias by distance of each pair, `b t s`: by its relative position, which may lie
+        diagonals: the place in the bias by diagonal of each pair, `b t s`: by its relative position, which may lie
             beyond the ends where the queries do not end at the last key.
     """
 
@@ -275,7 +275,7 @@ def attend_of(tree: Tree, call: Call, arrays: dict[str, Any], options: dict[str,
 
 
 def terms_of(tree: Tree, call: Call, distances: Any) -> dict[str, Any]:
-    """The bias by distance as the argument for it."""
+    """The bias by diagonal as the argument for it."""
     t, s = call.seen.shape[2:]
     table = distances[0, :, 0].swapaxes(0, 1)
     return {"terms": tree.package.terms.Table(table, lambda place: (place + (s - 1)).clip(0, t + s - 2))}

@@ -1,4 +1,4 @@
-"""A bias by distance on the fast paths: one number for each diagonal, in blocks so small that edges fall everywhere."""
+"""A bias by diagonal on the fast paths: one number for each diagonal, in blocks so small that edges fall everywhere."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

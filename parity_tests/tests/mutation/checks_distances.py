@@ -1,4 +1,4 @@
-"""What a bias by distance must do: on every path it is the same bias by pairs, and so is its gradient."""
+"""What a bias by diagonal must do: on every path it is the same bias by pairs, and so is its gradient."""
 
 from functools import cache
 from importlib import import_module
