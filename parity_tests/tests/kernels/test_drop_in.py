@@ -358,8 +358,11 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
 HUGGING_FACE = list(product((T, 1), (T, 7), (4, 2, 1), (None, "bool", "float", "causal"), (None, "softcap", "sinks")))
 
 
-def hold_to_transformers(calls: list[Any], function: Any, dtype: str = "float64") -> None:
-    """Output and gradients of an attention function of `transformers`, in some calls."""
+def hold_to_transformers(calls: list[Any], function: Any, dtype: str = "float64", room: int = 0) -> None:
+    """Output and gradients of an attention function of `transformers`, in some calls.
+
+    With `room` masks are for a cache of so many keys more, which count for nothing, whatever stands there.
+    """
     for t, s, groups, mask, more in calls:
         q, k, v = drawn(1, B, H, t, K), drawn(2, B, groups, s, K), drawn(3, B, groups, s, V)
         dy, arrays = drawn(4, B, t, H, V), [q, k, v]
@@ -374,6 +377,9 @@ def hold_to_transformers(calls: list[Any], function: Any, dtype: str = "float64"
 
         def call(q: Any, k: Any, v: Any, *rest: Any, causal: bool = causal, **scores: Any) -> Any:
             mask = next((x for x in rest if x.ndim == 4), None)
+            if mask is not None and room > 0:
+                beyond = ~mask if mask.dtype == torch.bool else 3.0 - mask.detach()
+                mask = torch.cat([mask, beyond[..., :room]], -1)
             sinks = next((x for x in rest if x.ndim == 1), None)
             module = SimpleNamespace(
                 num_key_value_groups=H // k.shape[1], is_causal=causal, training=False, sinks=sinks
@@ -390,8 +396,10 @@ def hold_to_transformers(calls: list[Any], function: Any, dtype: str = "float64"
 
 
 def test_transformers_attention() -> None:
-    """One query or several, shared heads, masks, causality, caps and sinks: 144 calls."""
+    """One query or several, shared heads, masks, causality, caps and sinks: 144 calls; 15 with longer masks."""
     hold_to_transformers(HUGGING_FACE, attn_torch.drop_in.transformers_attention)
+    masked = [call for call in HUGGING_FACE if call[3] in ("bool", "float")]
+    hold_to_transformers(masked[::5], attn_torch.drop_in.transformers_attention, room=3)
 
 
 @pytest.mark.peers
