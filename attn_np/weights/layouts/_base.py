@@ -345,6 +345,8 @@ def sizes_with(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, 
 
 def differences(a: Config, b: Config) -> list[str]:
     """The fields in which two configs of one variant differ, without those for training alone."""
+    if a == b:  # nearly always, and `canonical` makes many configs
+        return []
     x, y = canonical(a).as_dict(), canonical(b).as_dict()
     return [name for name in x if name not in TRAINING_FIELDS and x[name] != y[name]]
 
