@@ -1,7 +1,7 @@
 """The fast paths of `attend`: the same numbers as the textbook path, without the `t s` matrix of scores.
 
 Blocks. Queries are cut into blocks and so are the keys; only the scores of one block with another exist at a time. The
-softmax runs along ("online", Milakov and Gimelshein 2018): each query keeps the largest score so far, the sum of
+softmax is "online" (Milakov and Gimelshein 2018): each query keeps the largest score so far, the sum of
 exponentials relative to it and the weighted sum of values; where a block of keys raises the largest score, the two sums
 are scaled down. Blocks of keys that causality, a window or a pattern hides from all queries of a block are not in the
 loop.

@@ -113,9 +113,9 @@ def gather_last(x: Array, index: Array) -> Array:
 def skew(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
-    The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
-    before, the last row with the first of the n = t + s - 1. The first query comes first, as `attend_in_row_blocks`
-    passes rows. A view, also where one row serves all queries.
+    The skew of Huang et al. 2018 (arXiv:1809.04281): of the n = t + s - 1 diagonals the last query takes the first s,
+    the query before it those from the second on, and the first query the last s. The result is a view, also where one
+    row serves all queries.
     """
     if x.shape[-1] == s:
         return x

@@ -1,4 +1,4 @@
-"""Relative positions: encodings and buckets of distances."""
+"""Relative positions: their encodings, and the buckets that they fall into."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ class Config(_heads.Config):
         "a pass over all segments at once: the same segments one after the other, with the cache in between",
     )
     traps = (
-        "the distance is query minus key, 0 or more for earlier keys: R of the negative distance has other sines",
+        "the relative position is query minus key, 0 or more for earlier keys: R of its negative has other sines",
         "sines and cosines are two halves, one after the other, in the authors' code; alternating, as in the paper of "
         "the sinusoids, they need the rows of w_r in another order",
         "the trick that shifts a row for each query is right where the last query is at the last key; with a mask or "
