@@ -81,6 +81,16 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
     return jnp.concatenate(arrays, axis)
 
 
+def expand_to_heads(x: Array, like: Array) -> Array:
+    """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`.
+
+    On a mesh with explicit axes it is sharded like that, so that its gradient is summed over devices, not gathered.
+    """
+    sharding = jax.typeof(like).sharding
+    spec = P(*sharding.spec[:3], None) if AxisType.Explicit in sharding.mesh.axis_types else None
+    return broadcast_to(x[:, :, None], (*like.shape[:3], x.shape[-1]), out_sharding=spec)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
     return jnp.arange(n)

@@ -79,6 +79,11 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return x.transpose(order)
 
 
+def expand_to_heads(x: Array, like: Array) -> Array:
+    """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`."""
+    return broadcast_to(x[:, :, None], (*like.shape[:3], x.shape[-1]))
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
     return np.arange(n)

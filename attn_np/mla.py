@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
+from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
 from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
@@ -63,7 +63,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
-            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], sizes["y"]))], -1)
+            k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
         q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)

@@ -84,6 +84,11 @@ def alongside(x: Array, like: Array) -> Array:
     return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
+def expand_to_heads(x: Array, like: Array) -> Array:
+    """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`."""
+    return broadcast_to(x[:, :, None], (*like.shape[:3], x.shape[-1]))
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
     return alongside(torch.arange(n, device=like.device), like)

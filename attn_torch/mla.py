@@ -6,7 +6,7 @@ from attn_np.contract.mla import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
+from attn_torch._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_torch._rotary import Positions, record_positions, rotate, rotation
 
 
@@ -61,7 +61,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
-            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], sizes["y"]))], -1)
+            k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
         q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
