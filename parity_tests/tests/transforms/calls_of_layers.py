@@ -41,7 +41,9 @@ def words(x: Any) -> Any:
 
 def in_steps(one: Any, x: Any, positions: Any = None) -> Any:
     """The first three positions and then the last one, into a cache with room for more."""
-    cache, outputs = one.init_cache(x.shape[0], 8), []
+    axes = " ".join(one.config.cached().values()).split()
+    sizes = {letter: x.shape[2] for letter in axes if letter not in ("b", "s", *one.config.sizes())}
+    cache, outputs = one.init_cache(x.shape[0], 8, **sizes), []
     for part in (slice(0, 3), slice(3, 4)):
         if isinstance(positions, tuple):
             given = {"positions": tuple(a[..., part, :] for a in positions)}
@@ -130,15 +132,9 @@ layer("linear, feature_map= of one's own", feature_map=squares, num_features=4, 
 layer("linear, feature_map=exp", feature_map="exp", num_features=6, **CAUSAL_HEADS)
 layer("retention, decay= without norm and gate", decay=(0.9, 0.25), norm="none", use_gate=False, **HEADS)
 layer("lightning", **HEADS)
-layer(
-    "additive, causal= and normalize_over=",
-    decodes=False,
-    query_dim=16,
-    hidden_dim=5,
-    causal=True,
-    normalize_over="queries",
-)
-layer("luong, causal=", decodes=False, query_dim=16, causal=True)
+layer("additive, causal=", query_dim=16, hidden_dim=5, causal=True)
+layer("additive, normalize_over=queries", decodes=False, query_dim=16, hidden_dim=5, normalize_over="queries")
+layer("luong, causal=", query_dim=16, causal=True)
 LAYERS["gru"] = (
     "gru",
     {
