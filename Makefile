@@ -56,11 +56,12 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (five minutes)
-	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup --everything \
+compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (seven minutes)
+	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py \
+	    parity_tests/tests/transforms/test_transforms_functions.py
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --everything \
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
-	    parity_tests/tests/transforms/test_distributed_torch.py
+	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
 .PHONY: course
 course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages

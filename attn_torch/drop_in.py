@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import attn_torch._drop_in as shared
 from attn_np.contract import _drop_in as contract
 from attn_np.contract._base import field_error
-from attn_torch import _drop_in
 from attn_torch._attend import attend
 from attn_torch._drop_in import dot_product_attention as dot_product_attention
 from attn_torch._functions import number
@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
         batch, heads, _ = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
         shape = (*batch, heads, query.shape[-2], key.shape[-2])
         keep = torch.rand(shape, device=query.device, dtype=torch.float32) >= dropout_p
-    return _drop_in.scaled_dot_product_attention(
+    return shared.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, keep=keep
     )
 

@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import FIRST, left_out
+from parity_tests.tests.everything import FIRST, LONG, left_out
 
 # What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
 gc.set_threshold(50_000, 20, 20)
@@ -47,10 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def stands_back(item: pytest.Item) -> bool:
     """Whether a test is among those that only `--everything` runs."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    variant, example = params.get("variant"), params.get("example")
+    variant, example, row = params.get("variant"), params.get("example"), params.get("row")
+    file, test = item.path.stem, getattr(item, "originalname", item.name)
+    if isinstance(row, str) and test in LONG:
+        return left_out(file, test, row, first=True, tree="")
     if not isinstance(variant, str) or variant not in examples():
         return False
-    file, test = item.path.stem, getattr(item, "originalname", item.name)
     trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
     tree = "attn_jax" if "attn_jax" in trees else trees.pop() if len(trees) == 1 else ""
     names = decoding_examples() if file in FIRST and tree == "attn_torch" else examples()

@@ -37,8 +37,29 @@ FEW: Mapping[str, tuple[str, ...]] = {
 # PyTorch the first is that of the tests, which ask for nothing but causal ones.
 FIRST = ("test_decoding",)
 
-# What takes long and repeats, in other words, what others ask: left out but for these variants. `make compiled` asks
-# every variant for its transforms, on several devices too.
+# Calls of functions and of fields that are compiled by default, some of each kind.
+ROWS = (
+    "attend",
+    "attend, offset= of an array without axes",
+    "attend, offset= and lengths= of each sequence",
+    "attend, pattern= with arrays, and offset=",
+    "attend, return_lse=, and merge",
+    "attend, softmax_fn=entmax",
+    "attend, terms=",
+    "decoder, positions=(cos, sin), norm_bias= and clip_qkv=",
+    "drop_in.attention_fn",
+    "drop_in.dot_product_attention",
+    "drop_in.scaled_dot_product_attention",
+    "drop_in.transformers_attention",
+    "linear, feature_map= of one's own",
+    "mha, memory_keys= and output_dim=, in steps",
+    "recur, in chunks",
+    "rotary, rope_sections=, in steps",
+    "rotate by rotary_angles",
+)
+
+# What takes long and repeats, in other words, what others ask: left out but for these variants or rows. `make compiled`
+# asks every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
     # Of the layers made of `attend`; what it moves between devices is asked by itself.
     "test_a_layer_sums_over_devices_once": ("mha", "decoder", "mla", "t5_bias"),
@@ -47,8 +68,15 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_compiled_steps_compile_once": (*WHOLE, *KINDS, "mla", "retention"),
     "test_dynamic": ("mha", "longformer"),
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
+    # Its trees. JAX compiles what the original and the copy compute.
+    "test_a_planted_bug_in_one_function_is_seen": ("attn_np", "attn_torch"),
+    # Beside parity, which compiles every example in JAX.
+    "test_every_other_example": (),
+    "test_every_other_example_is_one_graph": (),
     "test_export": ("mha", "gru", "decoder"),
     "test_export_dynamic": ("mha", "decoder"),
+    "test_functions_compile_into_one_graph": ROWS,
+    "test_functions_in_jax": ROWS,
     # Beside `test_one_layer`, which asks for the transform, and the parity of compiled calls with a tape.
     "test_nnx_jit": WHOLE,
     "test_one_layer": (*WHOLE, *KINDS),
@@ -67,7 +95,7 @@ def left_out(file: str, test: str, variant: str, first: bool, tree: str) -> bool
 
     Args:
         file, test: names, such as "test_conventions" and "test_no_query_has_keys".
-        variant: whom it is asked of.
+        variant: whom it is asked of; or the row of a table, in a test of `LONG`.
         first: it is the variant's first example, or no certain one.
         tree: "attn_np", "attn_torch" or "attn_jax", in which it is asked; "" for none of these, or NumPy and PyTorch.
     """

@@ -30,6 +30,7 @@ class Table:
         free: fields that the caller gives, because the origin's weights are the same for every value.
         fixed: fields that have one value in the origin.
         constants: letters to sizes that never vary.
+        orders: letters that are an axis of ours to the order of its entries there: at i ours has their entry orders[i].
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
         zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
         shared: keys that only layer 0 has, for every layer.
@@ -44,6 +45,7 @@ class Table:
     free: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     origin_fixed: Mapping[str, Any] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -128,12 +130,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class AppliedRule:
-    """One rule, applied to one layer: our parameters, their keys, the pattern and the size of each of its letters."""
+    """One rule, applied to one layer: our parameters, their keys, the pattern, and the size of each of its letters and
+    the order of their entries.
+    """
 
     params: tuple[str, ...]
     keys: tuple[str, ...]
     pattern: str
     sizes: Mapping[str, int]
+    orders: Mapping[str, tuple[int, ...]]
 
     def key_shape(self) -> tuple[int, ...]:
         """The shape of each of their arrays."""
@@ -156,14 +161,24 @@ class AppliedRule:
         concat = concatenation(self.pattern)
         if concat:
             return dict(zip(self.params, concat.split(arrays[self.keys[0]], self.sizes), strict=True))
-        return move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
+        moved = move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
+        return {name: self.in_order(x, back=False) for name, x in moved.items()}
 
     def to_arrays(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
         concat = concatenation(self.pattern)
         if concat:
             return {self.keys[0]: concat.join([params[name] for name in self.params], self.sizes)}
-        return move(reverse(self.pattern), self.sizes, [params[name] for name in self.params], self.keys)
+        ours = [self.in_order(params[name], back=True) for name in self.params]
+        return move(reverse(self.pattern), self.sizes, ours, self.keys)
+
+    def in_order(self, x: np.ndarray, *, back: bool) -> np.ndarray:
+        """One of our parameters with the entries of axes in our order, from theirs; or back."""
+        side = parse(self.pattern)[1][len(self.params) > 1 :]
+        for letter, order in self.orders.items():
+            if (letter,) in side:
+                x = np.take(x, np.argsort(order) if back else order, axis=side.index((letter,)))
+        return x
 
 
 def move(
@@ -210,7 +225,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     for params, keys, pattern in expand_rules(table, shapes):
         sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
         before |= sizes
-        rules.append(AppliedRule(params, keys, pattern, sizes))
+        rules.append(AppliedRule(params, keys, pattern, sizes, table.orders))
     missing = sorted(set(shapes) - {name for applied in rules for name in applied.params} - set(table.zeros))
     if missing:
         got = f"none for {', '.join(missing)}"

@@ -212,6 +212,19 @@ def test_a_tree_imports_its_own_framework_only(package: str) -> None:
                 assert allowed, f"{path.relative_to(ROOT)} names {text!r}, which it may not import"
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_tree_names_its_modules_in_full(package: str) -> None:
+    """A copy with a planted bug follows `attn_np._ops`, but not a module that is taken from the package itself."""
+    taken = {
+        alias.name
+        for path in files(package)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == package
+        for alias in node.names
+    }
+    assert taken <= {"contract"}  # which no copy has
+
+
 def test_contracts_need_the_standard_library_only() -> None:
     for path in files("attn_np/contract"):
         for name in full_names(path):

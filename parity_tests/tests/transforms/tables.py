@@ -60,7 +60,11 @@ def functions() -> list[str]:
     asked = (
         "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. On a "
         "mesh sequences are sharded: the numbers are right, and nothing moves but what sequences share, the chunks of "
-        "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`)."
+        "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`). "
+        "Two calls are refused where positions are traced, as their angles depend on the largest one: "
+        '`rope_scaling="dynamic"` with positions, and `rotary_angles` without `max_positions`. `make compiled` also '
+        "puts every other example of every variant through `torch.compile`, `jax.jit` with gradients, `vmap`, "
+        "`shard_map` and `jax.export`, and in one of its examples each field has another value than by default."
     )
     lines = ["## Functions", "", asked, "", f"| Call | {' | '.join(titles)} |", "| --- | --- | --- |"]
     for name in tests.CALLS:
@@ -72,8 +76,10 @@ def functions() -> list[str]:
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for (tree, transform, name), why in tests.EXEMPT.items():
         reasons.setdefault((TREES[tree], transform, why), []).append(name)
+    in_steps = [name for name in tests.CALLS if tests.steps(name)]
     rows = (
-        f"- {title}, {transform}, not {'; '.join(names)}: {why}." for (title, transform, why), names in reasons.items()
+        f"- {title}, {transform}, not {'calls in steps' if names == in_steps else '; '.join(names)}: {why}."
+        for (title, transform, why), names in reasons.items()
     )
     return [*lines, "", *rows, ""]
 

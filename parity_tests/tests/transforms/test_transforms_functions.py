@@ -1,12 +1,13 @@
 """What the functions and the arguments of layers are put through besides being called, in PyTorch and JAX.
 
-The tables of `test_transforms_*.py` ask every variant for its call with every argument. Here each function is asked,
-each argument of `attend` that changes how it computes, the drop-ins, and fields that the first examples do not have.
+The tables of `test_transforms_*.py` ask every variant for its call with every argument. Here each call of `calls` and
+`calls_of_layers` is asked: each function with its arguments, the drop-ins, and fields that the first examples do not
+have.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
+from inspect import signature
 from typing import Any
 
 import jax
@@ -15,226 +16,19 @@ import pytest
 import torch
 from jax.sharding import AxisType, PartitionSpec
 
-from attn_np import patterns
+import attn_np
+from attn_np.contract._package import FUNCTIONS
+from parity_tests.tests.everything import ROWS
 from parity_tests.tests.inputs import TREES, flat
+from parity_tests.tests.transforms.calls import CALLS, ONLY, SAME, Bench, bench
+from parity_tests.tests.transforms.calls_of_layers import STEPS, steps
 
-# By tree. CALLS below are the rows; EXEMPT gives a (tree, transform, call) that is left out its reason.
+# By tree. The calls are the rows; EXEMPT gives a (tree, transform, call) that is left out its reason.
 TRANSFORMS: dict[str, tuple[str, ...]] = {
     "torch": ("compile", "vmap"),
     "jax": ("jit", "grad", "vmap", "shard_map", "mesh"),
 }
-# By name: of an array `b t h k` and an integer of each sequence, what a call returns.
-EXEMPT: dict[tuple[str, str, str], str] = {}
-CALLS: dict[str, Callable[["Bench", Any, Any], Any]] = {}
-# Calls that return what another one does. In steps there is no gradient.
-SAME: dict[str, str] = {}
-# Those that one tree has.
-ONLY: dict[str, str] = {"drop_in.attention_fn": "jax", "drop_in.transformers_attention": "torch"}
-
-
-def call(name: str, same: str | None = None) -> Any:
-    """A decorator that adds a call under the name that the table shows."""
-
-    def add(function: Callable[["Bench", Any, Any], Any]) -> Callable[["Bench", Any, Any], Any]:
-        CALLS[name] = function
-        if same is not None:
-            SAME[name] = same
-        return function
-
-    return add
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A tree's package with what is made before a transform begins: integers and layers.
-
-    Attributes:
-        at: 0 .. 3.
-        layers: by the name of what they show; their weights are the same bits in every tree.
-    """
-
-    package: Any
-    at: Any
-    layers: dict[str, Any]
-
-
-FIELDS: dict[str, dict[str, Any]] = {
-    "memory": {"variant": "mha", "memory_keys": 3, "output_dim": 5},
-    "sections": {"variant": "rotary", "rope_sections": (1, 1), "max_positions": 8},
-    "angles": {"variant": "rotary"},
-}
-
-
-@cache
-def bench(name: str) -> Bench:
-    tree = TREES[name]
-    layers = {
-        part: tree.package.build(fields["variant"], dtype="float64", d_model=16, num_heads=2, head_dim=4, causal=True,
-                                 **{field: x for field, x in fields.items() if field != "variant"})
-        for part, fields in FIELDS.items()
-    }  # fmt: skip
-    return Bench(tree.package, tree.array(np.arange(4)), layers)
-
-
-class Causal:
-    """What an attention function of `transformers` looks at of a module."""
-
-    is_causal = True
-
-
-CAUSAL = Causal()
-
-
-def steps(name: str) -> bool:
-    return name.endswith("in steps")
-
-
-def words(x: Any) -> Any:
-    """An array `b t h k` as the input of a layer."""
-    return x.reshape((*x.shape[:2], 16))
-
-
-def in_steps(one: Any, x: Any, **by_position: Any) -> Any:
-    """The first three positions and then the last one, into a cache."""
-    cache, outputs = one.init_cache(x.shape[0], 4), []
-    for part in (slice(0, 3), slice(3, 4)):
-        y, cache = one.step(x[:, part], cache, **{name: a[..., part] for name, a in by_position.items()})
-        outputs.append(y)
-    return outputs
-
-
-@call("attend")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x, x + 1, x, causal=True)[0]
-
-
-@call("attend, offset=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x[:, :2], x, x, causal=True, offset=1, softcap=2)[0]
-
-
-@call("attend, offset= and lengths= of each sequence")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x[:, :2], x, x, causal=True, offset=n, lengths=n + 1)[0]
-
-
-@call("attend, return_lse=, and merge")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    parts = [o.package.attend(x, x[:, part], x[:, part], return_lse=True) for part in (slice(0, 1), slice(1, 4))]
-    return o.package.merge([(context, lse) for context, _, lse in parts])
-
-
-@call("attend, pattern= and window=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x, x, x, pattern=patterns.Chunks(2) | patterns.Dilated(2), window=3)[0]
-
-
-@call("attend, return_weights= and sinks=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x, x, x, sinks=x[0, 0, :, 0] * 0 + 0.5, return_weights=True)
-
-
-@call("attend, softmax_fn=entmax")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x, x, x, causal=True, softmax_fn=partial(o.package.entmax, alpha=1.5))[0]
-
-
-@call("softmax and entmax")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    package, mask = o.package, x > -1
-    return package.softmax(x, mask), package.entmax(x, alpha=2, axis=1), package.entmax(x, mask, alpha=1.75)
-
-
-@call("recur, in chunks")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    decay = 1 / (1 + x * x)
-    return o.package.recur(
-        x, x / 4, x, rule="gated_delta", decay=decay, beta=decay[..., 0], form="chunked", chunk_size=2
-    )
-
-
-@call("recur, position by position", same="recur, in chunks")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    decay = 1 / (1 + x * x)
-    return o.package.recur(x, x / 4, x, rule="gated_delta", decay=decay, beta=decay[..., 0], form="recurrent")
-
-
-def places(o: Bench, n: Any) -> Any:
-    return n[:, None] + o.at
-
-
-@call("rotate by rotary_angles")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    longrope = {"original_max_positions": 4, "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
-    angles = o.package.rotary_angles(
-        places(o, n), 8, max_positions=8, dtype="float64", rope_scaling="longrope", **longrope
-    )
-    return o.package.rotate(x, *angles)
-
-
-@call("relative_buckets")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return x * o.package.relative_buckets(places(o, n) - 3, num_buckets=4, max_distance=8)[..., None, None]
-
-
-@call("drop_in.scaled_dot_product_attention")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    q, k = x.swapaxes(1, 2), x[:, :, :1].swapaxes(1, 2)
-    function = o.package.drop_in.scaled_dot_product_attention
-    masked = function(q, k, k, q[..., :4] > -1, enable_gqa=True, scale=0.5)
-    return masked, function(q[:, :, :3], q, q, is_causal=True), function(q, q, q, q[..., :4])
-
-
-@call("drop_in.dot_product_attention")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    function, lengths = o.package.drop_in.dot_product_attention, {"key_value_seq_lengths": n}
-    padded = function(x, x[:, :, :1], x[:, :, :1], query_seq_lengths=n + 1, local_window_size=(1, 0), **lengths)
-    return padded, function(x[:, :3], x, x, is_causal=True), function(x, x, x, mask=x[:, None, :, 0, :4] > 0)
-
-
-@call("drop_in.attention_fn", same="attend")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.drop_in.attention_fn(x, x + 1, x, is_causal=True)
-
-
-@call("drop_in.transformers_attention", same="attend")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    q, k, v = (a.swapaxes(1, 2) for a in (x, x + 1, x))
-    return o.package.drop_in.transformers_attention(CAUSAL, q, k, v, None)[0]
-
-
-def on_two_axes(o: Bench, n: Any) -> Any:
-    return o.at[:2, None, None] + places(o, n)
-
-
-@call("mha, memory_keys= and output_dim=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.layers["memory"](words(x))
-
-
-@call("mha, memory_keys= and output_dim=, in steps", same="mha, memory_keys= and output_dim=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return in_steps(o.layers["memory"], words(x))
-
-
-@call("rotary, rope_sections=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.layers["sections"](words(x), positions=on_two_axes(o, n))
-
-
-@call("rotary, rope_sections=, in steps", same="rotary, rope_sections=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    return in_steps(o.layers["sections"], words(x), positions=on_two_axes(o, n))
-
-
-@call("rotary, positions=(cos, sin)", same="rotary, rope_sections=")
-def _(o: Bench, x: Any, n: Any) -> Any:
-    options: dict[str, Any] = {"sections": (1, 1), "max_positions": 8, "dtype": "float64"}
-    return o.layers["angles"](words(x), positions=o.package.rotary_angles(on_two_axes(o, n), 4, **options))
-
-
-STEPS = [name for name in CALLS if steps(name)]
-EXEMPT |= {
+EXEMPT: dict[tuple[str, str, str], str] = {
     ("torch", "vmap", name): "a cache has an axis of batch rows itself, and PyTorch writes into it" for name in STEPS
 }
 EXEMPT |= {("jax", "grad", name): "steps are asked for their outputs" for name in STEPS}
@@ -283,36 +77,39 @@ def reference(name: str) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", asked("torch"))
-def test_functions_compile_into_one_graph(name: str) -> None:
+@pytest.mark.parametrize("row", asked("torch"))
+def test_functions_compile_into_one_graph(row: str) -> None:
     """Forward and backward: the bits of eager, but in steps, which there read the filled part of a cache alone.
 
-    In chunks the parts of a gradient are added up in an order of its own.
+    In chunks the parts of a gradient are added up in an order of its own. Tables of cosines are PyTorch's in a compiled
+    program and else NumPy's, whose last bit may be another.
     """
     torch.compiler.reset()
     x, n = torch.from_numpy(X), torch.from_numpy(N)
-    compiled = torch.compile(partial(CALLS[name], bench("torch")), fullgraph=True, backend="aot_eager")
-    with torch.no_grad() if steps(name) else torch.enable_grad():
-        want, found = (derived(name, x, n, function) for function in (None, compiled))
-    assert steps(name) or all(np.array_equal(a, b) for a, b in zip(found[0], want[0], strict=True))
-    order = 4 * np.finfo(np.float64).eps * np.abs(reference(name)[1]).max() if "in chunks" in name else 0.0
-    assert steps(name) or np.abs(found[1] - want[1]).max() <= order
-    assert near(found[0], reference(name)[0], name)
+    compiled = torch.compile(partial(CALLS[row], bench("torch")), fullgraph=True, backend="aot_eager")
+    with torch.no_grad() if steps(row) else torch.enable_grad():
+        want, found = (derived(row, x, n, function) for function in (None, compiled))
+    exact = not steps(row) and "rotate" not in row
+    assert not exact or all(np.array_equal(a, b) for a, b in zip(found[0], want[0], strict=True))
+    size = 0.0 if steps(row) else np.abs(want[1]).max()
+    order = 4 * np.finfo(np.float64).eps if "in chunks" in row else 0.0 if exact else ROUNDINGS
+    assert steps(row) or np.abs(found[1] - want[1]).max() <= order * size
+    assert near(found[0], reference(row)[0], row)
 
 
-@pytest.mark.parametrize("name", [name for name in asked("torch") if ("torch", "vmap", name) not in EXEMPT])
-def test_functions_over_rows(name: str) -> None:
+@pytest.mark.parametrize("row", [row for row in asked("torch") if ("torch", "vmap", row) not in EXEMPT])
+def test_functions_over_rows(row: str) -> None:
     """Over batch rows."""
-    function = partial(CALLS[name], bench("torch"))
+    function = partial(CALLS[row], bench("torch"))
     with torch.no_grad():
         rows = torch.func.vmap(lambda x, n: [y[0] for y in joined(function(x[None], n[None]))])
         found = rows(torch.from_numpy(X), torch.from_numpy(N))
-    assert near([y.numpy() for y in found], reference(name)[0], name)
+    assert near([y.numpy() for y in found], reference(row)[0], row)
 
 
-def programs(name: str, x: Any, n: Any) -> dict[str, Any]:
+def programs(row: str, x: Any, n: Any) -> dict[str, Any]:
     """The outputs of a call under each of JAX's transforms, and its gradient."""
-    function = partial(CALLS[name], bench("jax"))
+    function = partial(CALLS[row], bench("jax"))
     mesh, rows = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Auto,)), PartitionSpec("rows")
 
     def outputs(x: Any, n: Any) -> list[Any]:
@@ -323,18 +120,76 @@ def programs(name: str, x: Any, n: Any) -> dict[str, Any]:
         "vmap": jax.vmap(lambda x, n: [y[0] for y in outputs(x[None], n[None])])(x, n),
         "shard_map": jax.shard_map(outputs, mesh=mesh, in_specs=(rows, rows), out_specs=rows)(x, n),
     }
-    if not steps(name):
+    if not steps(row):
         found["grad"] = jax.grad(lambda x: sum((y * y).sum() for y in outputs(x, n)))(x)
     return found
 
 
-@pytest.mark.parametrize("name", asked("jax"))
-def test_functions_in_jax(name: str) -> None:
+@pytest.mark.parametrize("row", asked("jax"))
+def test_functions_in_jax(row: str) -> None:
     """Compiled, differentiated, over batch rows, and with the rows on a mesh."""
     bench("jax")
-    found = jax.jit(partial(programs, name))(TREES["jax"].array(X), TREES["jax"].array(N))
-    want, gradient = reference(name)
+    found = jax.jit(partial(programs, row))(TREES["jax"].array(X), TREES["jax"].array(N))
+    want, gradient = reference(row)
     for transform in ("jit", "vmap", "shard_map"):
-        assert near([np.asarray(y) for y in found[transform]], want, name), transform
-    if not steps(name):
+        assert near([np.asarray(y) for y in found[transform]], want, row), transform
+    if not steps(row):
         assert np.abs(np.asarray(found["grad"]) - gradient).max() <= ROUNDINGS * np.abs(gradient).max()
+
+
+# What no call is asked with: `trace` passes the tape.
+NOT_ASKED: dict[str, set[str]] = {
+    "attend": {"tape"},
+    "recur": {"tape"},
+    # What is drawn or kept goes to `attend`, which is asked with it; other values of the last two are refused.
+    "scaled_dot_product_attention": {"dropout_p", "keep", "tape"},
+    "dot_product_attention": {"implementation", "return_residual", "tape"},
+}
+
+
+class Recorded:
+    """A module that notes of each call of its functions the names of the arguments."""
+
+    def __init__(self, module: Any, given: dict[str, set[str]]) -> None:
+        self.module, self.given = module, given
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.module, name)
+        if name == "drop_in":
+            return Recorded(found, self.given)
+        return self.noting(found) if name in self.given else found
+
+    def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            self.given[function.__name__] |= signature(function).bind(*args, **options).arguments.keys()
+            return function(*args, **options)
+
+        return call
+
+
+def unasked(calls: dict[str, Any]) -> dict[str, set[str]]:
+    """Of each function, the arguments that none of some calls gives it."""
+    functions = {name: getattr(attn_np, name) for name in FUNCTIONS if name != "alibi_slopes"}  # which takes no array
+    functions |= {name: getattr(attn_np.drop_in, name) for name in attn_np.drop_in.__all__}
+    given: dict[str, set[str]] = {name: set() for name in functions}
+    o = bench("numpy")
+    recorded = Bench(Recorded(attn_np, given), o.at, o.shares, o.layers)
+    for name, function in calls.items():
+        if ONLY.get(name) is None:
+            function(recorded, X, N)
+    return {
+        name: missing
+        for name, function in functions.items()
+        if (missing := signature(function).parameters.keys() - given[name] - NOT_ASKED.get(name, set()))
+    }
+
+
+def test_the_rows_that_are_asked_by_default_exist() -> None:
+    assert set(ROWS) <= set(CALLS)
+
+
+def test_every_argument_of_a_function_is_asked() -> None:
+    assert not unasked(CALLS)
+    without = {name: function for name, function in CALLS.items() if not name.startswith("attend, terms=")}
+    assert unasked(without) == {"attend": {"terms"}}

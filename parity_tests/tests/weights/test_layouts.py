@@ -114,6 +114,18 @@ def test_bars_that_are_unclear_are_refused(pattern: str) -> None:
 # The tables -----------------------------------------------------------------------------------------------------------
 
 
+def test_an_axis_in_another_order_by_its_indices() -> None:
+    """An order that is not its own inverse, of an axis that is split off and of one beside several parameters."""
+    theirs, order = np.arange(2 * 12.0).reshape(2, 12), (2, 0, 1)
+    one = _base.AppliedRule(("w",), ("x",), "d (f e) -> f d e", {"d": 2, "f": 3, "e": 4}, {"f": order})
+    two = _base.AppliedRule(("a", "b"), ("x",), "p (f e) -> p f e", {"p": 2, "f": 3, "e": 4}, {"f": order})
+    ours = one.to_params({"x": theirs}) | two.to_params({"x": theirs})
+    for d, f, e in np.ndindex(2, 3, 4):
+        assert ours["w"][f, d, e] == ours["ab"[d]][f, e] == theirs[d, 4 * order[f] + e]
+    for rule in (one, two):
+        assert np.array_equal(rule.to_arrays(ours)["x"], theirs)
+
+
 def test_layouts_are_found_by_name() -> None:
     assert {"bert", "torch_gru", "torch_linear", "fused_qkv"} <= set(layouts.names())
     with pytest.raises(ValueError, match="did you mean 'bert'"):

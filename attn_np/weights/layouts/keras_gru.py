@@ -1,0 +1,46 @@
+"""Keras' `GRU` and `GRUCell`: the gates in the order z r n along the columns.
+
+Which biases a layer has the file shows, and by them whether the reset gate acts after the state's product. Without
+biases it does unless the call says `reset_after=False`. Keys are the weights' paths, joined by slashes or dots.
+"""
+
+from dataclasses import replace
+
+from attn_np.weights.layouts._base import Layout, Table
+
+PLAIN = Table(
+    variant="gru",
+    rules={
+        "layers.0.w_x": ("kernel", "d (f e) -> f d e"),
+        "layers.0.w_h": ("recurrent_kernel", "e (f a) -> f e a"),
+    },
+    letters={"input_dim": "d", "hidden_dim": "e"},
+    free=("reset_after",),
+    fixed={"num_layers": 1, "use_bias": False, "bidirectional": False},
+    constants={"f": 3},
+    orders={"f": (1, 0, 2)},
+)
+TWO_BIASES = {("layers.0.b_x", "layers.0.b_h"): ("bias", "p (f e) -> p f e")}
+ONE_BIAS = {"layers.0.b_x": ("bias", "(f e) -> f e")}
+
+LAYOUT = Layout(
+    origin="keras: layers.GRU and layers.GRUCell",
+    prefixes=("gru_cell.", ""),
+    by_file=True,
+    separator="/",
+    tables={
+        "two biases": replace(
+            PLAIN,
+            rules={**PLAIN.rules, **TWO_BIASES},
+            free=(),
+            fixed={**PLAIN.fixed, "use_bias": True, "reset_after": True},
+        ),
+        "one bias": replace(
+            PLAIN,
+            rules={**PLAIN.rules, **ONE_BIAS},
+            free=(),
+            fixed={**PLAIN.fixed, "use_bias": True, "reset_after": False},
+        ),
+        "no bias": PLAIN,
+    },
+)
