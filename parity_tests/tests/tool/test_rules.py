@@ -211,7 +211,7 @@ def test_no_rule_is_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 ANSWERS = tuple(product((False, True), repeat=2))  # value, and whether the bounds leave it open
 
 
-def possible(answers: tuple[tuple[bool, bool], ...]) -> list[tuple[bool, ...]]:
+def possible(answers: tuple[tuple[bool, ...], ...]) -> list[tuple[bool, ...]]:
     """Every combination of truths that some answers leave open."""
     return list(product(*((False, True) if undecided else (value,) for value, undecided in answers)))
 
