@@ -9,6 +9,18 @@ from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, jostled, 
 from parity_tests.bounds.precision import FUNCTION, current_noise, promised
 
 
+def others(x: np.ndarray, axis: int) -> np.ndarray:
+    """The sum of all entries of an axis but each one's own, by sums of those before and of those behind it.
+
+    A sum of all less one's own would lose what the others are where one is nearly all: they may grow by exp(e_j).
+    """
+    x = np.moveaxis(x, axis, -1)
+    ends = np.zeros((*x.shape[:-1], 1))
+    before = np.cumsum(np.concatenate([ends, x[..., :-1]], -1), -1)
+    behind = np.cumsum(np.concatenate([ends, x[..., :0:-1]], -1), -1)[..., ::-1]
+    return np.moveaxis(before + behind, -1, axis)
+
+
 @rule(FUNCTIONS, _ops.softmax)
 def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """Errors e_j in the exponents move p_j most when it rises by e_j and all others fall by theirs, and conversely.
@@ -40,13 +52,9 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
         e = np.where(ok, s.b + p.u * (far + s.b + loose) + FUNCTION * p.u, 0.0)
         up, down = np.expm1(e), -np.expm1(-e)
         fall = np.sum(probs * down, axis=axis, keepdims=True)
-        rise = np.sum(probs * up, axis=axis, keepdims=True)
-        higher = (up * (1 - probs) + np.maximum(fall - probs * down, 0)) / (
-            probs * (up + 1) + np.maximum((1 - fall) - probs * (1 - down), 0)
-        )
-        lower = (down * (1 - probs) + np.maximum(rise - probs * up, 0)) / (
-            probs * (1 - down) + np.maximum((1 + rise) - probs * (1 + up), 0)
-        )
+        rest = others(probs, axis)
+        higher = (up * rest + others(probs * down, axis)) / (probs * (up + 1) + others(probs * (1 - down), axis))
+        lower = (down * rest + others(probs * up, axis)) / (probs * (1 - down) + others(probs * (1 + up), axis))
         rho = p.gamma(n) + 4 * p.u
         relative = np.maximum(np.nan_to_num(higher, nan=np.inf), np.nan_to_num(lower, nan=1.0))
         eta = np.where(ok, 4 * p.eta, 0.0)

@@ -428,7 +428,7 @@ def test_transformers_gets_weights_and_dropout() -> None:
     """The weights before dropout, if they are asked for; of the others a share is dropped and the rest divided."""
     q, module, rate = torch.from_numpy(drawn(1, 2, 4, 50, 3)), SimpleNamespace(is_causal=False), 0.25
     ones = torch.eye(50, dtype=torch.float64).expand(2, 4, 50, 50)  # the output is the weights as they are used
-    call = attn_torch.drop_in.transformers_attention
+    call: Any = attn_torch.drop_in.transformers_attention
     want, weights = call(module, q, q, ones, None, output_attentions=True)
     assert torch.equal(want.transpose(1, 2), weights)
     torch.manual_seed(0)
