@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from attn_np import _masks, _ops, _simplex, _sparse_weights, _vjp
 from parity_tests.bounds import error_array, tangents
-from parity_tests.bounds.error_array import ErrArray, Flag
-from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.bounds.error_array import ErrArray, Flag, delivered
+from parity_tests.bounds.precision import LARGEST, UNDERFLOW, UNIT, precision, precision_of
 from parity_tests.judge.judging import compare
 
 seeds = st.integers(0, 2**32 - 1)
-scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
+scales = st.sampled_from([2.0**-70, 2.0**-20, 2.0**-7, 1.0, 2.0**5])  # products of the first underflow in float32
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 ALLOWED = np.array([[True, True, False, True], [False, False, False, False], [True, True, True, True]])
@@ -139,6 +139,20 @@ def test_bound_holds_what_rounding_does(name: str, seed: int, scale: float) -> N
     got = function(*values)
     assert got.dtype == np.float32
     assert holds(got.astype(np.float64), result), name
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_what_is_delivered_is_rounded_once(dtype: str) -> None:
+    """Numbers of every size that a type has, those too small for all of its digits among them."""
+    least, most = np.log2(UNDERFLOW[dtype]) - 3, min(np.log2(LARGEST[dtype]), 500)
+    rng = np.random.default_rng(0)
+    values = rng.choice([-1, 1], 1000) * 2.0 ** rng.uniform(max(least, -1022), most, 1000)
+    result = delivered(ErrArray(values, 0.0), dtype, always=True)
+    with np.errstate(over="ignore", under="ignore"):
+        got = values.astype(_ops.DTYPES[dtype]).astype(np.float64)
+    assert holds(got, result)
+    assert np.all(result.b <= UNIT[dtype] * np.abs(values) + UNDERFLOW[dtype])
+    assert delivered(ErrArray([0.0], 0.0), dtype, always=True).b == 0
 
 
 # Rules of what only moves numbers or chooses among them.
