@@ -78,13 +78,15 @@ def by_transformers(package: Any) -> Any:
     return lambda q, k, v, scale: function(SimpleNamespace(is_causal=False), q, k, v, None, scaling=scale)[0]
 
 
+# JAX's functions read as NumPy's, and each would be compiled.
+ASKED = ("numpy", "torch")
 # By function: in which trees, how it is found, and the axes of its q, k and v.
 CALLS: dict[str, tuple[tuple[str, ...], Any, str]] = {
-    "attend": (tuple(TREES), lambda package: package.attend, "b t h k"),
-    "recur": (tuple(TREES), lambda package: package.recur, "b t h k"),
-    "dot_product_attention": (tuple(TREES), lambda package: package.drop_in.dot_product_attention, "b t h k"),
+    "attend": (ASKED, lambda package: package.attend, "b t h k"),
+    "recur": (ASKED, lambda package: package.recur, "b t h k"),
+    "dot_product_attention": (ASKED, lambda package: package.drop_in.dot_product_attention, "b t h k"),
     "scaled_dot_product_attention": (
-        tuple(TREES), lambda package: package.drop_in.scaled_dot_product_attention, "b h t k",
+        ASKED, lambda package: package.drop_in.scaled_dot_product_attention, "b h t k",
     ),
     "transformers_attention": (("torch",), by_transformers, "b h t k"),
 }  # fmt: skip
@@ -118,9 +120,10 @@ def test_a_scale_of_0_is_not_a_scale_of_none(name: str, tree: str) -> None:
     assert not same(zero, none)
 
 
-@pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
-def test_a_planted_bug_is_seen(tree: Tree) -> None:
+@pytest.mark.parametrize("name", ASKED)
+def test_a_planted_bug_is_seen(name: str) -> None:
     """A scale of 0 taken for none, by `recur`."""
+    tree = TREES[name]
     bug = "1 / sqrt(width) if scale is None else scale", "scale or 1 / sqrt(width)"
     with planted(Mutant("a scale of 0 taken for none", SHARED, *bug, "", ""), tree.package.__name__) as alias:
         zero, near = (scaled_by(tree, __import__(alias), "recur", x) for x in (0.0, TINY))
