@@ -9,6 +9,21 @@ from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, jostled, 
 from parity_tests.bounds.precision import FUNCTION, current_noise, promised
 
 
+def others(x: np.ndarray, axis: int, apart: bool) -> np.ndarray:
+    """The sum of all entries of an axis but each one's own, which are not below 0.
+
+    As the sum of all less one's own, which loses by a rounding of the sum what the others are; `apart` by the sums of
+    those before and of those behind, in three times the time.
+    """
+    if not apart:
+        return np.maximum(np.sum(x, axis=axis, keepdims=True) - x, 0.0)
+    x = np.moveaxis(x, axis, -1)
+    ends = np.zeros((*x.shape[:-1], 1))
+    before = np.cumsum(np.concatenate([ends, x[..., :-1]], -1), -1)
+    behind = np.cumsum(np.concatenate([ends, x[..., :0:-1]], -1), -1)[..., ::-1]
+    return np.moveaxis(before + behind, -1, axis)
+
+
 @rule(FUNCTIONS, _ops.softmax)
 def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """Errors e_j in the exponents move p_j most when it rises by e_j and all others fall by theirs, and conversely.
@@ -40,13 +55,11 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
         e = np.where(ok, s.b + p.u * (far + s.b + loose) + FUNCTION * p.u, 0.0)
         up, down = np.expm1(e), -np.expm1(-e)
         fall = np.sum(probs * down, axis=axis, keepdims=True)
-        rise = np.sum(probs * up, axis=axis, keepdims=True)
-        higher = (up * (1 - probs) + np.maximum(fall - probs * down, 0)) / (
-            probs * (up + 1) + np.maximum((1 - fall) - probs * (1 - down), 0)
-        )
-        lower = (down * (1 - probs) + np.maximum(rise - probs * up, 0)) / (
-            probs * (1 - down) + np.maximum((1 + rise) - probs * (1 + up), 0)
-        )
+        # Where one weight is nearly all, an error of more than 1 makes the others grow beyond a rounding of their sum.
+        apart = bool(np.max(e, initial=0.0) > 1)
+        rest, fallen, risen = (others(x, axis, apart) for x in (probs, probs * down, probs * up))
+        higher = (up * rest + fallen) / (probs * (up + 1) + np.maximum(rest - fallen, 0))
+        lower = (down * rest + risen) / (probs * (1 - down) + rest + risen)
         rho = p.gamma(n) + 4 * p.u
         relative = np.maximum(np.nan_to_num(higher, nan=np.inf), np.nan_to_num(lower, nan=1.0))
         eta = np.where(ok, 4 * p.eta, 0.0)

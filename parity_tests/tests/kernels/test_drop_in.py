@@ -402,6 +402,44 @@ def test_transformers_attention() -> None:
     hold_to_transformers(masked[::5], attn_torch.drop_in.transformers_attention, room=3)
 
 
+LEFT_OUT = object()
+SAID = (LEFT_OUT, None, True, False)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("t", [1, T])
+def test_whether_transformers_attends_causally(t: int, masked: bool) -> None:
+    """By the argument; where it says nothing by the module; and where that says nothing, too, it does. Never beside a
+    mask, nor with one query. The scale is that of `attend` where none is given.
+    """
+    q, k, v = (torch.from_numpy(drawn(i, B, H, n, K)) for i, n in ((1, t), (2, T), (3, T)))
+    mask = torch.from_numpy(drawn(6, B, 1, t, T)) if masked else None
+    for argument, of_module in product(SAID, (LEFT_OUT, True, False)):
+        module = SimpleNamespace() if of_module is LEFT_OUT else SimpleNamespace(is_causal=of_module)
+        options: dict[str, Any] = {} if argument is LEFT_OUT else {"is_causal": argument}
+        said = next((x for x in (argument, of_module, True) if isinstance(x, bool)), True)
+        found, weights = attn_torch.drop_in.transformers_attention(module, q, k, v, mask, **options)
+        arrays = (x.transpose(1, 2) for x in (q, k, v))
+        want, _ = attn_torch.attend(*arrays, bias=mask, causal=said and t > 1 and not masked)
+        assert torch.equal(found, want) and weights is None, (argument, of_module)
+
+
+def test_transformers_gets_weights_and_dropout() -> None:
+    """The weights before dropout, if they are asked for; of the others a share is dropped and the rest divided."""
+    q, module, rate = torch.from_numpy(drawn(1, 2, 4, 50, 3)), SimpleNamespace(is_causal=False), 0.25
+    ones = torch.eye(50, dtype=torch.float64).expand(2, 4, 50, 50)  # the output is the weights as they are used
+    call: Any = attn_torch.drop_in.transformers_attention
+    want, weights = call(module, q, q, ones, None, output_attentions=True)
+    assert torch.equal(want.transpose(1, 2), weights)
+    torch.manual_seed(0)
+    used, weights = call(module, q, q, ones, None, dropout=rate, output_attentions=True)
+    used = used.transpose(1, 2)
+    assert torch.equal(want.transpose(1, 2), weights)
+    assert torch.equal(used, torch.where(used != 0, weights / (1 - rate), 0.0))
+    share, count = float((used == 0).double().mean()), used.numel()
+    assert abs(share - rate) <= 5 * sqrt(rate * (1 - rate) / count)  # more is met once in a million draws
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("default")
 def test_the_originals_of_transformers_attention() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import attn_np
+from attn_np import patterns
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -24,6 +25,16 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "all": ({"causal": True, "softcap": 1.5}, "mask bias sinks"),
     "a row that sees its sink alone": ({"lengths": np.array([0, 5])}, "sinks"),
     "a row that sees nothing": ({"lengths": np.array([0, 5])}, ""),
+}
+# What leaves some queries without a key, with the sink of their head and without.
+WITHOUT_KEYS: dict[str, dict[str, Any]] = {
+    "few keys": {"causal": True},
+    "a window ahead": {"window": (None, 0)},
+    "a window behind": {"window": (0, None), "offset": 4},
+    "a mask": {},
+    "a bias": {},
+    "a pattern": {"pattern": patterns.GlobalQueries(np.eye(2, 5, dtype=bool))},
+    "causality and a pattern": {"causal": True, "pattern": ~patterns.Prefix(np.array([2, 3]))},
 }
 # The textbook path, the fast one of a small call, and that in blocks.
 PATHS = ("textbook", "fused", "blocks", "one block")
@@ -78,8 +89,14 @@ def differentiated(tree: Tree, call: Any, inputs: Arrays, *dys: np.ndarray) -> t
 def results(tree: Tree, package: Any, call: str, path: str) -> tuple[Arrays, dict[str, Any]]:
     """The context, the lse and every gradient by a path of a package, and their bounds."""
     options, names = CALLS[call]
-    inputs: Any = given(2, names)
+    return results_of(tree, package, given(2, names), options, path)
+
+
+def results_of(tree: Tree, package: Any, inputs: Any, options: Any, path: str) -> tuple[Arrays, dict[str, Any]]:
+    """Those of any call."""
     want, dy, dlse = held(inputs, options)
+    pattern = options.get("pattern")
+    options = options | {"pattern": pattern and pattern.map(lambda axes, x: tree.array(x))}
     options = {name: tree.array(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     options |= {"implementation": "textbook" if path == "textbook" else "fused", "return_lse": True}
     with kernels.blocks(package.__name__, constants(tree, path)):
@@ -97,6 +114,24 @@ def test_lse_and_its_gradients_stay_within_their_bounds(tree: Tree, call: str, p
     outputs, want = results(tree, tree.package, call, path)
     for name, x in outputs.items():
         assert ratio(x, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("sinks", ["", "sinks"])
+@pytest.mark.parametrize("why", WITHOUT_KEYS)
+def test_the_lse_of_queries_without_keys(name: str, why: str, sinks: str) -> None:
+    """Whatever hides all keys from them, on every path. (JAX, which compiles each, is asked in `test_dependence`.)"""
+    tree = TREES[name]
+    inputs = given(2, " ".join([sinks, *(x for x in ("mask", "bias") if why == f"a {x}")]))
+    inputs |= {x: inputs[x][:, :3] for x in "kv"} if why in ("few keys", "a window ahead") else {}
+    if why == "a bias":
+        inputs["bias"][..., 1, :] = -inf
+    by_keys = {of: x for of, x in inputs.items() if of != "sinks"}
+    assert np.isneginf(held(by_keys, WITHOUT_KEYS[why])[0]["lse"].v).any()
+    for path in PATHS:
+        outputs, want = results_of(tree, tree.package, inputs, WITHOUT_KEYS[why], path)
+        for of, x in outputs.items():
+            assert ratio(x, want[of]) <= 1, (path, of)
 
 
 def test_scalar_loops() -> None:

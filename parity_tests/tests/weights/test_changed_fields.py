@@ -1,4 +1,4 @@
-"""What a layer of a `config.json` becomes when one field is changed, left null, or stands there beside the others.
+"""What a layer of a `config.json` becomes when one field is changed, left null or out, or stands beside the others.
 
 Of every model whose layers are held against the library, each field that its reader asks for is given other values: a
 flag the other way, a number halved, doubled, 0 and 1, a list reversed. `changed_fields.json` holds what each makes of
@@ -17,7 +17,7 @@ from attn_np.weights._foreign_config import layer_config
 from attn_np.weights._key_prefix import find_part
 from attn_np.weights._pretrained import families
 from attn_np.weights.layouts._hf_config import HFConfig
-from parity_tests.tests.weights.test_absent_fields import RECORDED, in_words
+from parity_tests.tests.weights.test_absent_fields import RECORDED, in_words, less
 
 FILE = Path(__file__).with_name("changed_fields.json")
 CHANGED: dict[str, dict[str, dict[str, Any]]] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
@@ -61,7 +61,10 @@ def value_of(fields: Fields, name: str) -> Any:
 
 
 def variations(model: str) -> dict[str, dict[str, Any]]:
-    """By field and value, what it changes in the layer; None where it is refused. Without what changes nothing."""
+    """By field and value, what it changes in the layer; None where it is refused. Without what changes nothing.
+
+    A field that is left out stands there as "absent" where that is not the same as null: it may have a default.
+    """
     recorded = RECORDED[model]
     fields, layer = recorded["fields"], max(map(int, recorded["layers"]))
     base, names = read(fields, layer, recorded["part"])
@@ -70,11 +73,14 @@ def variations(model: str) -> dict[str, dict[str, Any]]:
         value = value_of(fields, name)
         if isinstance(value, dict):
             continue
-        for other in others(value):
-            config, _ = read(with_field(fields, name, other), layer, recorded["part"])
+        variants = {json.dumps(other): with_field(fields, name, other) for other in others(value)}
+        if value is not None:
+            variants["absent"] = less(fields, name)
+        for words, variant in variants.items():
+            config, _ = read(variant, layer, recorded["part"])
             changes = config and {key: x for key, x in config.items() if (base or {}).get(key, ...) != x}
-            if changes != {}:
-                found.setdefault(name, {})[json.dumps(other)] = changes
+            if changes != (found.get(name, {}).get("null", {}) if words == "absent" else {}):
+                found.setdefault(name, {})[words] = changes
     return found
 
 
