@@ -142,8 +142,8 @@ def test_bound_holds_what_rounding_does(name: str, seed: int, scale: float) -> N
 
 
 def test_softmax_holds_what_large_errors_do_where_one_weight_is_nearly_all() -> None:
-    """The others are below a rounding of 1, and errors in their scores raise them above it."""
-    scores, errors = np.array([0.0, -45.0, -50.0]), np.array([1.0, 16.0, 20.0])
+    """The others are below a rounding of 1, and beside what its own error does to it; together they are not."""
+    scores, errors = np.array([0.0, -45.0, -50.0]), np.array([16.0, 16.0, 16.0])
     with precision(precision_of("float64")):
         result: Any = _ops.softmax(ErrArray(scores, errors))
     for signs in product((-1, 0, 1), repeat=3):
