@@ -129,6 +129,13 @@ def _(o: Bench, x: Any, n: Any) -> Any:
     return o.package.attend(x, x, x, pattern=patterns.Chunks(2) | patterns.Dilated(2), window=3)[0]
 
 
+@call("attend, terms=")
+def _(o: Bench, x: Any, n: Any) -> Any:
+    terms = o.package.terms
+    both = terms.Slopes((1 + o.at[:2]) / 4), terms.Table(o.at[:, None] / 2, lambda relative: relative.clip(-2, 1) + 2)
+    return o.package.attend(x, x + 1, x, causal=True, terms=both)[0]
+
+
 @call("attend, return_weights= and sinks=")
 def _(o: Bench, x: Any, n: Any) -> Any:
     return o.package.attend(x, x, x, sinks=x[0, 0, :, 0] * 0 + 0.5, return_weights=True)
