@@ -135,6 +135,13 @@ def test_each_weighing_by_rows(
     assert rows_ratio(tree, variant, limits, with_bias) <= 1
 
 
+def test_weighings_by_rows_in_jax(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One, as JAX compiles each; with `--everything` all."""
+    in_blocks_of_rows(monkeypatch, "jax")
+    for variant, limits, with_bias in ROWS if pytestconfig.getoption("--everything") else ROWS[2:3]:
+        assert rows_ratio("jax", variant, limits, with_bias) <= 1, (variant, limits, with_bias)
+
+
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 
