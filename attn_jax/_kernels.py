@@ -6,14 +6,15 @@ exponentials relative to it and the weighted sum of values; where a block of key
 are scaled down. Blocks of keys that causality, a window or a pattern hides from all queries of a block are not in the
 loop.
 
-Backward. Only the output and each query's largest score and sum are kept; the weights are computed again, block by
-block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
+Backward. Beside the arguments only the output and each query's largest score and sum are kept; the weights are computed
+again, block by block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. Such a rule is written
+for reverse mode and its first derivatives alone.
 
-Sharding. Loops run over blocks of positions. Batch and heads stay axes of their own in every array, are never merged,
-indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the gradient
-of what they share, such as one bias for the whole batch: it is a sum over devices. Under a pattern with arrays, such as
-documents, each sequence takes its own blocks of keys, so devices agree on the number of steps of each loop. What a loop
-starts with is computed from the arrays, so that it is sharded as they are.
+Sharding. Loops run over blocks of positions. Batch and key/value heads stay axes of their own in every array, are never
+merged, indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the
+gradient of what they share, such as one bias for the whole batch: it is a sum over devices. Under a pattern with
+arrays, such as documents, each sequence takes its own blocks of keys, so devices agree on the number of steps of each
+loop. What a loop starts with is computed from the arrays, so that it is sharded as they are.
 
 Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never

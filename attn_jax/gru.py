@@ -58,19 +58,21 @@ class GRULayer(Layer[LayerConfig]):
         state: Float[Array, "b e"],
         real: Bool[Array, "b t"] | None = None,
         tape: Tape = None,
+        recompute: bool = False,
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
         c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
-        def step(h, xs):
+        def step(h, xs, w_h=w_h, b_h=b_h):
             x_gates, real = xs
             r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        xs = x_gates, real
-        state, (r, z, n, h) = scan(step, state, xs, names=("r", "z", "n", "h"), tape=tape, reverse=c.backward)
+        xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
+        names = "r", "z", "n", "h"
+        state, (r, z, n, h) = scan(step, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
         return h, state
 
 
@@ -89,11 +91,18 @@ class GatedRecurrentUnit(Layer[Config]):
         return [keep[i] for i in range(c.num_layers - 1)] + [None]
 
     def run(
-        self, x: Array, state: Array | None, keep: Array | None, real: Array | None = None, tape: Tape = None
+        self,
+        x: Array,
+        state: Array | None,
+        keep: Array | None,
+        real: Array | None = None,
+        tape: Tape = None,
+        recompute: bool = False,
     ) -> tuple[Array, Array]:
         """The forward without checks and rounding, as layers that hold this one call it.
 
-        Where `real` is False a step is padding: its input is ignored and the state stays as it is.
+        Where `real` is False a step is padding: its input is ignored and the state stays as it is. With `recompute`
+        automatic differentiation keeps the states alone and computes each step again.
         """
         c, ends = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
@@ -101,10 +110,11 @@ class GatedRecurrentUnit(Layer[Config]):
         sizes, directions = c.sizes(), 2 if c.bidirectional else 1
         start = zeros((sizes["l"], x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
-            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"))
+            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"), recompute)
             ends.append(end)
             if self.backward_layers is not None:
-                back, end = self.backward_layers[i](x, start[2 * i + 1], real, scope(tape, f"backward_layers.{i}"))
+                back_scope = scope(tape, f"backward_layers.{i}")
+                back, end = self.backward_layers[i](x, start[2 * i + 1], real, back_scope, recompute)
                 h = concatenate([h, back], -1)
                 ends.append(end)
             x = dropout(h, layer_keep, c.dropout)

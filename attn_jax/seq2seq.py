@@ -163,7 +163,8 @@ class Seq2Seq(Layer[Config]):
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
-        return self.encoder.run(source, None, keep, real, tape)
+        # Otherwise PyTorch keeps 32 kB of each of these steps, where one of the decoder leaves 15.
+        return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
     def begin(
         self, source: Array, mask: Array | None, state: Array | None

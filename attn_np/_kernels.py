@@ -14,9 +14,10 @@
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
-   reads a view. The softmax of a row does not change with a constant, so the bias is moved until no score is above 30:
-   its largest need not be looked for, and blocks whose scores are all too low to weigh anything (below -87 in float32)
-   are skipped. A block with a row whose weights add up to less than 1 is computed again, with the largest looked for.
+   reads a view. The softmax of a row does not change with a constant. So where products are small enough, the bias is
+   moved until no score is above 30: a row's largest need not be looked for, and blocks whose scores are all too low to
+   weigh anything (below -87 in float32) are skipped. A block of queries with a row whose weights add up to less than 1
+   is computed again, with the largest looked for.
    The bias's gradient is a sum over each diagonal.
 """
 

@@ -1,11 +1,11 @@
 """Blocks of queries: a part of the scores at a time, in memory that grows with t, not with t s.
 
-A block of queries meets only the keys that its window leaves, or those that a pattern may show to one of them: what is
-hidden by position is hardly ever computed. Its scores, of a size that stays in a processor's cache, become weights in
-place, and then are gone: the backward pass computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al. 2022,
-arXiv:2205.14135).
+A block of queries meets all keys that its window leaves, or that a pattern may show to one of them, at once: so its
+softmax is an ordinary one, and what is hidden by position is hardly ever computed. Its scores become weights in place,
+mostly in a processor's cache, and then are gone: the backward pass computes them again (Chen et al. 2016,
+arXiv:1604.06174; Dao et al. 2022, arXiv:2205.14135).
 
-Forward and backward are operations of their own, in which compiled programs do not look: so lengths may vary in them.
+Forward and backward are operations of their own. Compiled programs do not look into them, so lengths may vary there.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
 
-# How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
+# A block takes more heads up to so many scores: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_SCORES, GPU_SCORES = 2**20, 2**25
 CPU_QUERIES, GPU_QUERIES = 128, 1024  # of one head in a block
 PATTERN_KEYS = 64  # a pattern is asked about this many keys at a time

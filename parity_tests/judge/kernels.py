@@ -62,6 +62,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"SHORT_KEY_BLOCK": 3, "SHORT_UNCUT_BLOCKS": 0},
     ],
 }
+PATTERN_KINDS = 12  # of `drawn_pattern`
 OWN: dict[str, list[dict[str, Any]]] = {"numpy": POWERS, "torch": [{}], "jax": [{}]}
 
 
@@ -197,7 +198,7 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
 def drawn_pattern(
     rng: np.random.Generator, b: int, t: int, s: int, kind: int | None = None
 ) -> tuple[patterns.Pattern, np.ndarray]:
-    """A pattern, one of eight kinds, and who sees whom by it, `b 1 t s`, from its definition: no code of the trees."""
+    """A pattern, one of `PATTERN_KINDS` kinds, and who sees whom by its definition, `b 1 t s`: no code of the trees."""
     n = int(rng.integers(1, 6))
     i, j = np.arange(t)[:, None] + (s - t), np.arange(s)
     documents = rng.integers(0, 3, (b, s + t))
@@ -207,11 +208,12 @@ def drawn_pattern(
     marked_queries, marked_keys = rng.random((b, t)) < 0.3, rng.random((b, s)) < 0.3
     prefix = rng.integers(0, s + 1, b)
     near, other_document = abs(i - j) <= n, of_queries[:, :, None] != of_keys[:, None]
-    window, causal = patterns.Window(n, n), patterns.Causal()
+    window, causal, chosen = patterns.Window(n, n), patterns.Causal(), patterns.ChosenChunk(n, of_queries)
+    in_chosen = of_queries[:, :, None] == j // n
     found = [
         (patterns.Chunks(n), i // n == j // n),
         (patterns.Chunks(n, 2, 1), (j // n - i // n >= -2) & (j // n - i // n <= 1)),
-        (patterns.ChosenChunk(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
+        (chosen | window, near | in_chosen),
         (patterns.Dilated(n) & patterns.Window(2 * n, None), ((i - j) % n == 0) & (j >= i - 2 * n)),
         (patterns.Documents(of_queries, of_keys), ~other_document),
         (~patterns.Documents(of_queries, of_keys) | window, other_document | near),
@@ -222,8 +224,16 @@ def drawn_pattern(
             (near | marked_keys[:, None]) & ~marked_queries[:, :, None],
         ),
         (patterns.Documents(of_queries, of_keys) & patterns.Chunks(n), ~other_document & (i // n == j // n)),
+        (
+            patterns.Chunks(n, 1, 1)
+            | chosen
+            | patterns.GlobalKeys(marked_keys)
+            | patterns.GlobalQueries(marked_queries),
+            (abs(j // n - i // n) <= 1) | in_chosen | marked_keys[:, None] | marked_queries[:, :, None],
+        ),
+        ((patterns.Chunks(n) | chosen) & causal, ((i // n == j // n) | in_chosen) & (j <= i)),
     ]
-    pattern, pairs = found[rng.integers(len(found)) if kind is None else kind]
+    pattern, pairs = found[rng.integers(PATTERN_KINDS) if kind is None else kind]
     return pattern, np.broadcast_to(pairs, (b, t, s))[:, None]
 
 

@@ -48,7 +48,7 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
 def test_who_sees_anything_by_a_pattern_alone(tree: Tree) -> None:
     """Where queries and keys have the same positions, too, which some patterns need no matrix for."""
     visibility = import_module(f"{tree.package.__name__}._masks").visibility
-    for seed, t, kind in product(range(3), (6, 9), range(8)):
+    for seed, t, kind in product(range(3), (6, 9), range(kernels.PATTERN_KINDS)):
         pattern, pairs = kernels.drawn_pattern(np.random.default_rng([seed, t, kind]), 2, t, 9, kind)
         pattern = pattern.map(lambda axes, x: tree.array(x))
         found = visibility(None, t, 9, like=tree.array(np.zeros(())), pattern=pattern)

@@ -13,7 +13,7 @@ from attn_jax._ops import linear
 from attn_np._attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
-from parity_tests.judge.kernels import drawn_pattern, visible
+from parity_tests.judge.kernels import PATTERN_KINDS, drawn_pattern, visible
 from parity_tests.tests.inputs import Arrays
 from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
 from parity_tests.tests.witness import cotangent
@@ -287,7 +287,7 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
             np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))
 
 
-@pytest.mark.parametrize("kind", range(8))
+@pytest.mark.parametrize("kind", range(PATTERN_KINDS))
 def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
     """Pattern, window, mask and bias of every block, of rows and keys that the last blocks do not fill."""
     rng = np.random.default_rng(kind)

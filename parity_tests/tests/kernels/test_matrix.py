@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import contract
+from attn_np import contract, patterns
 from attn_np._masks import visible_pairs
 from attn_np.contract._patterns import Truth
+from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree, random_inputs
 from parity_tests.tests.kernels.test_distances import in_small_blocks
 from parity_tests.tests.kernels.test_rows import in_small_blocks as in_blocks_of_rows
@@ -23,8 +24,10 @@ from parity_tests.tests.mutation.checks_terms import (
     CASES,
     LIMITS,
     PATTERNS,
+    WIDTH,
     Case,
     by_numpy,
+    by_pairs,
     drawn,
     expected,
     term_of,
@@ -76,7 +79,7 @@ def worst(tree: Tree, case: Case) -> float:
 
 def test_the_matrix_is_whole() -> None:
     """Each kind of pattern that the judge draws is in it, and what is hidden differs from pattern to pattern."""
-    assert len(CASES) == (3 + 10) * 3 * 3
+    assert len(CASES) == (3 + kernels.PATTERN_KINDS) * 3 * 3
     shown = {case.pattern: drawn(case)[2] for case in CASES}
     assert sum(pairs.all() for pairs in shown.values()) == 1
     for case in CASES:
@@ -92,6 +95,21 @@ def test_each_pattern_with_each_term_and_weighing(name: str, pattern: str) -> No
     for case in CASES:
         if case.pattern == pattern:
             assert worst(TREES[name], case) <= 1, str(case)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("numpy", {}), ("torch", {"SMALL": 0})])
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_one_sequence_must_see_says_nothing_of_the_next(name: str, setting: dict[str, int], first: int) -> None:
+    """Two in one block: one of a single document, and one of two."""
+    rng, tree, t = np.random.default_rng(first), TREES[name], 11
+    arrays = {n: rng.normal(size=(2, t, heads, WIDTH)) for n, heads in (("q", 4), ("k", 2), ("v", 2))}
+    documents = np.stack([np.zeros(t, int), np.arange(t) // 6])[[first, 1 - first]]
+    places = tree.array(documents)
+    options: dict[str, Any] = {"pattern": patterns.Documents(places, places), "implementation": "fused"}
+    with kernels.blocks(tree.package.__name__, setting):
+        context = tree.numpy(tree.package.attend(**tree.arrays(arrays), **options)[0])
+    pairs = np.broadcast_to((documents[:, :, None] == documents[:, None])[:, None], (2, 4, t, t))
+    assert ratio(context, by_pairs(name, arrays, pairs, np.zeros((1, 1, t, t), int), None)["context"]) <= 1
 
 
 # Weights that are no softmax: their engine takes rows of queries, which see the keys of a band. ----------------------
@@ -115,6 +133,13 @@ def test_each_weighing_by_rows(
 ) -> None:
     in_blocks_of_rows(monkeypatch, tree)
     assert rows_ratio(tree, variant, limits, with_bias) <= 1
+
+
+def test_weighings_by_rows_in_jax(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One, as JAX compiles each; with `--everything` all."""
+    in_blocks_of_rows(monkeypatch, "jax")
+    for variant, limits, with_bias in ROWS if pytestconfig.getoption("--everything") else ROWS[2:3]:
+        assert rows_ratio("jax", variant, limits, with_bias) <= 1, (variant, limits, with_bias)
 
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------

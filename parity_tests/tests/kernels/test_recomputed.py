@@ -83,6 +83,18 @@ def nodes_behind(y: torch.Tensor) -> int:
     return len(found)
 
 
+def test_a_step_of_the_encoder_or_decoder_is_one_node() -> None:
+    """Of the graph: so many positions more are as many nodes more."""
+    layer, rng = build("seq2seq", dtype="float64", input_dim=3, hidden_dim=E), np.random.default_rng(0)
+
+    def nodes(s: int, t: int) -> int:
+        inputs = {name: torch.from_numpy(rng.normal(size=(1, n, 3))) for name, n in (("source", s), ("target", t))}
+        return nodes_behind(flat(layer(**inputs))[0])
+
+    assert nodes(12, 5) - nodes(5, 5) == 7
+    assert nodes(5, 12) - nodes(5, 5) == 7
+
+
 def polynomial(h: torch.Tensor, xs: tuple[Any, ...], shared: dict[str, Any]) -> tuple[torch.Tensor, tuple[Any, ...]]:
     h = h * h + h @ shared["w"][0] * xs[0]
     return h, (h + xs[0], h > 0, xs[0])

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 from attn_np import contract, value_and_vjp
 from parity_tests.bounds.precision import fast_precision_of
@@ -49,6 +50,8 @@ def layer_ratios(tree: str, config: Any, inputs: Arrays) -> dict[str, float]:
         y, pull = value_and_vjp(layer, **given)
         back = pull(cotangent(y.shape))
         found = {"y": y} | {f"d{name}": x for name, x in (back.inputs | back.params).items()}
+    elif tree == "jax":
+        found = found_in_jax(layer, TREES[tree].arrays(inputs))
     else:
         arrays = TREES[tree].arrays(inputs)
         leaves = {name: x.requires_grad_() for name, x in arrays.items() if x.is_floating_point()}
@@ -59,6 +62,24 @@ def layer_ratios(tree: str, config: Any, inputs: Arrays) -> dict[str, float]:
         found |= {f"d{name}": TREES[tree].numpy(x.grad) for name, x in leaves.items() if x.grad is not None}
     bounds = outputs | grads
     return {name: compare(x, bounds[name], "float64" if name == "y" else None)["ratio"] for name, x in found.items()}
+
+
+def found_in_jax(layer: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The output of a layer, and the gradients of its inputs and parameters."""
+    graph, state, others = nnx.split(layer, nnx.Param, ...)
+    floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+    rest = {name: x for name, x in arrays.items() if name not in floats}
+
+    @jax.jit
+    def both(floats: Any, state: Any) -> Any:
+        y, pull = jax.vjp(
+            lambda floats, state: flat(nnx.merge(graph, state, others)(**floats, **rest))[0], floats, state
+        )
+        return y, *pull(jax.numpy.asarray(cotangent(y.shape)))
+
+    y, dfloats, dstate = both(floats, state)
+    grads = dfloats | {".".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(dstate)}
+    return {"y": np.asarray(y)} | {f"d{name}": np.asarray(x) for name, x in grads.items()}
 
 
 def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:

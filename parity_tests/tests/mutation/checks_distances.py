@@ -27,6 +27,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "pattern": ({"pattern": patterns.Chunks(4, 1)}, "", 3, 13, 13, 6),
     "steep": ({}, "", 6, 13, 13, 6),
     "steep, more queries than keys": ({}, "", 6, 13, 7, 6),
+    "steep for one of the heads that share keys": ({}, "", 2, 13, 13, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
     "diagonals that hide all of a row": ({}, "", 2, 13, 7, 6),
@@ -46,7 +47,8 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
     by_diagonal = rng.normal(size=(1, heads, 1, t + s - 1))
     distance = np.abs(np.arange(t + s - 1) - (s - 1))
     if case.startswith("steep"):  # the weights of all but the nearest keys are below the smallest number
-        by_diagonal = by_diagonal - 300.0 * distance
+        steep = np.arange(H) % 3 == 0 if "one of the heads" in case else np.ones(H, bool)
+        by_diagonal = by_diagonal - 300.0 * distance * steep[:, None, None]
     if case.startswith("one far"):  # the pair of the last query and the first key
         by_diagonal[..., 0] = 1e9
     if case.startswith("far keys"):  # products of 25, up to -25 near every second query, whose weights are larger then

@@ -19,6 +19,7 @@ LIMITS: dict[str, dict[str, Any]] = {"all keys": {}, "causal": {"causal": True},
 KINDS = (
     "chunks", "chunks and neighbours", "chosen chunk or window", "dilated", "documents", "not documents, or window",
     "prefix or causal", "global queries", "window or global keys", "documents and chunks",
+    "near or chosen chunks or global", "own or chosen chunk, causal",
 )  # fmt: skip
 PATTERNS = (*LIMITS, *KINDS)
 TERMS = ("none", "slopes", "table")
