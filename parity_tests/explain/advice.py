@@ -31,6 +31,13 @@ def next_step(run: Judged, first: Row, anchor: Anchor) -> str:
     return "; ".join(steps)
 
 
+def as_if(constants: list[str]) -> str:
+    """What to look at where only a constant of an unlikely value gives the numbers."""
+    if not constants:
+        return ""
+    return f"{constants[0]} gives these numbers, an unlikely value: look for another mistake where it is used"
+
+
 def rounds_throughout(dtype: str) -> str:
     return (
         f'the candidate\'s type is {dtype}: judge what it means in float64, with dtype="float64"; in {dtype} it is '

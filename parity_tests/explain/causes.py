@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity_tests.bounds.error_array import ErrArray
-from parity_tests.explain.advice import NARROW, its_lines, next_step, not_made_of, rounds_throughout
+from parity_tests.explain.advice import NARROW, as_if, its_lines, next_step, not_made_of, rounds_throughout
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
 from parity_tests.explain.search import Fit, Search
@@ -88,7 +88,7 @@ def explained(
     elif not finding.causes and most > 1:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
-        finding.next_step = next_step(run, first, anchor)
+        finding.next_step = "; ".join(filter(None, (as_if(search.unwritten), next_step(run, first, anchor))))
     elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
         meant = f"none, if it is meant to compute in {run.case.dtype}"
         finding.causes = [replace(cause, fix=meant) for cause in finding.causes]

@@ -9,7 +9,7 @@ import numpy as np
 from parity_tests.bounds.error_array import ErrArray, nearest
 from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.catalogue import Mistake, catalogue
-from parity_tests.explain.constants import Constant, constants_of, fitted
+from parity_tests.explain.constants import Constant, constants_of, fitted, spread_of, written
 from parity_tests.explain.findings import Finding
 from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
@@ -65,6 +65,7 @@ class Search:
         loose: how many numbers of each array have a bound that says little in the reference as it is.
         shares: mistakes that leave little of the difference, each with the share of it that they leave.
         values: the first array that differs with each mistake that was made.
+        unwritten: constants of unlikely values that give the numbers; another mistake acts like them.
     """
 
     run: Judged
@@ -77,6 +78,7 @@ class Search:
     loose: dict[tuple[str, str], int] = field(init=False)
     shares: list[tuple[float, Mistake]] = field(default_factory=list)
     values: list[tuple[Mistake, Any]] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         finding, self.first = self.finding, self.finding.first
@@ -317,7 +319,14 @@ class Search:
             return None if array is None or np.shape(array) != got.shape else (array - got)[places]
 
         value = fitted(constant, residual)
-        return None if value is None else self.tried(constant.mistake(value))
+        if value is None:
+            return None
+        spread = 0.0 if constant.whole else spread_of(value, residual)
+        fit = self.tried(constant.mistake(value, spread))
+        if fit is None or constant.whole or written(value, constant.value, spread):
+            return fit
+        self.unwritten += [] if fit.stop else [f"{constant.name} {value:.6g}"]
+        return None
 
     # Roundings
 

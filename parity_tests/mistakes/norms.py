@@ -52,6 +52,12 @@ MUTANTS = (
         f"unit = x / sqrt({SQUARES} / x.shape[-1] + eps)",
         "unit = x",
     ),
+    at(SHARED, "decoder", "sinks")(
+        "variance of the layer norm divided by n - 1",
+        "divide the squares by their number, as LayerNorm does; std() of torch divides by one less",
+        "/ x.shape[-1], weight, eps)",
+        "/ x.shape[-1], weight, eps * (x.shape[-1] - 1) / x.shape[-1]) * ((x.shape[-1] - 1) / x.shape[-1]) ** 0.5",
+    ),
     at(SHARED, "qk_norm", "l2")(
         "eps of the l2 norm added to the root",
         UNDER_THE_ROOT,

@@ -14,6 +14,10 @@ QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin
 # The keys and values behind the rotation, on their way into a cache.
 BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = append\(step, )"
 
+FREQUENCIES = "xp.asarray(config.frequencies(length), dtype=xp.float64)"
+# The 8 leading bits of a float64: Veltkamp's splitting.
+IN_BFLOAT16 = "{x} * (2.0**45 + 1.0) - ({x} * (2.0**45 + 1.0) - {x})"
+
 turned = at("rotary.py", "rotary", "interleaved", pattern=True)
 yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
 in_turn = at(SHARED, "decoder", "gated")
@@ -34,8 +38,27 @@ MUTANTS = (
     yarn(
         "rotary angles in float32",
         "make angles, cosines and sines in float64 and round the tables once",
-        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        FREQUENCIES,
         "xp.asarray(config.frequencies(length), dtype=xp.float32)",
+    ),
+    yarn(
+        "frequencies of the rotary positions rounded to bfloat16",
+        "keep them in float32 or more: module.to(bfloat16) rounds a buffer, and float() does not mend it",
+        FREQUENCIES,
+        f"(lambda f: {IN_BFLOAT16.format(x='f')})({FREQUENCIES})",
+    ),
+    yarn(
+        "cosines and sines of the rotary positions rounded to bfloat16",
+        "keep the tables in float32 or more until they are multiplied",
+        "return xp.asarray(cos_sin, dtype=getattr(xp, dtype))",
+        f"return xp.asarray({IN_BFLOAT16.format(x='cos_sin')}, dtype=getattr(xp, dtype))",
+    ),
+    at(SHARED, "rotary", "longrope")(
+        "rotary frequencies by the width of the head where a part of it is rotated",
+        "divide the exponents by rotary_dim, the width of the part that is rotated",
+        FREQUENCIES,
+        f"{FREQUENCIES} * xp.asarray([config.rope_base ** (2 * i / config.rotary_width() - 2 * i / "
+        'config.sizes()["k"]) for i in range(config.rotary_width() // 2)], dtype=xp.float64)',
     ),
     yarn(
         "attention factor of the rotary scaling left out",
@@ -80,7 +103,7 @@ MUTANTS = (
     interleaved(
         "rotary angles of base^(-i/d), without the 2",
         "pair i turns by base^(-2i/d) for each position; without the 2 the numbers are those of the root of the base",
-        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        FREQUENCIES,
         "config.rope_base ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width())",
     ),
     interleaved(
@@ -112,7 +135,7 @@ MUTANTS = (
     interleaved(
         "rotary base of 10000 whatever the config says",
         "read the base of the frequencies from the config: 500 000 in Llama 3, a million in Qwen2",
-        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        FREQUENCIES,
         "10000.0 ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) * 2 / config.rotary_width())",
     ),
 )

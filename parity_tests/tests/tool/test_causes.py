@@ -13,7 +13,7 @@ from parity_tests import Trace, record
 from parity_tests.bounds.error_array import nearest
 from parity_tests.explain.catalogue import catalogue, reached
 from parity_tests.explain.causes import explain
-from parity_tests.explain.constants import Constant, fitted
+from parity_tests.explain.constants import Constant, fitted, norm, spread_of, written
 from parity_tests.explain.findings import Finding, told, told_apart
 from parity_tests.explain.roundings import balanced, likeness
 from parity_tests.judge.cases import Case
@@ -262,6 +262,87 @@ def test_a_constant_is_found_by_the_numbers(true: float) -> None:
     assert fitted(found, lambda value: function(value) - function(true) if value else None) == true
     said = found.mistake(true).name.removeprefix(f"{found.name} ").partition(" ")[0]
     assert float(said) == float(f"{true:.6g}")
+
+
+def rounded(self: Any, width: int) -> np.ndarray:
+    """Frequencies with 8 bits, as a buffer in bfloat16 has them."""
+    return nearest(Port.frequencies(self, width), "bfloat16")
+
+
+def unbiased(self: Any, x: Any) -> Any:
+    """Layer norm by `std()`, whose squares are divided by one less than their number."""
+    x, n = x - self.lib.sum(x, -1)[..., None] / x.shape[-1], x.shape[-1] - 1
+    return x / self.lib.sqrt(self.lib.sum(x * x, -1)[..., None] / n + self.eps())
+
+
+LAYER = {"norm": "layer", "softcap": None, "sinks": False}
+# Ports in float32, where another constant gives the same numbers: a base, and a scale of the scores.
+ALIKE: dict[str, tuple[str, dict[str, Callable[..., Any]], dict[str, Any], str]] = {
+    "rounded frequencies": (
+        "rotary", {"frequencies": rounded}, {}, "frequencies of the rotary positions rounded to bfloat16",
+    ),
+    "unbiased variance": ("decoder", {"unit": unbiased}, LAYER, "variance of the layer norm divided by n - 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_a_constant_fits_too_is_told_by_its_own_name(name: str) -> None:
+    variant, methods, fields, cause = ALIKE[name]
+    with pytest.raises(ParityError) as caught:
+        judged(variant, methods, ("torch", "float32", False), fields, calls=("plain",))
+    finding = caught.value.finding
+    assert [x.name for x in finding.causes] == [cause], told(finding)
+
+
+def test_a_constant_that_nobody_writes_is_no_cause() -> None:
+    """Frequencies with three decimals are in a head of two pairs those of another base."""
+    methods = {"frequencies": lambda self, width: np.round(Port.frequencies(self, width), 3)}
+    with pytest.raises(ParityError) as caught:
+        judged("rotary", methods, ("torch", "float32", False), {"d_model": 8, "rope_base": 500.0}, calls=("plain",))
+    finding = caught.value.finding
+    assert not finding.causes and finding.next_step.startswith("rotary base 493.8"), told(finding)
+
+
+def test_a_value_that_is_only_known_to_have_no_effect_is_not_said() -> None:
+    """An eps of 1e-14 and of 0 give the same numbers."""
+    x = np.linspace(0.1, 1.0, 9)
+    spread = spread_of(1e-14, lambda value: x / (x + value) - x / (x + 1e-17))
+    assert constant(1e-6).mistake(1e-14, spread).name == "x without an effect in place of 1e-06"
+    assert constant(1e-6).mistake(1e-5, 1e-3).name == "x 1e-05 in place of 1e-06"
+
+
+@pytest.mark.parametrize(
+    ("value", "own", "spread", "expected"),
+    [
+        (10500.0, 1e4, 7e-5, True),
+        (10019.0, 1e4, 3e-5, False),
+        (10018.8, 1e4, 2e-5, False),
+        (sqrt(1 / 5), 1 / 3, 2e-16, True),
+        (0.57735, sqrt(1 / 5), 1e-6, True),
+        (0.30936, sqrt(1 / 8), 5e-6, False),
+        (1.01 * sqrt(1 / 8), sqrt(1 / 8), 2e-16, True),
+        (0.935414, 1.0, 2e-6, False),
+        (1e-5, 1e-6, 0.01, True),
+        (-3.0, -2.0, 2e-7, True),
+        (0.55605820415564, None, 3e-15, False),
+        (0.0, 1.0, 0.0, True),
+        (1e-14, 1e-6, np.inf, True),
+    ],
+)
+def test_what_people_write_has_few_digits(value: float, own: float | None, spread: float, expected: bool) -> None:
+    assert written(value, own, spread) == expected
+
+
+def test_at_its_spread_a_constant_fits_half_as_well() -> None:
+    x, noise = np.linspace(1.0, 2.0, 50), 1e-4 * np.cos(np.arange(50.0))
+    best = 3.0 + float(np.sum(x * noise)) / float(np.sum(x * x))
+
+    def residual(value: float) -> np.ndarray:
+        return (value - 3.0) * x - noise
+
+    least, there = (norm(residual(value)) for value in (best, best * (1 + spread_of(best, residual))))
+    assert least and there and abs(there / least - 2) < 1e-3
+    assert spread_of(best, lambda value: noise) == np.inf
 
 
 def test_a_constant_without_effect_is_none() -> None:
