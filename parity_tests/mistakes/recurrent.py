@@ -110,14 +110,14 @@ MUTANTS = (
     gru(
         "sequence read backwards",
         "read the sequence from its first position",
-        'names=("r", "z", "n", "h"), tape=tape, reverse=c.backward)',
-        'names=("r", "z", "n", "h"), tape=tape, reverse=not c.backward)',
+        "names=names, tape=tape, reverse=c.backward, shared=shared)",
+        "names=names, tape=tape, reverse=not c.backward, shared=shared)",
     ),
     both(
         "second direction read forwards",
         "let the second direction begin at the last position",
-        "tape=tape, reverse=c.backward)",
-        "tape=tape, reverse=False)",
+        "tape=tape, reverse=c.backward, shared",
+        "tape=tape, reverse=False, shared",
     ),
     both(
         "states of both directions exchanged",
