@@ -68,7 +68,7 @@ SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 # Of a block: the most rows, and the fewest keys where there is no pattern; a row is one query of one of the heads that
 # share keys.
-ROWS, MIN_KEYS = 1024, 128
+MAX_ROWS, MIN_KEYS = 1024, 128
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 STRIP_ROWS = 64  # of the skewed bias of a bias by diagonal; a block reads it that many queries at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
@@ -140,7 +140,7 @@ def _plan(
     elif t <= SHORT_QUERY and s > SHORT_UNCUT_BLOCKS * SHORT_KEY_BLOCK:
         keys, keeps_order = SHORT_KEY_BLOCK, True
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
-        queries = max(ROWS // r, 1)
+        queries = max(MAX_ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         by_query = pattern is not None and "b t" in dict(pattern.arrays())
         pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
@@ -584,9 +584,9 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.group_size, plan.queries
-        of_rows = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
-        of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
-        dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]
+        dsinks_by_row = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
+        dsinks_by_row -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
+        dsinks = jnp.sum(dsinks_by_row, (0, 1, 4))[None, ..., None, None]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dskewed_bias
 
 

@@ -278,21 +278,21 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
-def einsum(spec: str, a: Array, b: Array) -> Array:
+def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that are not in the output, in the inputs' precision.
 
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.
     """
-    return (_product_of_block if _in_blocks.get() else _product)(spec, upcast(a), upcast(b))
+    return (_product_of_block if _in_blocks.get() else _product)(subscripts, upcast(a), upcast(b))
 
 
-def _product(spec: str, a: Array, b: Array) -> Array:
+def _product(subscripts: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
     # JAX sums over axes in the order of the alphabet; in any but that of the first factor XLA puts both in order first.
-    letters = dict.fromkeys(letter for letter in spec if letter.isalpha())
-    factors, out = spec.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
+    letters = dict.fromkeys(letter for letter in subscripts if letter.isalpha())
+    factors, out = subscripts.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
     of_a, of_b = factors.split(",")
     shared = "".join(x for x in out if x in of_a and x in of_b)
     # For another order JAX swaps the factors, and XLA writes the transpose of a block of scores before the product.
@@ -302,7 +302,7 @@ def _product(spec: str, a: Array, b: Array) -> Array:
     return product if in_order == out else product.transpose([in_order.index(x) for x in out])
 
 
-def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
+def _out_sharding(subscripts: str, a: Array, b: Array) -> P | None:
     """The sharding of a product on a mesh with explicit axes, each axis as in its factor; None elsewhere.
 
     JAX leaves it to the caller how sums over a sharded axis are sharded.
@@ -310,7 +310,7 @@ def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
     shardings = jax.typeof(a).sharding, jax.typeof(b).sharding
     if not any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
         return None
-    factors, out = spec.split("->")
+    factors, out = subscripts.split("->")
     axes: dict[str, Any] = {}
     for letters, sharding in zip(factors.split(","), shardings, strict=True):
         axes |= {letter: axis for letter, axis in zip(letters, sharding.spec, strict=True) if axis is not None}
@@ -334,50 +334,50 @@ def products_of_blocks() -> Iterator[None]:
         _in_blocks.reset(token)
 
 
-def _product_of_block(spec: str, a: Array, b: Array) -> Array:
+def _product_of_block(subscripts: str, a: Array, b: Array) -> Array:
     # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.
     zero = jnp.zeros_like(jnp.sum(a) + jnp.sum(b))
-    return _by_own_rule(spec, a + zero, b + zero)
+    return _by_own_rule(subscripts, a + zero, b + zero)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_own_rule(spec: str, a: Array, b: Array) -> Array:
-    return _product(spec, a, b)
+def _by_own_rule(subscripts: str, a: Array, b: Array) -> Array:
+    return _product(subscripts, a, b)
 
 
-def _by_own_rule_bwd(spec: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
+def _by_own_rule_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
     """The gradient of b sums over rows: the larger of the two arrays, a block of scores, comes second, as it lies."""
-    (a, b), (of_a, of_b, out) = factors, spec.replace("->", ",").split(",")
+    (a, b), (of_a, of_b, out) = factors, subscripts.replace("->", ",").split(",")
     da = _product(f"{out},{of_b}->{of_a}", dout, b)
     small, large = ((out, dout), (of_a, a)) if a.size > dout.size else ((of_a, a), (out, dout))
     return da, _product(f"{small[0]},{large[0]}->{of_b}", small[1], large[1])
 
 
-_by_own_rule.defvjp(lambda spec, a, b: (_product(spec, a, b), (a, b)), _by_own_rule_bwd)
+_by_own_rule.defvjp(lambda subscripts, a, b: (_product(subscripts, a, b), (a, b)), _by_own_rule_bwd)
 
 
-def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = _project(spec, upcast(x), upcast(weight))
+    y = _project(subscripts, upcast(x), upcast(weight))
     return y if bias is None else y + upcast(bias)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _project(spec: str, x: Array, weight: Array) -> Array:
+def _project(subscripts: str, x: Array, weight: Array) -> Array:
     """The product, with derivatives for which XLA on a CPU need not copy a weight transposed."""
-    return einsum(spec, x, weight)
+    return einsum(subscripts, x, weight)
 
 
 @partial(_project.defjvp, symbolic_zeros=True)
-def _project_jvp(spec: str, primals: Any, tangents: Any) -> Any:
+def _project_jvp(subscripts: str, primals: Any, tangents: Any) -> Any:
     """x is transposed where the gradient of the weight needs it; without the barrier XLA would undo that."""
     (x, weight), (dx, dweight) = primals, tangents
-    y = _project(spec, x, weight)
+    y = _project(subscripts, x, weight)
     dy = jnp.zeros_like(y)
     if not isinstance(dx, SymbolicZero):
-        dy = dy + einsum(spec, dx, weight)
+        dy = dy + einsum(subscripts, dx, weight)
     if not isinstance(dweight, SymbolicZero):
-        factors, out = spec.split("->")
+        factors, out = subscripts.split("->")
         of_x, of_weight = factors.split(",")
         letters = "".join(sorted(of_x, key=lambda letter: letter in out))  # those of the sum first
         across = reorder(x, [of_x.index(letter) for letter in letters])

@@ -76,14 +76,14 @@ def halves(x: Array) -> Array:
     return x.reshape(2 * b, t // 2, *rest)
 
 
-def as_rows(first: Array, second: Array) -> Array:
+def interleave(first: Array, second: Array) -> Array:
     """Two arrays as rows of one batch, in the order of `halves`."""
     b, *rest = first.shape
     return stack([first, second], 1).reshape(2 * b, *rest)
 
 
-def apart(x: Array) -> tuple[Array, Array]:
-    """The inverse of `as_rows`."""
+def separate(x: Array) -> tuple[Array, Array]:
+    """The inverse of `interleave`."""
     b, *rest = x.shape
     pairs = x.reshape(b // 2, 2, *rest)
     return pairs[:, 0], pairs[:, 1]
@@ -98,7 +98,7 @@ def unit_lower_inverse(lower: Array) -> Array:
         return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    first, second = apart(unit_lower_inverse(as_rows(lower[:, :half, :, :half], lower[:, half:, :, half:])))
+    first, second = separate(unit_lower_inverse(interleave(lower[:, :half, :, :half], lower[:, half:, :, half:])))
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
@@ -106,7 +106,7 @@ def unit_lower_inverse(lower: Array) -> Array:
 
 def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
     """What `range_products` gives, from that of both halves."""
-    (from_start, from_middle), (to_middle, to_end) = apart(from_start), apart(to_end)
+    (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
     return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
@@ -125,7 +125,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
         products, from_start, to_end = products_by_halves(*even)
         return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
     products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
-    (first, second), from_middle, to_middle = apart(products), apart(from_start)[1], apart(to_end)[0]
+    (first, second), from_middle, to_middle = separate(products), separate(from_start)[1], separate(to_end)[0]
     corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
     above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
     return concatenate([above, below], 1), *whole_range(from_start, to_end)

@@ -22,8 +22,8 @@ from attn_jax._ops import Array, Tape, products_of_blocks
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
-BLOCK = 2**19  # scores in a block
-ROWS = 16  # queries in a block at least: products of fewer are slow
+BLOCK_SCORES = 2**19  # scores in a block
+MIN_ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 PARTS = 4  # loops of a causal call
 
@@ -65,7 +65,7 @@ def attend_in_row_blocks(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
-        min_rows: how many queries a block has at least; `ROWS` by default.
+        min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; here it sizes blocks only.
         mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
@@ -74,7 +74,7 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     b, t, s = *q.shape[:2], k.shape[1]
-    numbers = b * (numbers_per_pair or q.shape[2])  # for each query and key
+    scores_per_pair = b * (numbers_per_pair or q.shape[2])  # for each query and key
     one_block = (
         tape is not None
         or return_weights
@@ -82,7 +82,7 @@ def attend_in_row_blocks(
         or step is not None
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
-    if one_block or numbers * t * s <= ONE_BLOCK_SCORES:
+    if one_block or scores_per_pair * t * s <= ONE_BLOCK_SCORES:
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
@@ -91,13 +91,13 @@ def attend_in_row_blocks(
     band, score_arrays = Band.of(t, s, causal, window), {"mask": mask} | score_arrays
     if weighing is not None and weighing.elementwise:  # few passes over the scores: large products are worth more
         block_scale *= 2
-    pairs = block_scale * BLOCK // numbers
+    pairs = block_scale * BLOCK_SCORES // scores_per_pair
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
         [
-            loop(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or ROWS)
+            loop(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or MIN_ROWS)
             for rows in spans
             if rows.length
         ],
@@ -124,9 +124,9 @@ def loop(
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(min_rows, pairs // min(num_seen, width + ROWS)))
+    size = min(t, max(min_rows, pairs // min(num_seen, width + MIN_ROWS)))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
-        size = min(size, max(4 * ROWS, width // 16))
+        size = min(size, max(4 * MIN_ROWS, width // 16))
     size = -(-t // -(-t // size))
     length = min(num_seen, width + size)  # of the stretch of keys
     count = -(-t // size)

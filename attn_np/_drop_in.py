@@ -188,17 +188,17 @@ def dot_product_attention(
     allowed = visible(t, s, left, right, like=q)
     allowed = allowed if mask is None else allowed & mask
     allowed = allowed.reshape((*(1,) * (4 - allowed.ndim), *allowed.shape))
-    rows = arange(t, q)[None, :, None, None] >= 0
+    real_queries = arange(t, q)[None, :, None, None] >= 0
     if query_seq_lengths is not None:
-        rows = arange(t, q)[None, :, None, None] < query_seq_lengths[:, None, None, None]
-        allowed = allowed & rows.swapaxes(1, 2)
+        real_queries = arange(t, q)[None, :, None, None] < query_seq_lengths[:, None, None, None]
+        allowed = allowed & real_queries.swapaxes(1, 2)
     if key_value_seq_lengths is not None:
         allowed = allowed & (arange(s, q)[None, None, None, :] < key_value_seq_lengths[:, None, None, None])
     context = attend(q, k, v, mask=allowed, **options)[0]
     seen = any_over(allowed, (3,)).swapaxes(1, 2)[..., None]
-    record(tape, seen=seen, rows=rows)  # only in NumPy: the backward pass reads them
+    record(tape, seen=seen, real_queries=real_queries)  # only in NumPy: the backward pass reads them
     mean = repeat_heads(to_dtype(upcast(v).mean(1), dtype_name(v))[:, None], q)
-    context = where(rows, where(seen, context, mean), 0.0)
+    context = where(real_queries, where(seen, context, mean), 0.0)
     return context if query.ndim == 4 else context[0]
 
 
@@ -217,10 +217,10 @@ def dot_product_attention_vjp(
     """The gradients of query, key, value and bias; a row that sees nothing passes its own on to all values alike."""
     kv_heads, s = key.shape[-2], key.shape[-3]
     dy = dy if dy.ndim == 4 else dy[None]
-    dcontext = dy if "rows" not in tape else where(tape["seen"], dy, 0.0)
+    dcontext = dy if "real_queries" not in tape else where(tape["seen"], dy, 0.0)
     dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=number(scale), kv_heads=kv_heads)
-    if "rows" in tape:
-        dmean = where(tape["rows"] & ~tape["seen"], dy, 0.0).sum(1)[:, None]
+    if "real_queries" in tape:
+        dmean = where(tape["real_queries"] & ~tape["seen"], dy, 0.0).sum(1)[:, None]
         dv = dv + repeat_heads_vjp(dmean, kv_heads) / s
     named = (("query", dq, query), ("key", dk, key), ("value", dv, value), ("bias", dbias, bias))
     return {name: dx.reshape(x.shape) for name, dx, x in named if dx is not None and x is not None}

@@ -12,7 +12,7 @@ from attn_np._masks import prepare_inputs as prepare_inputs
 from attn_np._ops import DTYPES, Array, Tape, cached_check, dtype_name, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
-from attn_np.contract._rotary import with_angles_apart
+from attn_np.contract._rotary import split_cos_sin
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -147,7 +147,7 @@ class Layer(Decodes[Array], Generic[C]):
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
-        return cached_check(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
+        return cached_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)

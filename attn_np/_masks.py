@@ -202,9 +202,9 @@ def full_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
     return broadcast_to(arange(shape[-1], like) >= 0 if mask is None else mask, shape)
 
 
-def any_visible(spec: str, allowed: Array) -> Array:
+def any_visible(subscripts: str, allowed: Array) -> Array:
     """The keys that any query sees, `any_visible("bhts->bs", allowed)`, or the queries that see any; broadcastable."""
-    source, target = spec.split("->")
+    source, target = subscripts.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
     visible = any_over(allowed, tuple(i for i, letter in enumerate(source) if letter not in target))
     letters = [letter for letter in source if letter in target]
@@ -221,11 +221,11 @@ def hide_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
     return finite if allowed is None else finite & allowed
 
 
-def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
+def zero_unseen(subscripts: str, allowed: Array | None, x: Any) -> Any:
     """x, set to 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key,
     `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients.
     """
-    return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)
+    return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)
 
 
 def prepare_inputs(
@@ -266,5 +266,5 @@ def prepare_inputs(
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif not step.aligned:
-        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
+        query, key, value = (where(step.has_room[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)

@@ -252,9 +252,9 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 @primitive
-def einsum(spec: str, a: Array, b: Array) -> Array:
+def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that are not in the output, as one batched matrix product."""
-    left, right, out = spec.replace("->", ",").split(",")
+    left, right, out = subscripts.replace("->", ",").split(",")
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -272,9 +272,9 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
 
 
-def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = einsum(spec, x, weight)
+    y = einsum(subscripts, x, weight)
     return y if bias is None else y + upcast(bias)
 
 

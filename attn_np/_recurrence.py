@@ -88,14 +88,14 @@ def from_halves(x: Array) -> Array:
     return x.reshape(b // 2, 2 * half, *rest)
 
 
-def as_rows(first: Array, second: Array) -> Array:
+def interleave(first: Array, second: Array) -> Array:
     """Two arrays as rows of one batch, in the order of `halves`."""
     b, *rest = first.shape
     return stack([first, second], 1).reshape(2 * b, *rest)
 
 
-def apart(x: Array) -> tuple[Array, Array]:
-    """The inverse of `as_rows`."""
+def separate(x: Array) -> tuple[Array, Array]:
+    """The inverse of `interleave`."""
     b, *rest = x.shape
     pairs = x.reshape(b // 2, 2, *rest)
     return pairs[:, 0], pairs[:, 1]
@@ -110,7 +110,7 @@ def unit_lower_inverse(lower: Array) -> Array:
         return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    first, second = apart(unit_lower_inverse(as_rows(lower[:, :half, :, :half], lower[:, half:, :, half:])))
+    first, second = separate(unit_lower_inverse(interleave(lower[:, :half, :, :half], lower[:, half:, :, half:])))
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", lower[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
@@ -137,7 +137,7 @@ def range_products(decay: Array) -> tuple[Array, Array]:
 
 def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
     """What `range_products` gives, from that of both halves."""
-    (from_start, from_middle), (to_middle, to_end) = apart(from_start), apart(to_end)
+    (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
     return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
@@ -156,7 +156,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
         products, from_start, to_end = products_by_halves(*even)
         return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
     products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
-    (first, second), from_middle, to_middle = apart(products), apart(from_start)[1], apart(to_end)[0]
+    (first, second), from_middle, to_middle = separate(products), separate(from_start)[1], separate(to_end)[0]
     corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
     above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
     return concatenate([above, below], 1), *whole_range(from_start, to_end)
@@ -184,7 +184,7 @@ def products_by_halves_vjp(
         grads = products_by_halves_vjp(rows, k, padded_to_even(decay, (1,), 1.0), dproducts, dfrom_start, dto_end)
         return grads[0][:, :t], grads[1][:, :t], grads[2][:, :t]
     half = t // 2
-    (from_start, from_middle), (to_middle, _) = (apart(x) for x in range_products(halves(decay)))
+    (from_start, from_middle), (to_middle, _) = (separate(x) for x in range_products(halves(decay)))
     later_rows, earlier_keys = rows[:, half:], k[:, :half]
     dlater, dearlier = einsum_vjp(
         "btgrk,bsgk->btgrs",
@@ -199,10 +199,10 @@ def products_by_halves_vjp(
     dsecond = np.sum(dto_end[:, :half] * to_middle, axis=1)[:, None]
     dfrom_first = concatenate([dfrom_start[:, : half - 1], dfrom_start[:, half - 1 : half] + dfirst], 1)
     dfrom_second = concatenate([dfrom_middle[:, :-1], dfrom_middle[:, -1:] + dsecond], 1)
-    diagonal = as_rows(dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:])
+    diagonal = interleave(dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:])
     drows, dk, ddecay = products_by_halves_vjp(
         halves(rows), halves(k), halves(decay), diagonal,
-        as_rows(dfrom_first, dfrom_second), as_rows(dto_middle, dto_end[:, half:]),
+        interleave(dfrom_first, dfrom_second), interleave(dto_middle, dto_end[:, half:]),
     )  # fmt: skip
     drows = from_halves(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
     dk = from_halves(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)

@@ -101,11 +101,11 @@ def relative_scores_per_head_vjp(
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
-        ddistance_scores = skew_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
-        dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), ddistance_scores)
+        drelative_scores = skew_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
+        dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), drelative_scores)
         return dq, take_vjp(table, relative_index, drows)
-    ddistance_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
-    return einsum_vjp("bthk,xhk->bhtx", q, table, ddistance_scores)
+    drelative_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
+    return einsum_vjp("bthk,xhk->bhtx", q, table, drelative_scores)
 
 
 def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:

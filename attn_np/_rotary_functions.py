@@ -123,20 +123,20 @@ def rotate(
         TypeError: dtypes that do not fit.
     """
     wide = upcast(x)
-    cos, sin = angles_of(wide, cos, sin, rope_base, xpos, max_positions)
+    cos, sin = cos_sin_of(wide, cos, sin, rope_base, xpos, max_positions)
     spec = specs("rotate", x=x, cos=cos, sin=sin)
     contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 
-def angles_of(
+def cos_sin_of(
     x: Array, cos: Array, sin: Array | None, rope_base: float | None, xpos: float | None, max_positions: int | None
 ) -> tuple[Array, Array]:
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_angles_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    contract.check_cos_sin_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
     if sin is not None:
         return cos, sin
     return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))
@@ -148,9 +148,9 @@ def rotate_call_vjp(
 ) -> dict[str, Array]:
     """The gradient of x, rotated back, and those of the angles, which heads share; positions have none."""
     has_angles = sin is not None
-    cos, sin = angles_of(upcast(x), cos, sin, **options)
-    of_rows = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
-    dx = rotary.rotate(dy, of_rows[0], of_rows[1], layout, inverse=not inverse)
+    cos, sin = cos_sin_of(upcast(x), cos, sin, **options)
+    batched = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
+    dx = rotary.rotate(dy, batched[0], batched[1], layout, inverse=not inverse)
     if not has_angles:
         return {"x": dx}
     n, wide = cos.shape[-1], upcast(x)
@@ -158,6 +158,6 @@ def rotate_call_vjp(
     dcos, dsin = a * da + b * db, b * da - a * db if inverse else a * db - b * da
     if x.ndim == 4:
         dcos, dsin = dcos.sum(2), dsin.sum(2)
-    shape = tuple(of_rows[0].shape)
+    shape = tuple(batched[0].shape)
     dcos, dsin = (sum_to(d, shape).reshape(tuple(cos.shape)) for d in (dcos, dsin))
     return {"x": dx, "cos": dcos, "sin": dsin}

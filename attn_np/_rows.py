@@ -19,8 +19,8 @@ from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import BackwardTape, residuals_of, save_residuals, wants_intermediates
 from attn_np.contract._weighing import Weighing
 
-BLOCK = 2**19  # scores in a block: few enough for a core's caches
-ROWS = 16  # queries in a block at least: products of fewer are slow
+BLOCK_SCORES = 2**19  # scores in a block: few enough for a core's caches
+MIN_ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
 # (tape, q, k, v, mask, relative_position, **score_arrays) -> the context and the weights.
@@ -105,7 +105,7 @@ def attend_in_row_blocks(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
-        min_rows: how many queries a block has at least; `ROWS` by default.
+        min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
@@ -119,8 +119,8 @@ def attend_in_row_blocks(
     )
     maps = mix_scores, mix_weights
     are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
-    numbers = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
-    one_block = numbers * band.t * band.s <= ONE_BLOCK_SCORES
+    scores_per_pair = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
+    one_block = scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
@@ -131,13 +131,13 @@ def attend_in_row_blocks(
         )
     if weighing is not None and score_arrays["keep"] is None:
         heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK // heads_per_group, ROWS))
+        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK_SCORES // heads_per_group, MIN_ROWS))
         weighed = WeighingCall(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
-    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK // numbers, min_rows or ROWS)
+    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK_SCORES // scores_per_pair, min_rows or MIN_ROWS)
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

@@ -66,18 +66,20 @@ def checked_cotangent(y: Array | None, dy: Array) -> Array:
     return wide
 
 
-def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
+def einsum_vjp(subscripts: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
     """y = sum a b over the letters that y lacks, so dL/da = sum dy b over the letters that a lacks.
 
     The same string with the operand and the output exchanged.
     """
-    left, right, out = spec.replace("->", ",").split(",")
+    left, right, out = subscripts.replace("->", ",").split(",")
     return einsum(f"{out},{right}->{left}", dy, b), einsum(f"{left},{out}->{right}", a, dy)
 
 
-def linear_vjp(spec: str, x: Array, weight: Array, bias: Array | None, dy: Array) -> tuple[Array, Array, Array | None]:
+def linear_vjp(
+    subscripts: str, x: Array, weight: Array, bias: Array | None, dy: Array
+) -> tuple[Array, Array, Array | None]:
     """y = x w + b: the product's rule, and the bias sums dy over the axes that it was spread over."""
-    dx, dw = einsum_vjp(spec, x, weight, dy)
+    dx, dw = einsum_vjp(subscripts, x, weight, dy)
     return dx, dw, None if bias is None else sum_to(dy, bias.shape)
 
 

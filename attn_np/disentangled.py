@@ -136,15 +136,15 @@ class DisentangledAttention(Layer[Config]):
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
-                scores = relative_scores_per_head(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
+                scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if relative_position.shape[-1] != k.shape[1]:
                     scores = relative_scores_of_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
-                    distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                    scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
+                    relative_scores = record(tape, p2c_relative_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                    scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)
                 terms += [record(tape, p2c_scores=scores)]
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
@@ -204,18 +204,18 @@ class DisentangledAttention(Layer[Config]):
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
             if rel_q is not None:
                 dp2c = record(tape, dp2c_scores=dscores)
-                distance_scores, relative_index = tape.get("p2c_distance_scores"), tape["key_relative_index"]
-                if distance_scores is None:
+                relative_scores, relative_index = tape.get("p2c_relative_scores"), tape["key_relative_index"]
+                if relative_scores is None:
                     dk_rel, drel_q = relative_scores_of_keys_vjp(k, rel_q, relative_index.swapaxes(1, 2), dp2c)
                 else:
-                    ddistance_scores = gather_last_vjp(distance_scores, relative_index, dp2c.swapaxes(2, 3))
-                    ddistance_scores = record(tape, dp2c_distance_scores=ddistance_scores)
-                    dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistance_scores)
+                    drelative_scores = gather_last_vjp(relative_scores, relative_index, dp2c.swapaxes(2, 3))
+                    drelative_scores = record(tape, dp2c_relative_scores=drelative_scores)
+                    dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, drelative_scores)
                 dk = total(dk, dk_rel)
             if rel_k is not None:
                 dc2p = record(tape, dc2p_scores=dscores)
                 dq_rel, drel_k = relative_scores_per_head_vjp(
-                    tape, "c2p_distance_scores", q, rel_k, tape["relative_index"], dc2p
+                    tape, "c2p_relative_scores", q, rel_k, tape["relative_index"], dc2p
                 )
                 dq = total(dq, dq_rel)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)

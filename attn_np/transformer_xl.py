@@ -96,7 +96,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            position = relative_scores_per_head(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
+            position = relative_scores_per_head(tape, "relative_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -162,7 +162,7 @@ class TransformerXLAttention(Layer[Config]):
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
             dq_position, dw["rel"] = relative_scores_per_head_vjp(
-                tape, "distance_scores", q_position, rel, tape["relative_index"], dposition
+                tape, "relative_scores", q_position, rel, tape["relative_index"], dposition
             )
             dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)

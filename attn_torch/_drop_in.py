@@ -143,14 +143,14 @@ def dot_product_attention(
     allowed = visible(t, s, left, right, like=q)
     allowed = allowed if mask is None else allowed & mask
     allowed = allowed.reshape((*(1,) * (4 - allowed.ndim), *allowed.shape))
-    rows = arange(t, q)[None, :, None, None] >= 0
+    real_queries = arange(t, q)[None, :, None, None] >= 0
     if query_seq_lengths is not None:
-        rows = arange(t, q)[None, :, None, None] < query_seq_lengths[:, None, None, None]
-        allowed = allowed & rows.swapaxes(1, 2)
+        real_queries = arange(t, q)[None, :, None, None] < query_seq_lengths[:, None, None, None]
+        allowed = allowed & real_queries.swapaxes(1, 2)
     if key_value_seq_lengths is not None:
         allowed = allowed & (arange(s, q)[None, None, None, :] < key_value_seq_lengths[:, None, None, None])
     context = attend(q, k, v, mask=allowed, **options)[0]
     seen = any_over(allowed, (3,)).swapaxes(1, 2)[..., None]
     mean = repeat_heads(to_dtype(upcast(v).mean(1), dtype_name(v))[:, None], q)
-    context = where(rows, where(seen, context, mean), 0.0)
+    context = where(real_queries, where(seen, context, mean), 0.0)
     return context if query.ndim == 4 else context[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
-from attn_np.contract._rotary import with_angles_apart
+from attn_np.contract._rotary import split_cos_sin
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import prepare_inputs as prepare_inputs
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, cached_check, dtype_name, to_dtype, upcast
@@ -127,7 +127,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return cached_check(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))
+        return cached_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]

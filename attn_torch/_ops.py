@@ -306,12 +306,12 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
 
 
-def einsum(spec: str, a: Array, b: Array) -> Array:
+def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that are not in the output, as one batched matrix product.
 
     Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
     """
-    left, right, out = spec.replace("->", ",").split(",")
+    left, right, out = subscripts.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
     if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: no axis has to move
         first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
@@ -342,9 +342,9 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
 
-def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = einsum(spec, x, weight)
+    y = einsum(subscripts, x, weight)
     return y if bias is None else y + upcast(bias)
 
 

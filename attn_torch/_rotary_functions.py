@@ -121,20 +121,20 @@ def rotate(
         TypeError: dtypes that do not fit.
     """
     wide = upcast(x)
-    cos, sin = angles_of(wide, cos, sin, rope_base, xpos, max_positions)
+    cos, sin = cos_sin_of(wide, cos, sin, rope_base, xpos, max_positions)
     spec = specs("rotate", x=x, cos=cos, sin=sin)
     contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 
-def angles_of(
+def cos_sin_of(
     x: Array, cos: Array, sin: Array | None, rope_base: float | None, xpos: float | None, max_positions: int | None
 ) -> tuple[Array, Array]:
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_angles_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    contract.check_cos_sin_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
     if sin is not None:
         return cos, sin
     return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))

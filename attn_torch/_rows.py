@@ -22,8 +22,8 @@ from attn_torch._ops import Array, Tape, shapes_may_depend_on_values
 from attn_torch._weigh import WeighingCall
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
-CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
-ROWS = 16  # queries in a block at least: products of fewer are slow
+CPU_BLOCK_SCORES, GPU_BLOCK_SCORES = 2**19, 2**25
+MIN_ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
 # (tape, q, k, v, mask, relative_position, **score_arrays) -> the context and the weights.
@@ -75,7 +75,7 @@ def attend_in_row_blocks(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_scale: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
-        min_rows: how many queries a block has at least; `ROWS` by default.
+        min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
@@ -84,7 +84,7 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     t, s = q.shape[1], k.shape[1]
-    numbers = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
+    scores_per_pair = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
     maps = mix_scores, mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (
@@ -94,7 +94,7 @@ def attend_in_row_blocks(
         or torch.compiler.is_compiling()
         or is_sharded(q)
     )
-    one_block = one_block or (step is not None and not step.aligned) or numbers * t * s <= ONE_BLOCK_SCORES
+    one_block = one_block or (step is not None and not step.aligned) or scores_per_pair * t * s <= ONE_BLOCK_SCORES
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
@@ -104,7 +104,9 @@ def attend_in_row_blocks(
     band = Band.of(t, s, causal, window)
     if weighing is not None and score_arrays["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
         heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK // heads_per_group, ROWS))
+        blocks = tuple(
+            band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK_SCORES // heads_per_group, MIN_ROWS)
+        )
         context: Any = WeighingCall.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
         return context, None
 
@@ -124,5 +126,6 @@ def attend_in_row_blocks(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((block_scale * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // numbers, min_rows or ROWS)
+    block_scores = block_scale * (CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES)
+    blocks = band.row_blocks(block_scores // scores_per_pair, min_rows or MIN_ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

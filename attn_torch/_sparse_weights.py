@@ -31,7 +31,7 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     """
     if scores.shape[axis] == 0:
         return scores
-    z, top, undefined = as_rows(scores, allowed, axis)
+    z, top, undefined = masked_rows(scores, allowed, axis)
     z = z - top
     fixed = detach(z)
     support = support_of(fixed, 1)
@@ -56,7 +56,7 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     """
     if scores.shape[axis] == 0:
         return scores
-    z, top, undefined = as_rows(scores, allowed, axis)
+    z, top, undefined = masked_rows(scores, allowed, axis)
     z = (z - top) / 2.0
     fixed = detach(z)
     support = support_of(fixed, 2)
@@ -80,7 +80,7 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     """
     if scores.shape[-1] == 0:
         return scores
-    z, _, undefined = as_rows(detach(scores), allowed, -1)
+    z, _, undefined = masked_rows(detach(scores), allowed, -1)
     chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
     chosen = chosen if allowed is None else chosen & allowed
     return where(undefined, float("nan"), to_dtype(chosen, dtype_name(z)))
@@ -91,7 +91,7 @@ def straight_through(hard: Array, soft: Array) -> Array:
     return hard + (soft - detach(soft))
 
 
-def as_rows(scores: Array, allowed: Array | None, axis: int) -> tuple[Array, Array, Array]:
+def masked_rows(scores: Array, allowed: Array | None, axis: int) -> tuple[Array, Array, Array]:
     """The scores with the axis as their last, -inf where hidden; the largest of every row, as a column, 0 where it is
     -inf; and which rows have no weights: an allowed score is NaN or inf, or all of them are -inf.
     """

@@ -88,7 +88,7 @@ class DifferentialAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
         lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_constant())
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -133,6 +133,6 @@ class DifferentialAttention(Layer[Config]):
                 attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
                 bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant()))
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value()))
         y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

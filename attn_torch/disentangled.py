@@ -119,15 +119,15 @@ class DisentangledAttention(Layer[Config]):
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
-                scores = relative_scores_per_head(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
+                scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if relative_position.shape[-1] != k.shape[1]:
                     scores = relative_scores_of_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
-                    distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                    scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
+                    relative_scores = record(tape, p2c_relative_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                    scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)
                 terms += [record(tape, p2c_scores=scores)]
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:

@@ -88,7 +88,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            position = relative_scores_per_head(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
+            position = relative_scores_per_head(tape, "relative_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:

@@ -137,7 +137,7 @@ class Config:
         """The call's arguments, in order."""
         raise NotImplementedError
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         """Axes of the arrays in a cache, by name: with `s` one entry for each position, without it a state."""
         return {}
 

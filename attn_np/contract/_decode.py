@@ -32,9 +32,9 @@ def cache_shapes(
         require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
-    require(bool(config.cached()), variant, "a layer that decodes", why, todo)
+    require(bool(config.cache_axes()), variant, "a layer that decodes", why, todo)
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
-    axes = {name: letters.split() for name, letters in config.cached().items()}
+    axes = {name: letters.split() for name, letters in config.cache_axes().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
     todo = f"pass {', '.join(f'{letter}=' for letter in missing)}"
     require(not missing, variant, f"sizes of {', '.join(missing)}", "none", todo)
@@ -101,7 +101,7 @@ def check_step(
     require(
         keys == new, variant, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones"
     )
-    cached = config.cached()
+    cached = config.cache_axes()
     require(set(cache) == set(cached), variant, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
     all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
     for name, axes in cached.items():

@@ -274,7 +274,7 @@ class Angles(Rotary):
 Angles.variant = "rotary_angles"
 
 
-def check_angles_given(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
+def check_cos_sin_given(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
     """Refuse cosines without sines, and options of positions beside angles.
 
     Args:

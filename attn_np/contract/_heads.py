@@ -78,7 +78,7 @@ class Config(Heads):
         super().__post_init__()
         self.check_flag("causal")
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
 
 
@@ -172,7 +172,7 @@ class CrossConfig(_base.Config):
             "keep": Arg("b h t s", "keep", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
 
 

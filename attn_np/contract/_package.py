@@ -19,7 +19,7 @@ FUNCTIONS = {
 }
 
 # Names that people expect to be functions; here they are modules of variants.
-KNOWN_AS = {
+HINTS = {
     "entmax15": "call entmax(scores, mask, alpha=1.5), or build('entmax15')",
     "sparsemax": "call entmax(scores, mask, alpha=2), or build('sparsemax')",
 }
@@ -55,7 +55,7 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
             return getattr(import_module(f"{package}.{file_of[name]}"), name)
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        todo = KNOWN_AS.get(name) or nearest(name, names)
+        todo = HINTS.get(name) or nearest(name, names)
         raise AttributeError(f"{package}: expected one of its names, got {name!r}; {todo}")
 
     def dir_() -> list[str]:

@@ -186,10 +186,10 @@ class Rotary(Config):
         cos, sin = specs.pop("cos", None), specs.pop("sin", None)
         sizes = super().check(dtype, **specs)
         if cos is not None and sin is not None:
-            self.check_angles((cos, sin), sizes, dtype)
+            self.check_cos_sin((cos, sin), sizes, dtype)
         return sizes
 
-    def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+    def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
         """Refuse cosines and sines that cannot be those of a call's positions.
 
         Raises:
@@ -289,7 +289,7 @@ class Rotary(Config):
         return 1.0
 
 
-def with_angles_apart(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def split_cos_sin(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call; a pair passed as `positions` becomes two arguments, `cos` and `sin`, and positions None.
 
     Raises:

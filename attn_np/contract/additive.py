@@ -81,7 +81,7 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s e", "v": "b s v"} if self.causal and self.normalize_over == "keys" else {}
 
 

@@ -93,7 +93,7 @@ class Config(_heads.Heads):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d")}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal and self.query_block == 1 else {}
 
     def why_no_cache(self) -> str:

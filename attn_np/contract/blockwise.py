@@ -79,7 +79,7 @@ class Config(_base.Config):
             "mask": Arg("b t s", "mask", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s k", "v": "b s v"} if self.causal else {}
 
 

@@ -207,10 +207,10 @@ class Config(Rotary):
             on_one = self.rope_sections is None
             _base.require(on_one, self.variant, "no rope_sections with temperature_growth=", "both", todo)
 
-    def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+    def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
         known = self.temperature_growth is None
         _base.require(known, self.variant, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
-        super().check_angles(pair, sizes, dtype)
+        super().check_cos_sin(pair, sizes, dtype)
 
     def sizes(self) -> dict[str, int]:
         k, h = self.head_dim or self.d_model // self.num_heads, self.num_heads
@@ -277,7 +277,7 @@ class Config(Rotary):
             reasons["the_output_is_the_weights_times_the_values"] = "the gate comes between them"
         return reasons
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
 

@@ -119,7 +119,7 @@ class Config(Rotary, CrossConfig):
     def rotary_width(self) -> int:
         return 0 if self.rope_base is None else self.sizes()["k"]
 
-    def lambda_constant(self) -> float:
+    def lambda_init_value(self) -> float:
         """The constant part of the second map's factor: lambda_init, or its default for the depth."""
         return 0.8 - 0.6 * exp(-0.3 * (self.depth - 1)) if self.lambda_init is None else self.lambda_init
 
@@ -152,7 +152,7 @@ class Config(Rotary, CrossConfig):
         sizes = super().check(dtype, **specs)
         return {"s": sizes["t"]} | sizes
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g r k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:

@@ -125,7 +125,7 @@ class Config(_base.Config):
             "keep": Arg("b h t t", "keep", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h k"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:

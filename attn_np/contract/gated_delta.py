@@ -144,7 +144,7 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         state = {"state": "b h k v"}
         windows = {"q_conv": "b x g k", "k_conv": "b x g k", "v_conv": "b x h v"}
         return state if self.conv_size is None else state | windows

@@ -82,7 +82,7 @@ class Config(CrossConfig):
             params |= {"memory_k": Param("m g k", "k"), "memory_v": Param("m g v", "v")}
         return params
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:

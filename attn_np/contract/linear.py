@@ -160,7 +160,7 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         if not self.causal:
             return {}
         m = "k" if self.num_features is None else "m"

@@ -158,7 +158,7 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         keys = "b s e" if self.score == "concat" else "b s i"
         return {"k": keys, "v": "b s v"} if self.causal else {}
 

@@ -80,8 +80,8 @@ class Config(CrossConfig):
             params |= {"memory_k": Param("m h k", "k"), "memory_v": Param("m h v", "v")}
         return params
 
-    def cached(self) -> dict[str, str]:
-        return super().cached() if self.normalize_over == "keys" else {}
+    def cache_axes(self) -> dict[str, str]:
+        return super().cache_axes() if self.normalize_over == "keys" else {}
 
     def exempt(self) -> dict[str, str]:
         return exempt_by_memory(self)

@@ -168,7 +168,7 @@ class Config(Rotary):
         rotated = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
         return {} if self.rope_base is None else rotated
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"latent": "b s z", "k_rot": "b s y"} if self.causal else {}
 
 

@@ -90,7 +90,7 @@ class Config(CrossConfig):
         axes_of = {"w_q_norm_heads": "h k", "w_k_norm_heads": "g k"}
         return params | {name: Param(axes, "k", init=1.0) for name, axes in axes_of.items()}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:

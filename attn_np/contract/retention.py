@@ -226,7 +226,7 @@ class Config(_base.Config):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"state": "b h k v"}
 
     def cache_slots(self) -> int | None:

@@ -123,7 +123,7 @@ class Config(Rotary, Heads):
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k_rot": "b s h k", "v": "b s h v"} if self.causal else {}
 
 

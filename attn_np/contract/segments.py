@@ -60,8 +60,8 @@ class Config(_heads.Config):
         known = super().arguments()
         return {"query": known.pop("query"), "segments": Arg("b t", "integers", draw_below=3), **known}
 
-    def cached(self) -> dict[str, str]:
-        return {"segments": "b s", **super().cached()} if self.causal else {}
+    def cache_axes(self) -> dict[str, str]:
+        return {"segments": "b s", **super().cache_axes()} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:
         pattern = "keys of other documents are hidden too"

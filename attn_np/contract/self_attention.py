@@ -107,7 +107,7 @@ class Config(_base.Config):
             "keep": Arg("b t t", "keep", optional=True),
         }
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s k", "v": "b s v"} if self.causal else {}
 
 

@@ -88,7 +88,7 @@ class Config(CrossConfig):
         weights |= {"w_mix_scores": Param("g h", "g")} if self.mix_scores else {}
         return weights | ({"w_mix_weights": Param("h g", "h")} if self.mix_weights else {})
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:

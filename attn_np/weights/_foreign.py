@@ -20,7 +20,7 @@ from attn_np.weights.layouts._base import AppliedRule, consistent, file_rules, u
 
 
 def read_foreign(
-    file: Tensors, name: str, layer: int | None, part: str | None, prefix: str, request: Request
+    file: Tensors, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
 ) -> WeightFile:
     """A layer of a file in a foreign layout.
 
@@ -28,39 +28,39 @@ def read_foreign(
         WeightFileError: the subclass that says what is wrong with the file.
         ValueError, TypeError: arguments that cannot be right.
     """
-    layout = layouts.get(name)
+    layout = layouts.get(layout_name)
     if layout.separator != "." and any(layout.separator in key for key in file.entries):
         file, prefix = DottedNames(file, layout.separator), prefix.replace(layout.separator, ".")
-    table_name = find_table(name, layout, request.variant, file, prefix)
+    table_name = find_table(layout_name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
     key_prefix = locate_layer(file, layout, table, layer, part, prefix)
     from_family = family_config(file.path, layout, key_prefix.layer, part)
     if from_family is not None:
         table = layout.tables[from_family[0]]
-        config = merge_caller_fields(file.path, name, table, from_family[1], request)
+        config = merge_caller_fields(file.path, layout_name, table, from_family[1], request)
         key_prefix = locate_layer(file, layout, table, layer, part, prefix)
-        return read_table(file, name, table, config, key_prefix, prefix, request)[0]
-    known = merge_sidecar_fields(file.path, name, layout, table, variant, request.fields)
+        return read_table(file, layout_name, table, config, key_prefix, prefix, request)[0]
+    known = merge_sidecar_fields(file.path, layout_name, layout, table, variant, request.fields)
     if request.config is None:
         config = infer_config(file, layout, table, variant, key_prefix, known)
     else:
         config = request.config
         require_agreement(file.path, contract.config(variant, **(config.as_dict() | known)), Request(config))
-    return read_table(file, name, table, config, key_prefix, prefix, request)[0]
+    return read_table(file, layout_name, table, config, key_prefix, prefix, request)[0]
 
 
 def read_table(
-    file: Tensors, name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
+    file: Tensors, layout_name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
 ) -> tuple[WeightFile, list[str], list[str]]:
     """A layer of a config by a table, the keys it was read from, and the layer's keys that are ignored.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
-    rules = checked_file_rules(file.path, name, table, config)
+    rules = checked_file_rules(file.path, layout_name, table, config)
     keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys}
-    ignored = ignored_keys(file, layouts.get(name), list(keys.values()), prefix, key_prefix.own)
+    ignored = ignored_keys(file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.own)
     for applied in rules:
         for key in applied.keys:
             compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
@@ -85,7 +85,7 @@ def write_foreign(
     file: str,
     config: Config,
     values: Mapping[str, np.ndarray],
-    name: str,
+    layout_name: str,
     layer: int | None,
     part: str | None,
     prefix: str,
@@ -96,24 +96,24 @@ def write_foreign(
         ConfigMismatchError: a config or parameters that the layout cannot represent.
         ValueError: no foreign layout, or a layer or block that it does not have.
     """
-    layout = layouts.get(name)
+    layout = layouts.get(layout_name)
     if layout.origin_variant is not None:
         todo = "use attn_np.weights.convert and write its result"
-        raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
-    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant)]
+        raise ValueError(f"weights: expected a foreign layout to write, got {layout_name!r}; {todo}")
+    table = layout.tables[layout.table_for(config) or find_table(layout_name, layout, config.variant)]
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
-        raise ConfigMismatchError(file, "config", f"a config that {name} can hold", got, "choose another layout")
+        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", got, "choose another layout")
     form = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in form:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     key_prefix = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
-    rules = checked_file_rules(file, name, table, config)
+    rules = checked_file_rules(file, layout_name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
             todo = "set it to 0 if the layer does as well without, or choose another layout"
-            raise ConfigMismatchError(file, key, f"zeros, as {name} does not have it", "other numbers", todo)
+            raise ConfigMismatchError(file, key, f"zeros, as {layout_name} does not have it", "other numbers", todo)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         arrays |= {key_prefix.key(table, key): x for key, x in applied.to_arrays(values).items()}
@@ -131,7 +131,9 @@ def other_layout(variant: str, variants: Collection[str]) -> str:
     return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
 
 
-def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = "") -> str:
+def find_table(
+    layout_name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = ""
+) -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
     Of several tables, the one with the most keys, all of which are in the file after the prefix, and, where files
@@ -148,7 +150,7 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
     if not tables:
         todo = f"pass variant=, one of {', '.join(variants)}"
         todo = todo if file is not None or variant is None else other_layout(variant, variants)
-        raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
+        raise ValueError(f"weights: expected a variant that layout {layout_name} has, got {variant!r}; {todo}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     fitting: dict[str, int] = {}
     for table in tables:
@@ -164,7 +166,7 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
     return max(fitting, key=fitting.__getitem__, default=tables[0])
 
 
-def checked_file_rules(file: str, name: str, table: Table, config: Config) -> list[AppliedRule]:
+def checked_file_rules(file: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
     """The rules of a table for a config.
 
     Raises:
@@ -173,5 +175,5 @@ def checked_file_rules(file: str, name: str, table: Table, config: Config) -> li
     try:
         return file_rules(table, config)
     except ValueError as error:
-        todo = f"choose another layout than {name}"
-        raise ConfigMismatchError(file, "config", f"a config that {name} can hold", str(error), todo) from None
+        todo = f"choose another layout than {layout_name}"
+        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", str(error), todo) from None

@@ -67,7 +67,7 @@ def family_config(file: str, layout: Layout, layer: int, part: str) -> tuple[str
     return table_and_config
 
 
-def merge_caller_fields(file: str, name: str, table: Table, config: Config, request: Request) -> Config:
+def merge_caller_fields(file: str, layout_name: str, table: Table, config: Config, request: Request) -> Config:
     """A model's config with the caller's fields, which must agree with it if they are not CALLER_FIELDS.
 
     Raises:
@@ -78,7 +78,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
         todo = "leave variant= out, or move the file to another folder"
         expected = f"{config.variant!r} as in its {CONFIG}"
         raise ConfigMismatchError(file, "variant", expected, repr(request.variant), todo)
-    require_table_fields(file, name, table, config.variant, request.fields)
+    require_table_fields(file, layout_name, table, config.variant, request.fields)
     own = {field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)}
     if request.config is not None:
         own |= {field: getattr(request.config, field) for field in CALLER_FIELDS if field in config.fields()}
@@ -91,7 +91,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
 
 
 def merge_sidecar_fields(
-    file: str, name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
+    file: str, layout_name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.
 
@@ -99,7 +99,7 @@ def merge_sidecar_fields(
         ConfigMismatchError: a field that the layout does not have, or one with two values.
     """
     sidecar = sidecar_fields(file, layout)
-    require_table_fields(file, name, table, variant, fields)
+    require_table_fields(file, layout_name, table, variant, fields)
     for field, value in fields.items():
         if sidecar.get(field, value) != value:
             raise sidecar_mismatch(file, field, sidecar[field], value)
@@ -130,7 +130,7 @@ def infer_config(
     return canonical(contract.config(variant, **fields))
 
 
-def require_table_fields(file: str, name: str, table: Table, variant: str, fields: Mapping[str, Any]) -> None:
+def require_table_fields(file: str, layout_name: str, table: Table, variant: str, fields: Mapping[str, Any]) -> None:
     """Refuse fields of the variant that the layout does not have.
 
     Raises:
@@ -138,8 +138,8 @@ def require_table_fields(file: str, name: str, table: Table, variant: str, field
     """
     for field, value in fields.items():
         if field in contract.get(variant).Config.fields() and field not in table.fields():
-            todo = f"leave it out; {name} takes {', '.join(table.fields())}"
-            raise ConfigMismatchError(file, field, f"a field that {name} has", f"{field}={value!r}", todo)
+            todo = f"leave it out; {layout_name} takes {', '.join(table.fields())}"
+            raise ConfigMismatchError(file, field, f"a field that {layout_name} has", f"{field}={value!r}", todo)
 
 
 def sidecar_fields(file: str, layout: Layout) -> dict[str, Any]:

@@ -253,14 +253,14 @@ class BlockedCall:
             self.memory[name] = self.q.new_empty(prod(shape))
         return self.memory[name][: prod(shape)].view(shape)
 
-    def queries(self, x: Tensor, block: Block) -> Tensor:
+    def along_queries(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by queries: `b g r t k` -> `(b g) (r t) k`."""
         part = block.of(x, "bgrtk")
         if block.empty is not None:  # 0 times the NaN of a query that sees no key would be NaN
             part = part.masked_fill(block.empty, 0.0)
         return part.flatten(2, 3).flatten(0, 1)
 
-    def keys(self, x: Tensor, block: Block) -> Tensor:
+    def along_keys(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by keys: `b g s k` -> `(b g) s k`."""
         part = block.of(x, "bgsk")
         if block.unseen is not None:
@@ -305,7 +305,7 @@ class BlockedCall:
 
     def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap."""
-        scores = tanh = self.product("scores", self.queries(self.q, block), self.keys(self.k, block).mT)
+        scores = tanh = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
             scores = torch.mul(tanh, self.softcap, out=self.scratch("capped", tanh.shape))
@@ -395,7 +395,7 @@ def forward(*inputs: Any) -> Outputs:
             block.of(call.by_group(lse), "bgrt").copy_(call.by_axes(block_lse, block)[..., 0])
         if call.sink_columns:
             probs[..., 0] = 0.0
-        part = call.by_axes(call.product("context", probs, call.keys(call.v, block)), block)
+        part = call.by_axes(call.product("context", probs, call.along_keys(call.v, block)), block)
         block.of(by_heads, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
     return context, lse
 
@@ -429,8 +429,8 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
             call.by_axes(probs, block).masked_fill_(empty, 0.0)
         if call.effective_windows is not None:  # far keys: products with numbers below the normal ones are slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
-        block_dcontext = call.queries(dcontext, block)
-        dscores = call.product("dprobs", block_dcontext, call.keys(call.v, block).mT)
+        block_dcontext = call.along_queries(dcontext, block)
+        dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
         # Also of queries that see no key: their sink has what the lse asks for.
@@ -449,8 +449,8 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         if call.softcap is not None:
             slope = tanh.square_().neg_().add_(1.0)
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
-        block.add(dk, "bgks", call.product("dk", call.queries(call.q, block).mT, dscores))
-        dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
+        block.add(dk, "bgks", call.product("dk", call.along_queries(call.q, block).mT, dscores))
+        dqueries_block = call.product("dq", dscores, call.along_keys(call.k, block))
         block.of(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
     dk, dv = (x[..., call.sink_columns :].permute(0, 3, 1, 2).contiguous() for x in (dk, dv))
     return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]

@@ -19,7 +19,7 @@ from attn_torch._ops import skew
 
 # So many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
 # fewer than 768 it is slow.
-ROWS = 1024
+ROWS_PER_CALL = 1024
 # Keys so many times as wide as values, or values as keys, go by blocks on a CPU: the kernel takes one width for both.
 UNEQUAL = 3
 
@@ -92,7 +92,7 @@ def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, 
     if band.t <= band.s:  # a query's own position is among its keys
         hidden = hidden | weighs_nothing(q, k, diagonal_bias, scale)
     diagonal_bias = diagonal_bias.masked_fill(hidden, -torch.inf)
-    rows = max(1, band.t) if limits == (None, None) else ROWS
+    rows = max(1, band.t) if limits == (None, None) else ROWS_PER_CALL
     contexts = []
     for start in range(0, band.t, rows):
         queries = Span(start, min(start + rows, band.t))

@@ -51,7 +51,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
             "ONE_BLOCK_SCORES": 0,
             "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
-            "ROWS": 6,
+            "MAX_ROWS": 6,
             "QUERIES": 2,
             "MIN_KEYS": 3,
             "PRODUCT": 0,

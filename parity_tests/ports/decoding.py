@@ -66,7 +66,7 @@ def assert_decoding_parity(
     """
     __tracebackhide__ = True
     made = config_of("assert_decoding_parity", variant, config, fields)
-    if not made.cached() or given(made, "plain") != ("query",):
+    if not made.cache_axes() or given(made, "plain") != ("query",):
         raise ValueError(
             f"assert_decoding_parity: expected a layer that decodes one sequence, got {made}; "
             f"use a causal self-attention config"

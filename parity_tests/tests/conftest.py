@@ -79,7 +79,7 @@ def decoding_examples() -> dict[str, tuple[str, ...]]:
     from attn_np import contract
 
     configs = {variant: contract.examples(variant) for variant in examples()}
-    causal = {v: tuple(name for name, config in held.items() if config.cached()) for v, held in configs.items()}
+    causal = {v: tuple(name for name, config in held.items() if config.cache_axes()) for v, held in configs.items()}
     return {variant: names for variant, names in causal.items() if names}
 
 

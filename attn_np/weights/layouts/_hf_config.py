@@ -61,16 +61,16 @@ class HFConfig:
 
     Attributes:
         file: its path.
-        name: the object of it that the fields are in; empty for the whole.
+        prefix: what stands before the fields: "" for the whole file, "rope_scaling." for that object.
     """
 
-    def __init__(self, file: str, values: Mapping[str, Any], name: str = "") -> None:
-        self.file, self.name = file, name
+    def __init__(self, file: str, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.file, self.prefix = file, prefix
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = values.keys() - self._values.keys()
         self._read: set[str] = set()
         self._nested: dict[str, HFConfig] = {}
-        self._irrelevant: Collection[str] = () if name else IRRELEVANT_FIELDS
+        self._irrelevant: Collection[str] = () if prefix else IRRELEVANT_FIELDS
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -113,7 +113,7 @@ class HFConfig:
         count = self.get(key)
         if type(count) is int and layer >= count:
             expected, todo = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
-            raise ConfigMismatchError(self.file, self.name + key, expected, str(count), todo)
+            raise ConfigMismatchError(self.file, self.prefix + key, expected, str(count), todo)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -129,7 +129,7 @@ class HFConfig:
             value = self.get(key, {})
             if not isinstance(value, dict):
                 self.refuse(key, "an object")
-            self._nested[key] = HFConfig(self.file, value, f"{self.name}{key}.")
+            self._nested[key] = HFConfig(self.file, value, f"{self.prefix}{key}.")
         return self._nested[key]
 
     def text(self) -> "HFConfig":
@@ -158,7 +158,7 @@ class HFConfig:
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
         todo = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.file, self.name + key, expected, value, todo)
+        raise ConfigMismatchError(self.file, self.prefix + key, expected, value, todo)
 
     def finish(self, allow: Collection[str] = (), todo: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
@@ -181,7 +181,7 @@ class HFConfig:
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
-        own = {self.name + key for key in self._values.keys() - self._read - set(self._irrelevant)}
+        own = {self.prefix + key for key in self._values.keys() - self._read - set(self._irrelevant)}
         return own.union(*(nested.unread() for nested in self._nested.values()))
 
     def _required(self, key: str, default: Any) -> Any:

@@ -4,10 +4,10 @@ from parity_tests.mistakes.plant import NUMPY, at
 
 PROBS, NORMED = (
     "probs=maps[:, :, 0] - lambda_full * maps[:, :, 1]",
-    "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant())",
+    "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())",
 )
 TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)"
-FACTOR = "lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_constant()"
+FACTOR = "lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value()"
 first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
 MUTANTS = (
     first(
@@ -23,25 +23,25 @@ MUTANTS = (
         "factor's constant part left out",
         "add lambda_init to the difference of the exponentials",
         FACTOR,
-        FACTOR.replace(" + c.lambda_constant()", ""),
+        FACTOR.replace(" + c.lambda_init_value()", ""),
     ),
     first(
         "learned factor in place of its start behind the norm",
         "multiply by 1 - lambda_init, a constant, behind the norm",
         NORMED,
-        NORMED.replace("1.0 - c.lambda_constant()", "1.0 - lambda_full"),
+        NORMED.replace("1.0 - c.lambda_init_value()", "1.0 - lambda_full"),
     ),
     causal(
         "constant behind the norm left out",
         "multiply what comes out of the norm by 1 - lambda_init",
         NORMED,
-        NORMED.replace(" * (1.0 - c.lambda_constant())", ""),
+        NORMED.replace(" * (1.0 - c.lambda_init_value())", ""),
     ),
     causal(
         "norm of the heads left out",
         "normalise what each head found by the root of its mean square",
         NORMED,
-        "context * (1.0 - c.lambda_constant())",
+        "context * (1.0 - c.lambda_init_value())",
     ),
     causal(
         "positions of the first map alone",

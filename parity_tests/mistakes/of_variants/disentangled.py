@@ -50,8 +50,8 @@ MUTANTS = (
     p2c(
         "position to content not turned back",
         "exchange the axes of position to content: its keys were the rows",
-        "scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)\n",
-        "scores = gather_last(distance_scores, relative_index)\n",
+        "scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)\n",
+        "scores = gather_last(relative_scores, relative_index)\n",
     ),
     c2p(
         "distance of the pair read as key minus query",

@@ -37,7 +37,7 @@ def decodes() -> list[tuple[str, str]]:
         (variant, example)
         for variant in contract.variants()
         for example, config in contract.examples(variant).items()
-        if config.cached()
+        if config.cache_axes()
     ]
 
 
@@ -67,7 +67,7 @@ class Work:
 
     def sizes(self) -> dict[str, int]:
         """Those that the config leaves open, as `init_cache` takes them."""
-        letters = {letter for axes in self.config.cached().values() for letter in axes.split()}
+        letters = {letter for axes in self.config.cache_axes().values() for letter in axes.split()}
         known = call_sizes(self.config) | {"v": self.x.shape[-1]}
         return {x: known[x] for x in letters - {"b", "s"} if x not in self.config.sizes()}
 
@@ -476,7 +476,7 @@ class Numbered:
 
     variant = "numbered"
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s", "numbers": "b s"}
 
     def arguments(self) -> dict[str, Arg]:

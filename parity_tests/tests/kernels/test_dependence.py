@@ -407,7 +407,7 @@ def replaced(seed: int, kind: str) -> tuple[Arrays, dict[str, np.ndarray], np.nd
 SETTINGS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     name: [*(("fused", small) for small in kernels.SMALL[name]), ("fused", {}), ("textbook", {})] for name in TREES
 }
-SETTINGS["torch"].insert(1, ("fused", kernels.SMALL["torch"][0] | {"sdpa.ROWS": 4}))
+SETTINGS["torch"].insert(1, ("fused", kernels.SMALL["torch"][0] | {"sdpa.ROWS_PER_CALL": 4}))
 SETTINGS["jax"][1] = "fused", {"SHORT_KEY_BLOCK": 3, "SHORT_UNCUT_BLOCKS": 1}
 SETTINGS["jax"].insert(1, ("fused", kernels.SMALL["jax"][0] | {"STRIP_ROWS": 2}))
 # What is replaced: what nobody sees, or anything, by numbers whose products are large, and by NaN or inf.

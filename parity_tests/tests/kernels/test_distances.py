@@ -20,7 +20,7 @@ from parity_tests.tests.witness import cotangent, ratio
 blocks: Any = import_module("attn_torch._kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
-SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
+SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS_PER_CALL": 4}
 SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2}
 
 

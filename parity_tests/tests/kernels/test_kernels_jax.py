@@ -43,7 +43,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "ONE_BLOCK_SCORES": 0,
         "ONE_BLOCK_HEAD_SCORES": 0,
         "SHORT_QUERY": 0,
-        "ROWS": 2,
+        "MAX_ROWS": 2,
         "QUERIES": 2,
         "MIN_KEYS": 3,
         "PRODUCT": 0,

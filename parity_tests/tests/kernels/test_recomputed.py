@@ -63,7 +63,7 @@ def test_nothing_of_the_size_of_all_pairs_is_kept(variant: str, monkeypatch: pyt
     """
     rows, ops = import_module("attn_torch._rows"), import_module("attn_torch._ops")
     monkeypatch.setattr(rows, "ONE_BLOCK_SCORES", 0)
-    monkeypatch.setattr(rows, "CPU_BLOCK", T * E * 16)
+    monkeypatch.setattr(rows, "CPU_BLOCK_SCORES", T * E * 16)
     kept, grads = kept_and_gradients(variant)
     monkeypatch.setattr(rows, "checkpoint", lambda function, *arguments, **options: function(*arguments))
     monkeypatch.setattr(ops, "recomputed", lambda function: function)
@@ -182,7 +182,7 @@ def bytes_of_both_passes(package: Any, fields: dict[str, Any], length: int) -> i
 @pytest.mark.parametrize("package", [attn_np, attn_jax], ids=["numpy", "jax"])
 def test_no_array_of_all_pairs(package: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, length = import_module(f"{package.__name__}._rows"), 512
-    for name in ("BLOCK", "ONE_BLOCK_SCORES"):
+    for name in ("BLOCK_SCORES", "ONE_BLOCK_SCORES"):
         monkeypatch.setattr(rows, name, length * E)
     numbers = length**2 * fields.get("hidden_dim", 1)
     assert bytes_of_both_passes(package, fields, length) < 4 * numbers

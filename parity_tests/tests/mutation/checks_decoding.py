@@ -41,7 +41,7 @@ def decoding(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     """Every layer that keeps something between steps, as it is and in a ring of slots as long as its window."""
     found: list[Labelled] = []
     for name, config in layers(variants):
-        if config.cached():
+        if config.cache_axes():
             found.append((name, config))
             if getattr(config, "window", ()) is None:
                 found.append((f"{name}, window", replace(config, window=(2, None))))
@@ -93,7 +93,7 @@ def open_sizes(layer: Labelled, inputs: Arrays) -> dict[str, int]:
         if name in arguments:
             given = inputs.get(name, inputs.get(arguments[name].falls_back_to or "", inputs["query"]))
             known |= dict(zip(arguments[name].axes.split(), given.shape, strict=True))
-    letters = {letter for axes in config.cached().values() for letter in axes.split()} - {"b", "s"}
+    letters = {letter for axes in config.cache_axes().values() for letter in axes.split()} - {"b", "s"}
     return {letter: known[letter] for letter in sorted(letters) if letter not in config.sizes()}
 
 
@@ -181,7 +181,7 @@ def float_dtypes(kept: Any) -> dict[str, str]:
 
 def narrow_caches(layer: Labelled, alias: str) -> None:
     """What is kept has the dtype asked for; by default the layer's, and states float32: nothing is lost."""
-    names, entries = ways(layer)[0], {name for name, axes in layer[1].cached().items() if "s" in axes.split()}
+    names, entries = ways(layer)[0], {name for name, axes in layer[1].cache_axes().items() if "s" in axes.split()}
     for dtype in ("bfloat16", "float16"):
         module, inputs = made(alias, layer, "plain", dtype)[0], positions_of(layer, names, dtype)
         sizes, found = open_sizes(layer, inputs), {}
@@ -297,7 +297,7 @@ def wrong_steps(layer: Labelled, alias: str) -> None:
     refuses(stepped(x, valid=real.tolist()), TypeError, f"{who}valid as a NumPy array, got list; convert it")
     alien = replace(module.init_cache(B, 3, **sizes), arrays={})
     refuses(partial(module.step, x, alien, **rest), ValueError, f"{who}a cache of ")
-    name, kept = next(iter(layer[1].cached())), module.init_cache(B, 3, **sizes)
+    name, kept = next(iter(layer[1].cache_axes())), module.init_cache(B, 3, **sizes)
     listed = replace(kept, arrays={n: a.tolist() for n, a in kept.arrays.items()})
     words = f"{who}the cache's {name} as a NumPy array, got list; convert it"
     refuses(partial(module.step, x, listed, **rest), TypeError, words)
@@ -339,7 +339,7 @@ class Held(Config):
         mask = Arg("b h t s" if self.heads else "b t s", "mask", optional=True)
         return {"query": Arg("b t k")} | ({} if self.heads is None else {"mask": mask})
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"k": "b s k", "v": "b s v", "state": "b v"}
 
     def cache_slots(self) -> int | None:
@@ -359,7 +359,7 @@ class Worded(Held):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t k"), "words": Arg("b t", "integers")}
 
-    def cached(self) -> dict[str, str]:
+    def cache_axes(self) -> dict[str, str]:
         return {"query": "b s k", "words": "b s", "state": "b rest"}
 
 
@@ -402,12 +402,12 @@ def functions_of_a_cache(alias: str) -> None:
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(
-                step.accepted is None and step.rejected is None and not step.concatenated and not step.head_axis,
+                step.has_room is None and step.overflowing is None and not step.concatenated and not step.head_axis,
                 "nothing else",
             )
         else:
             claim(step.start is None and step.concatenated == (slots == 3) and step.filled == (slots or 4), "opened")
-            claim(same(step.accepted, np.ones((B, 4), bool)) and not step.rejected.any(), "opened")
+            claim(same(step.has_room, np.ones((B, 4), bool)) and not step.overflowing.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
                 "places in a step",

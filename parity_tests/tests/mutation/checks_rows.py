@@ -15,7 +15,7 @@ from attn_np.contract._tape import BackwardTape
 from parity_tests.judge.kernels import visible
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
 
-SMALL = {"ROWS": 3, "BLOCK": 24, "ONE_BLOCK_SCORES": 0}
+SMALL = {"MIN_ROWS": 3, "BLOCK_SCORES": 24, "ONE_BLOCK_SCORES": 0}
 B, H, T = 2, 3, 9
 
 
@@ -162,8 +162,8 @@ def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, wo
         reached = np.flatnonzero(near[at].any(0))
         wanted = np.arange(reached[0], reached[-1] + 1) if len(reached) else keys[:1]
         claim(np.array_equal(keys, wanted) and len(keys) > 0, f"{words}: keys {keys} of rows {at}")
-        start = near[first : first + SMALL["ROWS"]].any(0).sum()
-        most = max(SMALL["ROWS"], SMALL["BLOCK"] // (B * H * max(1, int(start))))
+        start = near[first : first + SMALL["MIN_ROWS"]].any(0).sum()
+        most = max(SMALL["MIN_ROWS"], SMALL["BLOCK_SCORES"] // (B * H * max(1, int(start))))
         claim(len(at) == min(most, t - first), f"{words}: {len(at)} rows, not {most}")
         first += len(at)
     claim(first == t, f"{words}: {first} rows")

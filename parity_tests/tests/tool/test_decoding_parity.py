@@ -182,7 +182,7 @@ def test_sequences_of_unlike_lengths_and_gradients_through_steps_are_judged() ->
 @pytest.mark.parametrize("variant", ["chunked", "dilated", "gated_delta", "transformer_xl"])
 def test_our_own_steps_raise_no_alarm(variant: str) -> None:
     """Rings of slots, strides, states and relative positions, with padding and gradients."""
-    config = next(x for x in contract.examples(variant).values() if x.cached())
+    config = next(x for x in contract.examples(variant).values() if x.cache_axes())
     package: Any = attn_torch  # its stub wants the variant's name to the letter
     verdict = assert_decoding_parity(
         package.build(variant, **config.as_dict()),

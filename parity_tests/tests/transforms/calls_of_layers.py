@@ -41,7 +41,7 @@ def words(x: Any) -> Any:
 
 def in_steps(one: Any, x: Any, positions: Any = None) -> Any:
     """The first three positions and then the last one, into a cache with room for more."""
-    axes = " ".join(one.config.cached().values()).split()
+    axes = " ".join(one.config.cache_axes().values()).split()
     sizes = {letter: x.shape[2] for letter in axes if letter not in ("b", "s", *one.config.sizes())}
     cache, outputs = one.init_cache(x.shape[0], 8, **sizes), []
     for part in (slice(0, 3), slice(3, 4)):

@@ -42,7 +42,7 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
             "ONE_BLOCK_SCORES": 0,
             "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
-            "ROWS": 4,
+            "MAX_ROWS": 4,
             "QUERIES": 4,
             "MIN_KEYS": 3,
             "PRODUCT": 0,

@@ -53,7 +53,7 @@ def example_with(variant: str, thing: Callable[[Any], Any]) -> str | None:
 
 
 DROPS = {variant: example_with(variant, lambda config: getattr(config, "dropout", 0)) for variant in VARIANTS}
-DECODES = {variant: example_with(variant, lambda config: config.cached()) for variant in VARIANTS}
+DECODES = {variant: example_with(variant, lambda config: config.cache_axes()) for variant in VARIANTS}
 EXEMPT = {("dropout in threads", variant): "has no dropout" for variant, example in DROPS.items() if example is None}
 EXEMPT["dropout in threads", "seq2seq"] = "draws several times a call, and other threads draw in between"
 

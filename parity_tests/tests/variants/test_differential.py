@@ -230,10 +230,10 @@ def test_equal_vectors_leave_the_factor_where_it_starts(tree: Tree, lambda_init:
 
 def test_the_factor_starts_from_the_depth() -> None:
     """0.2 in the first layer, towards 0.8 further up."""
-    starts = [cross(depth=depth)[0].lambda_constant() for depth in (1, 2, 3, 100)]
+    starts = [cross(depth=depth)[0].lambda_init_value() for depth in (1, 2, 3, 100)]
     assert starts == [0.8 - 0.6 * exp(-0.3 * (depth - 1)) for depth in (1, 2, 3, 100)]
     assert starts == sorted(starts)
-    assert cross(depth=3, lambda_init=0.25)[0].lambda_constant() == 0.25
+    assert cross(depth=3, lambda_init=0.25)[0].lambda_init_value() == 0.25
 
 
 def test_a_query_that_sees_nothing_gives_the_bias(tree: Tree) -> None:

@@ -26,7 +26,7 @@ def test_every_pair_of_values_that_fit_meets() -> None:
 
 
 # Of `_rows`, so that every call has many scores, and blocks of few.
-SMALL_ROWS = {"ONE_BLOCK_SCORES": 0, "BLOCK": 8, "CPU_BLOCK": 8, "ROWS": 2}
+SMALL_ROWS = {"ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 8, "CPU_BLOCK_SCORES": 8, "MIN_ROWS": 2}
 
 
 @contextmanager
