@@ -24,7 +24,7 @@ A bias by diagonal is a number for each diagonal of the scores, read by all quer
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
-put them in order would copy the cache. Devices with other parts of that mask agree on that key, which is one number.
+put them in order would copy the cache. Where devices hold parts of the mask, that key is the largest of theirs.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,8 @@ from attn_np.contract._patterns import Pattern, Window
 
 ONE_BLOCK_SCORES = 3 << 19  # a call with at most this many scores is one block
 ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this many each
-# So few queries stay in one block; their keys are cut into blocks where they would make more than so many.
+# A call with at most `SHORT_QUERY` queries is not cut along them. Its keys are, if they fill more than
+# `SHORT_UNCUT_BLOCKS` blocks.
 SHORT_QUERY = 16
 SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product

@@ -29,8 +29,8 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
 
 
 class UncompiledMethod:
-    """A method that `nnx.tabulate` does not call: it compiles the public functions of a class, and some of ours take or
-    return sizes and functions, which cannot be compiled.
+    """A method that `nnx.tabulate` does not call: `tabulate` compiles the public methods of a class, and some of ours
+    take or return sizes and functions, which cannot be compiled.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -147,7 +147,7 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         return {name: params[name] for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
-        """Replace the parameters by arrays, by dotted name, on the devices and with the sharding of those."""
+        """Replace the parameters by arrays, by dotted name, with the devices and sharding of those replaced."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
         leaves = [
             (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf.get_value().sharding)))

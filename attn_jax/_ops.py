@@ -290,7 +290,7 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
 def _product(subscripts: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
-    # JAX sums over axes in the order of the alphabet; in any but that of the first factor XLA puts both in order first.
+    # JAX sums over axes in the order of the alphabet; in any but the first factor's XLA transposes both first.
     letters = dict.fromkeys(letter for letter in subscripts if letter.isalpha())
     factors, out = subscripts.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
     of_a, of_b = factors.split(",")

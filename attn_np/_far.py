@@ -3,7 +3,7 @@
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
 added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
 So a call is three: the keys far before, those far after, and the few diagonals between them, for which the scores are
-formed with a row for each distance. Merged by their sums of exponentials they are the whole.
+formed with a row for each relative position. Merged by their sums of exponentials they are the whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def with_lse(context: Array, lse: Array) -> Array:
 
 
 def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
-    """The gradient of a context and that of its lse, `b h t 1`, None where `with_lse` added none."""
+    """The gradient of a context and that of its lse, `b h t 1`; None for a context without that column."""
     if dcontext.shape[-1] == width:
         return dcontext, None
     return dcontext[..., :width], reorder(dcontext[..., width:], (0, 2, 1, 3))

@@ -12,7 +12,7 @@ from attn_np.contract._band import Span
 
 @lru_cache(maxsize=32)
 def outside_window(t: int, s: int, first: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`; `first` is the position of the first key less the query's."""
+    """Which scores lie outside the window, `t s`; `first` is the first key's position minus the first query's."""
     relative_position = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first
     hidden = np.zeros((t, s), np.bool_)
     hidden = hidden if right is None else hidden | (relative_position > right)
@@ -48,8 +48,10 @@ def zero_subnormal_(x: Array) -> None:
 
 
 def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
-    """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, `h r n`. Row i holds diagonals one further on
-    than row i + 1, and queries r apart share a row: the sum over the unskewed rows is the gradient of each diagonal.
+    """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, of axes heads, rows and diagonals.
+
+    Queries are added in strips of as many as there are rows, the last of a strip to the last row. Row i + 1 begins one
+    diagonal earlier than row i, so that the rows, unskewed and summed, are the gradient of each diagonal.
     """
     rows = diagonal_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):

@@ -1,4 +1,4 @@
-"""Blocks in threads: BLAS is held at one thread, and as many as it had take the blocks; scratch memory is reused.
+"""Blocks in threads: BLAS is held at one thread, and as many Python threads as it had share the blocks.
 
 BLAS's own threads would meet at the end of every product, and what stands between two products would have one thread.
 """

@@ -106,8 +106,8 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, least: float | None = None) -> Array:
-        """The weight of a score times `exp_factor`, in place. With `least`, weights are lowered by that of `least`, so
-        that those of lower scores are 0: what underflows is slow.
+        """The weight of a score times `exp_factor`, in place. With `least`, scores are raised to it at least and its
+        weight is subtracted, so that lower scores weigh exactly 0: what underflows is slow.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
         if least is None:
@@ -194,7 +194,8 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     constant for each head so that no score is above `SAFE_SCORE`.
 
     It may where queries are not few, products, values and the constant not large, and no sinks, softcap or other bias
-    are given. The constant is one of two, so that later keys hardly ever move the roundings of earlier queries.
+    are given. The constant is the largest bias, or 15 less, so that later keys hardly ever move the roundings of earlier
+    queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
@@ -388,10 +389,10 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
 
 
 def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its distances.
+    """The least and the largest that a block's scores can be, by its diagonals.
 
-    Without a bias by diagonal both are inf, which is no range but turns off what is done for low scores: no block is
-    skipped, no score replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
+    Without a bias by diagonal both are inf, so that nothing is done for low scores: no block is skipped, no score
+    replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf

@@ -71,9 +71,9 @@ def in_window(query_positions: Array, key_positions: Array, left: int | None, ri
 
 
 def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[Array, Array]:
-    """The positions of queries and keys, each `1 t` or `b t`: query i is at i + s - t, the last query at the last key.
+    """The positions of queries and keys, `1 t` and `1 s`; in a step, where the cache gives them, `b t` and `b s`.
 
-    In a step the cache gives them; -1 for an empty slot.
+    Query i is at i + s - t, the last query at the last key. In a step an empty slot has -1.
     """
     if step is not None:
         if not step.aligned:
@@ -162,7 +162,7 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Masks that `any_visible` reduces to queries that see any key and to keys that any query sees; None for all.
+    """Two masks for `any_visible`: of queries that see a key, and of keys that a query sees; None for all.
 
     A mask with an axis of queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
     causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.

@@ -3,7 +3,7 @@
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
 added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
 So a call is three: the keys far before, those far after, and the few diagonals between them, for which the scores are
-formed with a row for each distance. Merged by their sums of exponentials they are the whole.
+formed with a row for each relative position. Merged by their sums of exponentials they are the whole.
 """
 
 from collections.abc import Callable, Iterator

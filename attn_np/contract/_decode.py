@@ -164,7 +164,8 @@ class Decodes(Generic[Array]):
         """The outputs of new positions, and the cache with them appended.
 
         Each sequence continues from its own length. New positions that are not real, such as padding on either side,
-        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
+        are not appended, and their outputs have no meaning. The step uses the cache up (in JAX only if it is donated);
+        pass `cache.copy()` to keep it.
 
         Args:
             query: `b t d`, the new positions, one or many.

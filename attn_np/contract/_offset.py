@@ -8,7 +8,7 @@ from attn_np.contract._patterns import Pattern
 
 @dataclass(frozen=True)
 class OffsetQueries(Pattern):
-    """What a pattern shows to queries that stand so many positions further on."""
+    """What a pattern shows to queries shifted by a number of positions."""
 
     pattern: Pattern
     shift: int
@@ -19,7 +19,7 @@ class OffsetQueries(Pattern):
 
 @dataclass(frozen=True)
 class OffsetQueriesEach(Pattern):
-    """What a pattern shows to queries that stand further on, by a number of positions for each sequence, `b`."""
+    """What a pattern shows to queries shifted by a number of positions for each sequence, `b`."""
 
     pattern: Pattern
     shift: Any

@@ -3,15 +3,16 @@
     causal_in_chunks = patterns.Chunks(128) & patterns.Causal()
     y, _ = attend(q, k, v, pattern=causal_in_chunks | patterns.GlobalKeys(marks))
 
-A pattern is one method, `allows(query, key)`: sums, differences and distances (`abs`) of positions, their products,
-floor quotients (`//`) and remainders by whole numbers, comparisons of these, and `& | ~` between comparisons. Kernels
-call it twice:
+A pattern is one method, `allows(query, key)`: sums, differences and distances (`abs`) of positions, which may be
+multiplied by an integer, divided (`//`) or reduced (`%`) by one, comparisons of these, and `& | ~` between comparisons.
+Kernels call it twice:
 
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
 - before that, with an `Interval` for each block in place of its positions: by interval arithmetic the same expression
   says whether any query of the block may see any key of the other, and whether all see all. So blocks that are hidden
-  whole cost nothing, for every pattern that can be written down, and NumPy needs no mask for those visible whole.
+  whole cost nothing, for every pattern that can be written down, and those visible whole need no
+  mask (JAX makes it all the same).
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:
 
@@ -205,7 +206,7 @@ class Pattern:
         """
         name = full_name(type(self))
         if CLASSES[name] is not type(self):
-            raise TypeError(f"{name}: expected one class of this name, got a second; make the pattern again from it")
+            raise TypeError(f"{name}: expected one class of this name, got a second; make a pattern of the new class")
         inner = [
             x.as_text() if isinstance(x, Pattern) else array_kind(x) if name in self.axes else repr(x)
             for name, x in self.fields()

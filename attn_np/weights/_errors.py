@@ -84,7 +84,7 @@ class UnsafePathError(WeightFileError):
 
 
 class ShardIndexError(WeightFileError):
-    """The index and its shards do not fit: a shard is missing, or has other tensors than the index says."""
+    """A checkpoint's files do not fit: several without an index, a shard missing, or other tensors than it says."""
 
 
 class MissingKeysError(WeightFileError):
@@ -100,7 +100,7 @@ class ShapeMismatchError(WeightFileError):
 
 
 class DtypeMismatchError(WeightFileError):
-    """A tensor has another dtype than the layer, or cannot be cast without loss."""
+    """A tensor has another dtype than the layer, or cannot be cast to it with no more loss than rounding."""
 
 
 class NonFiniteWeightError(WeightFileError):
@@ -130,7 +130,7 @@ def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None
     """Refuse a file that lacks keys or has unknown ones.
 
     Raises:
-        MissingKeysError, UnexpectedKeysError: naming all of them, and the nearest keys of the file.
+        MissingKeysError, UnexpectedKeysError: naming the first few, and the names nearest to the first.
     """
     missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:

@@ -47,7 +47,7 @@ class ShardEntries(Mapping[str, Entry]):
 
 
 class ShardedFile:
-    """An open index with the interface of a `TensorFile`.
+    """An open index with the `path`, `entries`, `read` and `metadata_of` of a `TensorFile`.
 
     Attributes:
         path: the index.
@@ -195,7 +195,7 @@ class ShardedFile:
 
 
 class DottedNames:
-    """An open file whose names have dots instead of another separator, with the interface of a `TensorFile`.
+    """An open file whose names have dots instead of another separator, with `path`, `entries`, `read` and `metadata_of`.
 
     Attributes:
         path: the file's path.

@@ -275,7 +275,7 @@ class BlockedCall:
         return x.view(b, g, self.r, t, x.shape[-1])
 
     def mask_with_neg_inf_(self, scores: Tensor, block: Block) -> Tensor | None:
-        """Select hidden scores, `b g r t s` without sinks, to -inf in place; returns which queries see no key.
+        """Set hidden scores, `b g r t s` without sinks, to -inf in place; returns which queries see no key.
 
         Positions hide a triangle of keys at either end of the block. None is returned where these alone hide: then
         every query sees a key.

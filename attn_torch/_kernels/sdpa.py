@@ -36,7 +36,7 @@ def serves(
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.
         return limits == (None, None) or (limits == (None, 0) and q.shape[1] == k.shape[1] and scale > 0)
-    # Elsewhere the kernels differ in what they take; none gives the gradient of a bias in O(t) memory.
+    # On other devices the kernels differ in what they take; none gives the gradient of a bias in O(t) memory.
     constant = bias is None or not (bias.requires_grad and torch.is_grad_enabled())
     return limits == (None, None) and q.is_cpu and constant
 

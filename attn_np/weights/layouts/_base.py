@@ -35,7 +35,7 @@ class Table:
         zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
         shared: keys that only layer 0 has, for every layer.
         stack_keys: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
-        variant: the table's variant, if its name is another: an origin may have several tables for one variant.
+        variant: the variant, if the table has a name of its own: an origin may have several tables for one variant.
     """
 
     rules: Mapping[Names, tuple[Names, str]]
@@ -86,8 +86,8 @@ class Layout:
         metadata: metadata that the origin requires of a file.
         origin_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
-        table_and_fields: from such a `config.json`, the number of a layer and the name of a block to the name of a
-            table and the fields of our Config. It reads fields by name and refuses values that the layer cannot
+        table_and_fields: (`config.json`, number of a layer, name of a block) -> (name of a table, fields of our
+            Config). It reads fields by name and refuses values that the layer cannot
             represent.
     """
 
