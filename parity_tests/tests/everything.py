@@ -67,6 +67,8 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_compile": ("mha", "linear"),
     "test_compiled_steps_compile_once": (*WHOLE, *KINDS, "mla", "retention"),
     "test_dynamic": ("mha", "longformer"),
+    # JAX compiles each; blocks of rows are asked of it by `test_blocks_of_rows_are_all_rows_at_once`.
+    "test_each_weighing_by_rows_in_jax": (),
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     # Its trees. JAX compiles what the original and the copy compute.
     "test_a_planted_bug_in_one_function_is_seen": ("attn_np", "attn_torch"),

@@ -135,11 +135,12 @@ def test_each_weighing_by_rows(
     assert rows_ratio(tree, variant, limits, with_bias) <= 1
 
 
-def test_weighings_by_rows_in_jax(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One, as JAX compiles each; with `--everything` all."""
+@pytest.mark.parametrize(("variant", "limits", "with_bias"), ROWS)
+def test_each_weighing_by_rows_in_jax(
+    variant: str, limits: str, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_blocks_of_rows(monkeypatch, "jax")
-    for variant, limits, with_bias in ROWS if pytestconfig.getoption("--everything") else ROWS[2:3]:
-        assert rows_ratio("jax", variant, limits, with_bias) <= 1, (variant, limits, with_bias)
+    assert rows_ratio("jax", variant, limits, with_bias) <= 1
 
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
