@@ -2,7 +2,9 @@
 
 The library zeroes keys that no query sees and queries that see no key; a port need not. No rule says which names
 and places these are: the reference is asked. An entry whose cotangent is 0 reaches no output. An entry that stays the
-same when all weights and inputs move a little does not depend on them, so its cotangent reaches no gradient.
+same when all weights and inputs move a little does not depend on them, so its cotangent reaches no gradient. What
+changes a decision on the tape, such as which blocks are chosen, has consequences although no output may show it: where
+all keys are equal any choice gives the same output, and other gradients.
 """
 
 import hashlib
@@ -19,18 +21,22 @@ from parity_tests.judge.candidates import extras, leaves, numpy_layer, pulled, s
 from parity_tests.judge.cases import Case, Drawn, draw
 
 NUDGE = 2.0**-20  # is what every number is moved by to see what depends on it: too little to change a decision
-POISON = 1000.0  # is what entries are moved by to see whether an output changes
+POISON = 1000.0  # is what entries are moved by at least to see whether an output changes
 # How many entries of an array are tried by themselves at most: positions where there are no cotangents, and each entry
 # where these are all 0, which happens where inputs are all equal or each query sees one key.
 FEW, MANY = 64, 8192
 
 
 class Poison:
-    """A tape that moves some entries of one named array far away, up or down at random."""
+    """A tape that moves some entries of one named array far away, up or down at random; or each the other way.
 
-    def __init__(self, name: str, entries: np.ndarray, seed: int) -> None:
-        signs = np.random.default_rng(seed).choice([-POISON, POISON], entries.shape)
-        self.name, self.amount = name, np.where(entries, signs, 0.0)
+    No two are moved as far: moved alike, they would leave the largest where it is.
+    """
+
+    def __init__(self, name: str, entries: np.ndarray, sign: int = 1) -> None:
+        rng = np.random.default_rng(0)
+        amount = sign * POISON * rng.choice([-1.0, 1.0], entries.shape) * rng.uniform(1.0, 2.0, entries.shape)
+        self.name, self.amount = name, np.where(entries, amount, 0.0)
         self.values: dict[str, Any] = {}
 
     def tap(self, name: str, value: Any) -> Any:
@@ -118,7 +124,7 @@ class Consequences:
         floats = {n: x for n, x in whole.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.size}
         graph: dict[str, set[str]] = {}
         for name, x in floats.items():
-            tape = Poison(name, np.ones(x.shape, bool), 0)
+            tape = Poison(name, np.ones(x.shape, bool))
             outputs_of(self.case, self.drawn, tape)
             behind = list(floats)[list(floats).index(name) + 1 :]
             graph[name] = {n for n in behind if not np.array_equal(tape.values[n], floats[n], equal_nan=True)}
@@ -148,13 +154,13 @@ class Consequences:
         """The entries that change no output when they are moved: parts of the array are tried, then parts of these."""
         tried = units(shape, most)
         hidden, entries = np.zeros(tried, bool), np.arange(np.prod(tried)).reshape(tried)
-        if inert(self.case, self.drawn, self._outputs, name, np.ones(shape, bool)):
+        if inert(self.case, self.drawn, self._effects, name, np.ones(shape, bool)):
             return self._on_the_way(name) and np.ones(shape, bool)
         parts = np.array_split(entries.ravel(), 2)
         while parts:
             part = parts.pop()
             here = np.isin(entries, part)
-            if part.size and inert(self.case, self.drawn, self._outputs, name, np.broadcast_to(here, shape)):
+            if part.size and inert(self.case, self.drawn, self._effects, name, np.broadcast_to(here, shape)):
                 hidden |= here
             elif part.size > 1:
                 parts += np.array_split(part, 2)
@@ -168,14 +174,14 @@ class Consequences:
             inputs = {n: np.full_like(x, marks if arguments[n].kind == "marks" else True) if x.dtype == bool else x
                       for n, x in drawn.inputs.items()}  # fmt: skip
             open_call, tape = replace(drawn, inputs=inputs), {}
-            outputs = outputs_of(case, open_call, tape)
-            if name in tape and not inert(case, open_call, outputs, name, np.ones(tape[name].shape, bool)):
+            effects = effects_of(case, open_call, tape)
+            if name in tape and not inert(case, open_call, effects, name, np.ones(tape[name].shape, bool)):
                 return True
         return False
 
     @cached_property
-    def _outputs(self) -> dict[str, np.ndarray]:
-        return outputs_of(self.case, self.drawn, None)
+    def _effects(self) -> dict[str, np.ndarray]:
+        return effects_of(self.case, self.drawn, {})
 
     @cached_property
     def _tapes(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -205,6 +211,14 @@ def outputs_of(case: Case, drawn: Drawn, tape: Any) -> dict[str, np.ndarray]:
         return leaves(layer(**drawn.inputs, **options, tape=tape))
 
 
+def effects_of(case: Case, drawn: Drawn, tape: Any) -> dict[str, np.ndarray]:
+    """The outputs of the reference in float64, and the decisions on its tape: numbers of places, and who sees whom."""
+    outputs = outputs_of(case, drawn, tape)
+    values = tape.values if isinstance(tape, Poison) else tape
+    decisions = {n: x for n, x in values.items() if isinstance(x, np.ndarray) and x.dtype.kind in "biu"}
+    return outputs | {f"decision {name}": x for name, x in decisions.items()}
+
+
 def results_of(case: Case, drawn: Drawn) -> dict[str, np.ndarray]:
     """The outputs and gradients of the reference in float64, by name."""
     tape: dict[str, Any] = {}
@@ -215,11 +229,14 @@ def results_of(case: Case, drawn: Drawn) -> dict[str, np.ndarray]:
     return outputs | {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
 
 
-def inert(case: Case, drawn: Drawn, outputs: dict[str, np.ndarray], name: str, entries: np.ndarray) -> bool:
-    """Whether the outputs stay the same, bit by bit, when entries of an array are moved."""
-    for seed in range(2):
-        moved = outputs_of(case, drawn, Poison(name, entries, seed))
-        if not all(np.array_equal(moved[n], x, equal_nan=True) for n, x in outputs.items()):
+def inert(case: Case, drawn: Drawn, effects: dict[str, np.ndarray], name: str, entries: np.ndarray) -> bool:
+    """Whether outputs and decisions stay the same, bit by bit, when entries of an array are moved.
+
+    Each is moved up and down: what is chosen stays so when it grows, and what is not when it shrinks.
+    """
+    for sign in (1, -1):
+        moved = effects_of(case, drawn, Poison(name, entries, sign))
+        if not all(np.array_equal(moved[n], x, equal_nan=True) for n, x in effects.items()):
             return False
     return True
 

@@ -24,6 +24,7 @@ from parity_tests.mistakes.plant import Copy, root, sources
 
 GARBAGE = 1000.0  # at hidden positions of the inputs
 RUNS = {"numpy": run_numpy, "torch": run_torch}
+CHOSEN_BY = ("affinity",)  # what blocks of keys are chosen by
 MASKS = ("as drawn", "all", "one key", "no query", "last keys hidden", "-inf in the bias")
 
 
@@ -112,27 +113,42 @@ def tapping(outcome: Outcome, names: set[str]) -> Outcome:
     return replace(outcome, tape=tape, cotangents=cotangents)
 
 
+def differing(port: Free, drawn: Drawn, outcome: Outcome, names: set[str]) -> list[Row]:
+    """The alarms at a port that taps these names."""
+    case = port.hard.case
+    run = Judged("a port", case, drawn, tapping(outcome, names), precision_of(case.dtype), partial=True)
+    return [row for row in verdicts(run)[0] if not row.ok]
+
+
+def needs_zeros(port: Free, tree: str) -> bool:
+    """Whether a layer's own arithmetic needs the zeros, which its results say.
+
+    Those of ordinary inputs are asked, too: where all inputs are 0, nothing that comes in changes a result.
+    """
+    ordinary = replace(port, hard=replace(port.hard, style="ordinary"))
+    for other in (port, ordinary):
+        drawn = other.drawn()
+        if differing(other, drawn, RUNS[port.framework](port.hard.case, drawn, True, tree=tree), set()):
+            return True
+    return False
+
+
 def alarms(port: Free, trees: dict[str, str], subsets: int) -> tuple[int, bool, list[tuple[list[str], Row]]]:
     """How many candidates a port gave, whether it is free of zeros, and each alarm with the names that were tapped.
 
-    Where a layer's own arithmetic needs the zeros, which its results say, the port is the layer as it is.
+    Where a layer needs the zeros, the port is the layer as it is. What a choice is made of is always tapped: equal
+    positions leave a choice to the roundings, and no port can make that of the reference.
     """
-    case, drawn, p = port.hard.case, port.drawn(), precision_of(port.hard.case.dtype)
-
-    def judged(outcome: Outcome, names: set[str]) -> list[Row]:
-        rows, _ = verdicts(Judged("a port", case, drawn, tapping(outcome, names), p, partial=True))
-        return [row for row in rows if not row.ok]
-
+    tree, drawn = trees[port.framework], port.drawn()
     with np.errstate(all="ignore"):
-        outcome = RUNS[port.framework](case, drawn, True, tree=trees[port.framework])
-        free = not judged(outcome, set())
-        if not free:
-            outcome = RUNS[port.framework](case, drawn, True)
+        free = not needs_zeros(port, tree)
+        outcome = RUNS[port.framework](port.hard.case, drawn, True, **({"tree": tree} if free else {}))
         rng, names, found = np.random.default_rng([drawn.seed, 13]), sorted(outcome.tape), []
         for _ in range(subsets):
             share = rng.choice([0.1, 0.3, 0.6, 1.0])
             names_tapped = {name for name in names if rng.random() < share} or {str(rng.choice(names))}
-            found += [(sorted(names_tapped), row) for row in judged(outcome, names_tapped)]
+            names_tapped |= {name for name in names if name in CHOSEN_BY}
+            found += [(sorted(names_tapped), row) for row in differing(port, drawn, outcome, names_tapped)]
     return subsets, free, found
 
 

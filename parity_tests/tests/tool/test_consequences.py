@@ -12,7 +12,7 @@ from parity_tests.judge.candidates import run_numpy, scoped
 from parity_tests.judge.cases import Case, draw
 from parity_tests.judge.consequences import Consequences, consequences
 from parity_tests.judge.hard_inputs import Hard
-from parity_tests.ports.free import Free, alarms, free_tree, soaked_ports, tapping
+from parity_tests.ports.free import Free, alarms, free_tree, needs_zeros, soaked_ports, tapping
 
 DECODER = Free(Hard(Case("decoder", "plain", "full", "float64"), "ordinary"), "numpy", "as drawn")
 
@@ -85,6 +85,26 @@ def test_an_array_that_is_only_recorded_is_compared() -> None:
     matter = consequences(case, drawn)
     assert np.all(matter.hidden("global.q", tape["global.q"].shape)), "no position is marked global"
     assert not np.any(matter.hidden("y", tape["y"].shape))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_choice_among_equals_is_the_ports_own(seed: int) -> None:
+    """Equal positions have equal outputs whichever block is chosen, and a port that taps the affinity says which."""
+    port = Free(Hard(Case("block_sparse", "both", "full", "float64", seed), "equal"), "torch", "all")
+    drawn = port.drawn()
+    affinity = run_numpy(port.hard.case, drawn, True).tape["affinity"]
+    hidden = consequences(port.hard.case, drawn).hidden("affinity", affinity.shape)
+    own = np.arange(affinity.shape[-2])[:, None] // 2 == np.arange(affinity.shape[-1])
+    assert not np.any(hidden & ~own), "each block but the own one may be chosen"
+    with free_tree("torch") as tree:
+        assert alarms(port, {"torch": tree}, 6)[1:] == (True, [])
+
+
+def test_results_of_zeros_do_not_say_that_a_layer_needs_none() -> None:
+    case = Case("gated_delta", "whole", "full", "float16", 9011)
+    with free_tree("numpy") as tree:
+        assert needs_zeros(Free(Hard(case, "zero"), "numpy", "last keys hidden"), tree)
+        assert not needs_zeros(DECODER, tree)
 
 
 def test_neighbours_are_those_of_the_dataflow() -> None:
