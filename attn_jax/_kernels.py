@@ -103,6 +103,11 @@ class Plan(NamedTuple):
     pattern: Pattern | None
 
     @property
+    def has_one_block(self) -> bool:
+        """Whether one block holds all scores."""
+        return (self.queries, self.keys) == (self.t, self.s) and not self.keeps_order
+
+    @property
     def blocks(self) -> int:
         """Number of blocks of queries."""
         return -(-self.t // self.queries) if self.t > self.queries else 1
@@ -245,7 +250,7 @@ def _attend(
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.group_size, 1, 1)
     skewed_bias = _skewed_bias(plan, diagonal_bias, g)
-    path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.keeps_order else _blocks
+    path = _one_block if plan.has_one_block else _blocks
     results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias)
     context, lse = results
     context = context.reshape(blocks, b, g, plan.group_size, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
@@ -276,11 +281,13 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
 
 
 def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
-    """The bias by diagonal of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`."""
+    """The bias by diagonal of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`; of
+    all queries where one block holds all scores.
+    """
     if diagonal_bias is None:
         return None
     x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
-    rows = STRIP_ROWS if plan.queries % STRIP_ROWS == 0 else plan.queries
+    rows = plan.queries if plan.has_one_block or plan.queries % STRIP_ROWS else STRIP_ROWS
     x = skew(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
@@ -304,19 +311,6 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     if x is None:
         return None
     return slice_of(slice_of(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
-
-
-def _block_bias(plan: Plan, bias: Array | None, skewed_bias: Array | None, i: Any, j: Any) -> Array | None:
-    """What is added to the scores of a block, `b g r q c`."""
-    bias = _block(plan, bias, i, j)
-    if skewed_bias is None:
-        return bias
-    parts = [
-        jax.lax.dynamic_slice_in_dim(skewed_bias, at, plan.keys, 4)
-        for _, at in _start_in_skewed_bias(plan, skewed_bias, i, j)
-    ]
-    diagonal_part = jnp.concatenate(parts, 3)
-    return diagonal_part if bias is None else diagonal_part + bias
 
 
 def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
@@ -388,6 +382,33 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
     return x if allowed is None else where(allowed, maximum(x, _lowest(x)), -jnp.inf), slope
 
 
+def _block_scores(
+    plan: Plan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None,
+    pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
+) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
+    """Of block i of the queries and block j of the keys: the scores, who sees whom, and the slope of the cap.
+
+    A bias by diagonal is added in place, some queries after the others: it is never an array as large as the block,
+    which would have to be written and read again.
+    """
+    bias, mask = _block(plan, bias, i, j), _block(plan, mask, i, j)
+    allowed = _visible(plan, i, j, bias, mask, pattern_arrays)
+    x, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
+    if skewed_bias is None:
+        return x, allowed, slope
+    by_head, rows = x.reshape(*x.shape[:2], plan.group_size, plan.queries, plan.keys), skewed_bias.shape[3]
+    for n, column in _start_in_skewed_bias(plan, skewed_bias, i, j):
+        part, added = slice_of(by_head, 3, n, rows), slice_of(skewed_bias, 4, column, plan.keys)
+        visible = added != -jnp.inf
+        visible = visible if allowed is None else visible & (part != -jnp.inf)
+        added = added if bias is None else added + slice_of(bias, 3, n, rows)
+        part = where(visible, maximum(part + added, _lowest(x)), -jnp.inf)
+        by_head = jax.lax.dynamic_update_slice_in_dim(by_head, part, n, 3)
+    # XLA would make one operation of the last part and the change of shape, and copy the block for it.
+    x = jax.lax.optimization_barrier(by_head).reshape(x.shape)
+    return x, x != -jnp.inf, slope
+
+
 def _key_mask(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
     """The mask by which unseen keys become 0; None where causality alone hides keys, as the last query sees all."""
     return None if plan.left is None and plan.pattern is None and all(x is None for x in masks) else allowed
@@ -434,17 +455,11 @@ def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool)
 
 
 def _one_block(
-    plan: Plan,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    sinks: Array | None,
-    mask: Array | None,
-    pattern_arrays: tuple[Array, ...],
-    skewed_bias: Array | None,
-) -> tuple[Array, Array]:
-    bias = _block_bias(plan, bias, skewed_bias, 0, 0)
+    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None,
+    pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    if skewed_bias is not None:
+        bias = skewed_bias if bias is None else skewed_bias + bias
     allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
@@ -463,16 +478,9 @@ def _lse(plan: Plan, top: Array, total: Array, sinks: Array | None) -> Array:
 
 
 def _forward(
-    plan: Plan,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    sinks: Array | None,
-    mask: Array | None,
-    pattern_arrays: tuple[Array, ...],
-    skewed_bias: Array | None,
-) -> Average:
+    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None,
+    pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
+) -> Average:  # fmt: skip
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
     if not plan.keeps_order:
@@ -492,9 +500,7 @@ def _forward(
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = keys_and_values(j)
-            block_bias = _block_bias(plan, bias, skewed_bias, i, j)
-            allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
-            x, _ = _scores(plan, qi, kj, block_bias, allowed)
+            x, allowed, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
@@ -510,16 +516,9 @@ def _forward(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blocks(
-    plan: Plan,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    sinks: Array | None,
-    mask: Array | None,
-    pattern_arrays: tuple[Array, ...],
-    skewed_bias: Array | None,
-) -> tuple[Array, Array]:
+    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None,
+    pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
     context, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias)
     return context, _lse(plan, top, total, sinks)
 
@@ -551,11 +550,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             dqi, dk, dv, dbias, dskewed_bias = carry
             j = key_block(n)
             at = plan.key_start(j)
-            block_bias = _block_bias(plan, bias, skewed_bias, i, j)
-            allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
-            key_mask = _key_mask(plan, allowed, bias, mask)
-            kj, vj = (zero_unseen("bgnc->bgkc", key_mask, slice_of(x, 3, at, plan.keys)) for x in (k, v))
-            x, slope = _scores(plan, qi, kj, block_bias, allowed)
+            kj, vj = (slice_of(x, 3, at, plan.keys) for x in (k, v))
+            x, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
@@ -572,6 +568,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = add_at(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
+            key_mask = _key_mask(plan, allowed, bias, mask)
             kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
