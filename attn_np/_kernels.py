@@ -194,8 +194,8 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     constant for each head so that no score is above `SAFE_SCORE`.
 
     It may where queries are not few, products, values and the constant not large, and no sinks, softcap or other bias
-    are given. The constant is the largest bias, or 15 less, so that later keys hardly ever move the roundings of earlier
-    queries.
+    are given. The constant is the largest bias, or 15 less, so that later keys hardly ever move the roundings of
+    earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))

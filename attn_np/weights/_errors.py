@@ -100,7 +100,7 @@ class ShapeMismatchError(WeightFileError):
 
 
 class DtypeMismatchError(WeightFileError):
-    """A tensor has another dtype than the layer, or cannot be cast to it with no more loss than rounding."""
+    """A tensor has another dtype than the layer, or the cast to it would lose more than a rounding does."""
 
 
 class NonFiniteWeightError(WeightFileError):
