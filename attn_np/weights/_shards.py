@@ -195,7 +195,7 @@ class ShardedFile:
 
 
 class DottedNames:
-    """An open file whose names have dots, not the separator of the file, with `path`, `entries`, `read` and `metadata_of`.
+    """An open file whose names have dots, not its own separator, with `path`, `entries`, `read` and `metadata_of`.
 
     Attributes:
         path: the file's path.

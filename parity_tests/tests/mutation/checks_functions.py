@@ -699,6 +699,8 @@ def encoded(alias: str) -> None:
 def picked(alias: str) -> None:
     """Entries by their index, for each head alike and for one batch row or all; copies send their gradients back."""
     parts, rng = Parts(alias), np.random.default_rng(6)
+    shared, heads = rng.normal(size=(2, 3, 5)), np.zeros((2, 3, 4, 7))
+    claim(same(parts.expand_to_heads(shared, heads), np.repeat(shared[:, :, None], 4, 2)), "one array for all heads")
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
