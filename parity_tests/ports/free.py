@@ -34,7 +34,7 @@ def free_tree(framework: str) -> Iterator[str]:
     tree = f"attn_{'np' if framework == 'numpy' else framework}"
     source = sources(tree)[root(tree) / "_masks.py"]
     head, mark, body = source.partition("def zero_unseen(")
-    body = body.replace("return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)", "return x")
+    body = body.replace("return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)", "return x")
     if body == source.partition("def zero_unseen(")[2]:
         raise ValueError(f"free ports: expected the line of zero_unseen in {tree}/_masks.py, got another; mend this")
     with Copy(tree, {"_masks.py": head + mark + body}).importable() as alias:

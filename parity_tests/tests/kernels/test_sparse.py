@@ -283,11 +283,11 @@ def test_where_the_bounds_leave_the_choice_open_both_may_be_chosen(row: Any, bou
 BUGS = {  # the map, the function with the mistake, and what it is
     "1 left out": ("sparsemax", "sparsemax", "(row_sum(above) - 1.0)", "row_sum(above)"),
     "a support of one": ("sparsemax", "sparsemax", "support = support_of(fixed, 1)", "support = fixed == 0.0"),
-    "hidden scores counted": ("sparsemax", "as_rows", 'where(allowed, z, float("-inf"))', "maximum(z, -9.0)"),
+    "hidden scores counted": ("sparsemax", "masked_rows", 'where(allowed, z, float("-inf"))', "maximum(z, -9.0)"),
     "not halved": ("entmax15", "entmax15", "(z - top) / 2.0", "(z - top) / 1.0"),
     "not squared": ("entmax15", "entmax15", "root * root).swapaxes", "root).swapaxes"),
     "the mean for the root": ("entmax15", "entmax15", "tau = mean - sqrt(", "tau = mean - 0.0 * sqrt("),
-    "hidden roots counted": ("entmax15", "as_rows", 'where(allowed, z, float("-inf"))', "maximum(z, -9.0)"),
+    "hidden roots counted": ("entmax15", "masked_rows", 'where(allowed, z, float("-inf"))', "maximum(z, -9.0)"),
 }
 
 

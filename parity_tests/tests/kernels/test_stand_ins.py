@@ -82,11 +82,11 @@ def of_rotation(tree: Tree, package: Any) -> bool:
 
 
 LENGTHS = "[None, None, None, :] < key_value_seq_lengths[:, None, None, None]"
-MEAN = "where(rows, where(seen, context, mean), 0.0)"
+MEAN = "where(real_queries, where(seen, context, mean), 0.0)"
 BUGS: dict[str, tuple[Any, str, str]] = {
     "causal from the last key": (of_torch, "if is_causal and t != s:", "if t < 0:"),
     "lengths of no keys": (of_jax, LENGTHS, "[None, None, None, :] < s"),
-    "no mean": (of_jax, MEAN, "where(rows, context, 0.0)"),
+    "no mean": (of_jax, MEAN, "where(real_queries, context, 0.0)"),
     "turned back": (of_rotation, "sin, layout, inverse=inverse)", "sin, layout, inverse=not inverse)"),
 }
 

@@ -13,7 +13,7 @@ from parity_tests import Trace, record
 from parity_tests.bounds.error_array import nearest
 from parity_tests.explain.catalogue import catalogue, reached
 from parity_tests.explain.causes import explain
-from parity_tests.explain.constants import Constant, fitted, norm, spread_of, written
+from parity_tests.explain.constants import STEP, Constant, fitted, norm, spread_of, written
 from parity_tests.explain.findings import Finding, told, told_apart
 from parity_tests.explain.roundings import balanced, likeness
 from parity_tests.judge.cases import Case
@@ -341,7 +341,8 @@ def test_at_its_spread_a_constant_fits_half_as_well() -> None:
         return (value - 3.0) * x - noise
 
     least, there = (norm(residual(value)) for value in (best, best * (1 + spread_of(best, residual))))
-    assert least and there and abs(there / least - 2) < 1e-3
+    lost = 8 * np.finfo(np.float64).eps / STEP  # the slope is a difference over so small a step
+    assert least and there and abs(there / least - 2) <= lost
     assert spread_of(best, lambda value: noise) == np.inf
 
 
