@@ -69,7 +69,8 @@ def refine(rows: list[Row], sides: tuple[Lookup, Lookup], local: Local) -> None:
     """Judge again what agrees, each submodule on the values of a.
 
     Rounded constants widen the bound of everything after them. With the values of a after every call that agrees, they
-    widen only the bound of the submodule that uses them, and a small difference shows in its own place.
+    widen only the bound of the submodule that uses them, and a small difference shows in its own place. A later
+    difference that vanishes with these values follows from an earlier one, which its inputs show too little of.
     """
     settled = [row for row in rows if row.a and row.verdict == "agrees" and row.how == "name"]
     values: list[dict[tuple[str, int], np.ndarray]] = [{}, {}]
@@ -81,12 +82,20 @@ def refine(rows: list[Row], sides: tuple[Lookup, Lookup], local: Local) -> None:
     again: list[Lookup] = []
     for side, (exact, moved) in zip(sides, local(*values), strict=True):
         again.append(Lookup(replace(side.recording, exact=exact, moved=moved)))
+    mended: list[Row] = []
     for row in rows:
-        if row.verdict == "agrees":
-            i, j = (new.turns.get(side.turn(n)) for new, side, n in zip(again, sides, row.places, strict=True))
-            new = None if i is None or j is None else row_of((again[0], again[1]), Match(i, j, row.how))
-            row.output, row.inputs = (row.output, row.inputs) if new is None else (new.output, new.inputs)
+        if row.verdict not in ("agrees", "differs"):
+            continue
+        i, j = (new.turns.get(side.turn(n)) for new, side, n in zip(again, sides, row.places, strict=True))
+        new = None if i is None or j is None else row_of((again[0], again[1]), Match(i, j, row.how))
+        if new is not None and row.verdict == "agrees":
+            row.output, row.inputs = new.output, new.inputs
+        elif new is not None and new.output is not None and new.output.ok:
+            mended.append(row)
     judge_rows(rows)
+    first = next((row for row in rows if row.verdict == "differs"), None)
+    for row in mended:
+        row.verdict = row.verdict if row is first else "follows"
 
 
 def ends_agree(rows: list[Row]) -> bool:

@@ -84,6 +84,13 @@ def test_the_mistake_in_a_block_is_found_in_float64(framework: str, mistake: str
     assert [row.a for row in result.differences] == [PLACES[mistake]]
 
 
+def test_a_small_difference_that_grows_behind_its_place_is_found_once() -> None:
+    """The feed-forward network multiplies what an eps makes of its inputs, which agree within their bound."""
+    port = PORTS["nnx"].block("norm", "float32")
+    result = compare_modules(original(Layer, "float32", 3), port, (hidden(3),), names=ONE_BLOCK)
+    assert [row.a for row in result.differences] == [PLACES["norm"]], str(result)
+
+
 @pytest.mark.parametrize(
     ("framework", "dtype", "seed"),
     [("torch", "float32", 0), ("torch", "bfloat16", 1), ("nnx", "float32", 2), ("linen", "bfloat16", 3)],
