@@ -158,7 +158,9 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        block_k, block_v = jnp.moveaxis(seen_by(k, k.ndim - 1), -1, 1), seen_by(v, 2).swapaxes(1, 2)
+        # Without the barrier XLA takes their way back out of the loop, and puts all keys in order in each block.
+        q, block_k, block_v = jax.lax.optimization_barrier((q, seen_by(k, k.ndim - 1), seen_by(v, 2)))
+        block_k, block_v = jnp.moveaxis(block_k, -1, 1), block_v.swapaxes(1, 2)
         with products_of_blocks():
             return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 

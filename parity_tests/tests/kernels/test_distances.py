@@ -21,7 +21,8 @@ blocks: Any = import_module("attn_torch._kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS_PER_CALL": 4}
-SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2}
+# Blocks of two strips.
+SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2, "MAX_ROWS": 24, "QUERIES": 4}
 
 
 def found(tree: Tree, case: str) -> Arrays:
@@ -75,7 +76,7 @@ def ratios(tree: Tree, case: str) -> dict[str, float]:
 
 
 # JAX compiles each call.
-COMPILED = ("one bias for all heads", "mask and bias", "sinks and cap")
+COMPILED = ("one bias for all heads", "mask and bias by query", "sinks and cap")
 ASKED = [(name, case) for name in TREES for case in CASES if name != "jax" or case in COMPILED]
 
 
@@ -109,6 +110,13 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         module = import_module("attn_jax._kernels")
         at = module._start_in_skewed_bias
         patch.setattr(module, "_start_in_skewed_bias", lambda *given: [(n, column - 1) for n, column in at(*given)])
+
+
+def bias_of_the_first_queries(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    module = import_module("attn_jax._kernels")
+    real, rows = module.slice_of, SMALL["jax"]["STRIP_ROWS"]
+    first = lambda x, axis, at, size: real(x, axis, 0 if (axis, size) == (3, rows) else at, size)  # noqa: E731
+    patch.setattr(module, "slice_of", first)
 
 
 def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
@@ -153,6 +161,7 @@ PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch, Tree], None], str]] = [
     ("torch", diagonals_read_late, "all keys"),
     ("torch", small_weights_cut_off, "diagonals that hide"),
     ("jax", one_key_late, "all keys"),
+    ("jax", bias_of_the_first_queries, "mask and bias by query"),
     ("numpy", far_blocks_skipped, "all keys"),
     ("numpy", far_keys_alone_stay_skipped, "steep, near keys hidden"),
     ("numpy", gradient_of_one_block, "all keys"),
@@ -188,6 +197,21 @@ def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: p
         context = call(*(jax.numpy.where(garbage, np.nan, x) for x in (k, v)))
     jax.clear_caches()
     assert np.isfinite(context).all() != planted
+
+
+def test_what_a_bias_hides_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JAX: a key that the first query alone sees overflows with the last query, and with the cotangent before it."""
+    tree, (t, s) = TREES["jax"], (11, 13)
+    q, k, v, dy = (np.random.default_rng(0).standard_normal((1, n, 2, 3)) for n in (t, s, s, t))
+    k[:, 0] = v[:, 0] = q[:, -1] = dy[:, -2] = 1e200
+    q[:, 0] = -1.0
+    bias = lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]  # noqa: E731
+    attend = import_module("attn_jax._attend").attend
+    call = lambda *given: attend(*given, implementation="fused", relative_bias=bias)[0]  # noqa: E731
+    with in_small_blocks(tree):
+        context, pull = jax.vjp(call, *(tree.array(x) for x in (q, k, v)))
+        results = [context, *pull(tree.array(dy))]
+    assert all(np.isfinite(tree.numpy(x)).all() for x in results)
 
 
 @pytest.mark.parametrize("name", TREES)

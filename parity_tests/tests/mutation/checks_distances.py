@@ -23,6 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "window": ({"window": (4, 2)}, "", 2, 13, 11, 6),
     "more queries than keys": ({"causal": True, "scale": -0.5}, "", 2, 13, 7, 6),
     "mask and bias": ({}, "mask bias", 1, 11, 13, 6),
+    "mask and bias by query": ({}, "mask bias", 2, 11, 13, 6),
     "sinks and cap": ({"causal": True, "softcap": 1.5}, "sinks", 2, 11, 17, 6),
     "pattern": ({"pattern": patterns.Chunks(4, 1)}, "", 3, 13, 13, 6),
     "steep": ({}, "", 6, 13, 13, 6),
@@ -71,7 +72,7 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
     if "near" in names:
         arrays["mask"] = np.abs(np.arange(t)[:, None] - np.arange(s)) >= 4
     if "bias" in names:
-        arrays["bias"] = rng.normal(size=(H, 1, s))
+        arrays["bias"] = rng.normal(size=(H, t if case.endswith("by query") else 1, s))
     if "sinks" in names:
         arrays["sinks"] = rng.normal(size=H)
     return arrays, {"distances": by_diagonal}, options
@@ -101,7 +102,8 @@ def expected(tree: str, case: str) -> dict[str, ErrArray]:
         shape = given["distances"].shape
         want["ddistances"] = np.sum(dpairs.reshape(2, H, t, s, 1) * hot, axis=axes).reshape(shape)
         if "bias" in arrays:
-            want["dbias"] = np.sum(dpairs, axis=(0, 2)).reshape(H, 1, s)
+            axes = (0, 2) if arrays["bias"].shape[1] == 1 else (0,)
+            want["dbias"] = np.sum(dpairs, axis=axes).reshape(arrays["bias"].shape)
     return want
 
 
