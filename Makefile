@@ -56,7 +56,7 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (seven minutes)
+compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (five minutes)
 	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py \
 	    parity_tests/tests/transforms/test_transforms_functions.py
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --everything \
