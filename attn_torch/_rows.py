@@ -126,6 +126,6 @@ def attend_in_row_blocks(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    block_scores = block_scale * (CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES)
+    block_scores = block_scale * CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES
     blocks = band.row_blocks(block_scores // scores_per_pair, min_rows or MIN_ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None
