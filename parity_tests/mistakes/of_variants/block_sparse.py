@@ -26,7 +26,7 @@ MUTANTS = (
         "one choice for all heads",
         "every head chooses by its own queries and keys",
         "reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)",
-        "reorder(chosen[:, :1], (1, 0, 2, 3))[[0] * h].reshape(h * b, t, n)",
+        "broadcast_to(reorder(chosen[:, :1], (1, 0, 2, 3)), (h, b, t, n)).reshape(h * b, t, n)",
     ),
     causal(
         "least affinity chosen",
