@@ -7,12 +7,12 @@ import jax
 from attn_jax._ops import Array, dtype_name
 
 
-def cudnn_serves(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
+def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
     """Whether cuDNN's kernel takes these arrays and this window, and means the same; `attend` checks the
     other arguments.
 
     It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
-    no sinks. It keeps the weights in the type of the arrays, so it serves 16-bit types alone.
+    no sinks. It keeps the weights in the type of the arrays, so it supports 16-bit types alone.
     """
     (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
     device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
@@ -32,7 +32,7 @@ def cudnn_serves(q: Array, k: Array, v: Array, left: int | None, right: int | No
 def by_cudnn(
     q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
 ) -> Array:
-    """The call of JAX's function that means the same where `cudnn_serves`."""
+    """The call of JAX's function that means the same where `cudnn_supports`."""
     window = None if left is None else (left, 0)
     causal = right == 0
     return jax.nn.dot_product_attention(

@@ -38,7 +38,7 @@ import jax.export
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._cudnn import by_cudnn, cudnn_serves
+from attn_jax._cudnn import by_cudnn, cudnn_supports
 from attn_jax._kernel_arrays import add_at, pad_to, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
@@ -161,12 +161,12 @@ def _plan(
     return Plan(t, s, r, queries, keys, keeps_order, left, right, scale, cap, pattern)
 
 
-def serves(q: Array, k: Array, v: Array) -> bool:
+def supports(q: Array, k: Array, v: Array) -> bool:
     """Whether the fast path can take these arrays."""
     return True
 
 
-def takes_diagonals(q: Array, k: Array) -> bool:
+def supports_diagonal_bias(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by diagonal as one number for each diagonal: of lengths that are numbers."""
     return _are_static(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
 
@@ -197,7 +197,7 @@ def attend(
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
     without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
-    if without_extras and not return_lse and cudnn_serves(q, k, v, left, right):
+    if without_extras and not return_lse and cudnn_supports(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))

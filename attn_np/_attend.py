@@ -35,9 +35,9 @@ from attn_np._vjp import (
     repeat_heads_vjp,
     skew_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
     tanh_vjp,
-    total,
 )
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
@@ -88,12 +88,12 @@ def fast_path(
     return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
-def forms_no_weights(
+def takes_fast_path(
     q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
     options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
-    return contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **options)
+    return contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
 def attend(
@@ -142,15 +142,15 @@ def attend(
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    served = kernels.serves(q, k, v)
-    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **weight_options)
+    supported = kernels.supports(q, k, v)
+    fast = contract.takes_fast_path(implementation, tape, supported, return_weights=return_weights, **weight_options)
     aligned, diagonal_bias = step is None or step.aligned, None
     if (
         relative_bias is not None
         and fast
         and aligned
         and not varies_by_sequence
-        and kernels.takes_diagonals(q, k)
+        and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
     ):
         diagonal_bias = relative_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
@@ -188,7 +188,7 @@ def attend(
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
-        probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
+        probs = record(tape, probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))
     else:
         probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
@@ -259,7 +259,7 @@ def attend_vjp(
     dkept, dv = einsum_vjp(head_subscripts("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
     dprobs = dropout_vjp(dkept, keep, rate)
-    dprobs = record(tape, dprobs=dprobs if dweights is None else total(dprobs, dweights))
+    dprobs = record(tape, dprobs=dprobs if dweights is None else sum_grads(dprobs, dweights))
     if softmax_fn_vjp is not None:
         dscores = softmax_fn_vjp(probs, dprobs)
     elif "sinks" in tape:
@@ -267,13 +267,13 @@ def attend_vjp(
         dprobs_and_sink = concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1)
         dscores = softmax_vjp(tape["probs_and_sink"], record(tape, dprobs_and_sink=dprobs_and_sink))
         if dlse is not None:
-            dscores = total(dscores, tape["probs_and_sink"] * dlse[..., None])
+            dscores = sum_grads(dscores, tape["probs_and_sink"] * dlse[..., None])
         dscores, dcolumn = dscores[..., :-1], dscores[..., -1]
         record(tape, dsinks=np.sum(dcolumn, axis=(0, 2)))
     else:
-        dscores = softmax_vjp(probs, dprobs, contract.AXES[normalize_over])
+        dscores = softmax_vjp(probs, dprobs, contract.SOFTMAX_AXIS[normalize_over])
         if dlse is not None:  # dlse/ds_j = p_j
-            dscores = total(dscores, probs * dlse[..., None])
+            dscores = sum_grads(dscores, probs * dlse[..., None])
     dbias = None
     if bias is not None:
         dscores = record(tape, dbiased=dscores)

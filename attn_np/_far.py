@@ -14,7 +14,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._functions import merge, merge_call_vjp
 from attn_np._ops import Array, Tape, arange, concatenate, record, reorder, zeros
 from attn_np._rows import AttendRows, attend_in_row_blocks, attend_in_row_blocks_vjp
-from attn_np._vjp import total
+from attn_np._vjp import sum_grads
 from attn_np.contract._tape import scope
 
 # (q, k, v, relative position of all far keys, one number) -> q, k and v with the vectors of that position added.
@@ -121,5 +121,5 @@ def attend_near_and_far_vjp(
         if dbias is not None:
             part = leading_block(grads["bias"], t, s)
             part += dbias
-        grads |= {name: total(grads[name], grad) for name, grad in more.items()}
+        grads |= {name: sum_grads(grads[name], grad) for name, grad in more.items()}
     return grads

@@ -23,7 +23,7 @@ from attn_np._ops import (
 )
 from attn_np._simplex import log_sum_exp
 from attn_np._terms import Term, relative_bias_of
-from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, sum_to, total, vjp_of
+from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, sum_grads, sum_to, vjp_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import OffsetQueries, OffsetQueriesEach
@@ -207,7 +207,7 @@ def merge_call_vjp(tape: Tape, dcontext: Array | None, dlse: Array | None = None
     dcontext = zeros(tape["y"].shape, contexts) if dcontext is None else dcontext
     dweights, dcontexts = einsum_vjp(per_part(contexts), weights, contexts, dcontext)
     dlses = softmax_vjp(weights, dweights)
-    dlses = dlses if dlse is None else total(dlses, weights * dlse[..., None])
+    dlses = dlses if dlse is None else sum_grads(dlses, weights * dlse[..., None])
     return {"parts": [(dcontexts[..., i, :], dlses[..., i]) for i in range(len(parts))]}
 
 

@@ -137,12 +137,12 @@ class ForwardResult:
         return np.where(self.total == np.inf, -np.inf, lse)
 
 
-def serves(q: Array, k: Array, v: Array) -> bool:
+def supports(q: Array, k: Array, v: Array) -> bool:
     """Plain arrays and memmaps only: other types bring operations of their own, which the textbook path calls."""
     return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
 
 
-def takes_diagonals(q: Array, k: Array) -> bool:
+def supports_diagonal_bias(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by diagonal as one number for each diagonal: yes, unless q or k is empty."""
     return 0 not in (*q.shape, *k.shape)
 

@@ -19,7 +19,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import einsum_vjp, sum_to, total
+from attn_np._vjp import einsum_vjp, sum_grads, sum_to
 
 # NumPy's alone: entries of k in the chunks that one call of `products_by_halves_vjp` takes. It limits memory, since
 # every level of halving makes new arrays.
@@ -364,7 +364,7 @@ def chunked_vjp(
         inverse = tape["inverse"]
         dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), derasing)
         dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), dwriting)
-        dkey_products = unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v))
+        dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
         dfrom_row, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
@@ -377,11 +377,11 @@ def chunked_vjp(
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dchunk_decay], 1)
         dto_end = sum_to(dk_decayed * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
-    dq = total(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
-    dk, dv, dbeta = total(dk, scaled_by(dk_decayed, to_end)), scaled_by(dwriting, beta), None
+    dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
+    dk, dv, dbeta = sum_grads(dk, scaled_by(dk_decayed, to_end)), scaled_by(dwriting, beta), None
     if dbeta_k is not None:
-        dbeta_k = total(dbeta_k, drows[:, :, :, r])
-        dk = total(dk, scaled_by(dbeta_k, beta))
+        dbeta_k = sum_grads(dbeta_k, drows[:, :, :, r])
+        dk = sum_grads(dk, scaled_by(dbeta_k, beta))
     if beta is not None:
         dbeta = np.sum(dwriting * v, axis=-1, keepdims=True)
         dbeta = dbeta if dbeta_k is None else dbeta + np.sum(dbeta_k * k, axis=-1, keepdims=True)
@@ -413,7 +413,7 @@ def recurrent_vjp(
     dv, dbeta, difference = scaled_by(dcorrected, beta), None, v
     if erases:
         decayed = previous_states if decay is None else decay[..., None] * previous_states
-        dk = total(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
+        dk = sum_grads(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
     if beta is not None:
         dbeta = np.sum(dcorrected * difference, axis=-1, keepdims=True)

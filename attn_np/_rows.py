@@ -118,12 +118,12 @@ def attend_in_row_blocks(
         {"q": q, "k": k, "v": v, "mask": mask} | score_arrays,
     )
     maps = mix_scores, mix_weights
-    are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
+    supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     scores_per_pair = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
     one_block = scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
+    if one_block or not supported or not aligned or needs_weights or implementation == "textbook":
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **masking)
         return attend_rows(

@@ -36,7 +36,7 @@ class Grads:
     params: dict[str, Array]
 
 
-def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
+def make_grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
     """The gradients that are not None, rounded once to the dtype of `dy`."""
     return Grads(
         inputs={name: to_dtype(g, dtype) for name, g in inputs.items() if g is not None},
@@ -270,7 +270,7 @@ def skew_vjp(shape: tuple[int, ...], dy: Array) -> Array:
 
 
 @primitive
-def total(*terms: Array) -> Array:
+def sum_grads(*terms: Array) -> Array:
     """The sum of the gradients that reach one array on several paths."""
     return sum(terms[1:], start=terms[0])
 
@@ -283,11 +283,11 @@ def prepare_inputs_vjp(
     dquery = zero_unseen(f"{axes}->btd", queries, dquery)
     dkey, dvalue = zero_unseen(f"{axes}->bsi", keys, dkey), zero_unseen(f"{axes}->bsj", keys, dvalue)
     if "x" in tape:
-        return {"query": total(dquery, dkey, dvalue)}
+        return {"query": sum_grads(dquery, dkey, dvalue)}
     if "value" not in tape:
-        return {"query": dquery, "key": total(dkey, dvalue)}
+        return {"query": dquery, "key": sum_grads(dkey, dvalue)}
     if "key" not in tape:
-        return {"query": total(dquery, dkey), "value": dvalue}
+        return {"query": sum_grads(dquery, dkey), "value": dvalue}
     return {"query": dquery, "key": dkey, "value": dvalue}
 
 

@@ -13,13 +13,13 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
+    make_grads,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     tanh_vjp,
 )
-from attn_np.contract._attend import AXES
+from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
 
 
@@ -80,7 +80,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over]))
+        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), SOFTMAX_AXIS[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))
         return context, probs
@@ -92,7 +92,7 @@ class AdditiveAttention(Layer[Config]):
         dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
         dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
         dw["w_score"] = d["w_score"]
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays: `attend_rows` in reverse."""
@@ -101,7 +101,7 @@ class AdditiveAttention(Layer[Config]):
         dkept, dv = einsum_vjp("bts,bsv->btv", tape["kept"], tape["v"], dcontext)
         dkept = record(tape, dkept=dkept)
         dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs, AXES[c.normalize_over])
+        dscores = softmax_vjp(probs, dprobs, SOFTMAX_AXIS[c.normalize_over])
         if bias is not None:
             dscores = record(tape, dbiased=dscores)
             dbias = sum_to(dscores, bias.shape)

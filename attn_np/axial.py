@@ -5,7 +5,7 @@ from jaxtyping import Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, cast_output
 from attn_np._ops import Array, Tape, dtype_name, linear, record, scope, upcast
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, total
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads
 from attn_np.contract.axial import Config
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -68,7 +68,7 @@ class AxialAttention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, own["w_v"], own["b_v"], dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, own["w_k"], own["b_k"], dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, own["w_q"], own["b_q"], dq)
-        return total(dx_q, dx_k, dx_v), {f"{name}_{axis}": gradient for name, gradient in dw.items()}
+        return sum_grads(dx_q, dx_k, dx_v), {f"{name}_{axis}": gradient for name, gradient in dw.items()}
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: the columns, then the rows."""
@@ -78,4 +78,4 @@ class AxialAttention(Layer[Config]):
         drows, w_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
         drows = to_columns(drows, c.width, c.height)
         dx, w_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
-        return grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, w_rows | w_columns)
+        return make_grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, w_rows | w_columns)

@@ -20,7 +20,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, total
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 
@@ -114,4 +114,4 @@ class BlockSparseAttention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, from_heads(dq, h))
-        return grads(dtype, {"query": total(dx_q, dx_k, dx_v)}, dw)
+        return make_grads(dtype, {"query": sum_grads(dx_q, dx_k, dx_v)}, dw)

@@ -21,7 +21,15 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, part_of_softmax, part_of_softmax_vjp, prepare_inputs_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    make_grads,
+    part_of_softmax,
+    part_of_softmax_vjp,
+    prepare_inputs_vjp,
+)
 from attn_np.contract.blockwise import Config
 
 
@@ -103,4 +111,4 @@ class BlockwiseAttention(Layer[Config]):
         dq, (dk, dv) = scan(add_block, zeros(q.shape, q), xs, names=("dk", "dv"))
         dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

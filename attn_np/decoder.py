@@ -28,13 +28,13 @@ from attn_np._rotary import Positions, record_positions, recorded_positions, rot
 from attn_np._vjp import (
     Grads,
     cotangent,
-    grads,
     layer_norm_vjp,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
-    total,
+    sum_grads,
 )
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
@@ -218,5 +218,5 @@ class DecoderAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dquery = dquery if dquery_gate is None else total(dquery, dquery_gate)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        dquery = dquery if dquery_gate is None else sum_grads(dquery, dquery_gate)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -36,13 +36,13 @@ from attn_np._vjp import (
     Grads,
     cotangent,
     einsum_vjp,
-    grads,
     l2_normalize_vjp,
     linear_vjp,
+    make_grads,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
-    total,
+    sum_grads,
 )
 from attn_np.contract.delta import Config
 
@@ -124,13 +124,13 @@ def chunked_vjp(
     dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, derasing)
     dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     dkey_products = where(
-        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
+        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
     dbeta_k_products, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, record(tape, dkey_products=dkey_products))
-    dbeta_k = total(dbeta_k, dbeta_k_products)
-    dk = total(dk_scores, dk_added, dk_products, dbeta_k * beta)
+    dbeta_k = sum_grads(dbeta_k, dbeta_k_products)
+    dk = sum_grads(dk_scores, dk_added, dk_products, dbeta_k * beta)
     dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
-    dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dbeta_v * beta, dbeta))
+    dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (sum_grads(dq, dq_before), dk, dbeta_v * beta, dbeta))
     return dq, dk, dv, dbeta
 
 
@@ -154,7 +154,7 @@ def recurrent_vjp(
     _, (dcorrected, dk) = scan(step, zero, xs, names=("dcorrected", "dk_added"), reverse=True)
     dv = beta[..., None] * dcorrected
     dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, previous_states)), axis=-1)
-    return dq, total(dk, -einsum("bthkv,bthv->bthk", previous_states, dv)), dv, dbeta
+    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", previous_states, dv)), dv, dbeta
 
 
 class DeltaRule(Layer[Config]):
@@ -224,4 +224,4 @@ class DeltaRule(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, dw)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, sum_grads(dx_q, dx_k, dx_v, dx_beta))}, dw)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._attend import attend, attend_vjp, forms_no_weights
+from attn_np._attend import attend, attend_vjp, takes_fast_path
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import hide_by_bias, zero_unseen
@@ -34,15 +34,15 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
     tanh_vjp,
-    total,
 )
 from attn_np.contract.differential import Config
 
@@ -135,7 +135,7 @@ class DifferentialAttention(Layer[Config]):
             return context, probs
 
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
-        if forms_no_weights(q, k, v, keep=keep, **options):
+        if takes_fast_path(q, k, v, keep=keep, **options):
             bias = upcast(bias)  # once, so that its two gradients are rounded once
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (
@@ -203,8 +203,8 @@ class DifferentialAttention(Layer[Config]):
             options: Any = {"scale": c.scale, "softcap": c.softcap}
             dq, dk, dv, dbias = attend_vjp(scope(tape, "first"), dcontext, **options)
             dq_2, dk_2, dv_2, dbias_2 = attend_vjp(scope(tape, "second"), -lambda_full * dcontext, **options)
-            dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), total(dv, dv_2)
-            dbias = None if dbias is None or dbias_2 is None else total(dbias, dbias_2)
+            dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), sum_grads(dv, dv_2)
+            dbias = None if dbias is None or dbias_2 is None else sum_grads(dbias, dbias_2)
             dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
         else:
             dq, dk, dv, dbias, dlambda_full = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
@@ -221,4 +221,4 @@ class DifferentialAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -41,14 +41,14 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     gather_last_vjp,
-    grads,
     layer_norm_vjp,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
     take_vjp,
-    total,
 )
 from attn_np.contract.disentangled import Config
 
@@ -196,7 +196,7 @@ class DisentangledAttention(Layer[Config]):
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
             if dlse is not None:  # dlse/ds_j = p_j
-                dscores = total(dscores, probs * dlse)
+                dscores = sum_grads(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
@@ -211,13 +211,13 @@ class DisentangledAttention(Layer[Config]):
                     drelative_scores = gather_last_vjp(relative_scores, relative_index, dp2c.swapaxes(2, 3))
                     drelative_scores = record(tape, dp2c_relative_scores=drelative_scores)
                     dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, drelative_scores)
-                dk = total(dk, dk_rel)
+                dk = sum_grads(dk, dk_rel)
             if rel_k is not None:
                 dc2p = record(tape, dc2p_scores=dscores)
                 dq_rel, drel_k = relative_scores_per_head_vjp(
                     tape, "c2p_relative_scores", q, rel_k, tape["relative_index"], dc2p
                 )
-                dq = total(dq, dq_rel)
+                dq = sum_grads(dq, dq_rel)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
@@ -231,7 +231,7 @@ class DisentangledAttention(Layer[Config]):
             if rel_q is not None:
                 grads["q"], dof_keys, dk = dq[..., :width], dk[..., width:], dk[..., :width]
                 dk_rel, drow = einsum_vjp("bshk,xhk->bshx", k, take(rel_q, row_q), dof_keys)
-                grads |= {"k": total(dk, dk_rel), "rel_q": take_vjp(rel_q, row_q, drow)}
+                grads |= {"k": sum_grads(dk, dk_rel), "rel_q": take_vjp(rel_q, row_q, drow)}
             if rel_k is not None:
                 grads["rel_k"] = take_vjp(rel_k, row_k, sum_to(dk, (1, *dk.shape[2:])))
             return grads
@@ -255,7 +255,7 @@ class DisentangledAttention(Layer[Config]):
             drel_k = record(tape, drel_k=drel_k)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_k)
             dw_rel = [*dw_rel, drel]
-        dw["w_rel"] = total(*dw_rel)
+        dw["w_rel"] = sum_grads(*dw_rel)
         if self.w_rel_norm is not None:
             drel, names = record(tape, drel=dw["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
             dnorm = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
@@ -264,6 +264,8 @@ class DisentangledAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dw |= {
-            name: dp if dw.get(name) is None else total(dw[name], dp) for name, dp in dshared.items() if dp is not None
+            name: dp if dw.get(name) is None else sum_grads(dw[name], dp)
+            for name, dp in dshared.items()
+            if dp is not None
         }
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, record
-from attn_np._vjp import Grads, cotangent, grads, prepare_inputs_vjp
+from attn_np._vjp import Grads, cotangent, make_grads, prepare_inputs_vjp
 from attn_np.contract.dot_product import Config
 
 
@@ -48,4 +48,4 @@ class DotProductAttention(Layer[Config]):
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
         )
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv) | {"bias": dbias}, {})
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv) | {"bias": dbias}, {})

@@ -10,7 +10,7 @@ from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import entmax15
-from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, linear_vjp, prepare_inputs_vjp
+from attn_np._vjp import Grads, cotangent, entmax15_vjp, linear_vjp, make_grads, prepare_inputs_vjp
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
 
@@ -86,4 +86,4 @@ class EntmaxAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -8,7 +8,7 @@ from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
 from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads
 from attn_np.contract.fused_qkv import Config
 
 
@@ -85,4 +85,4 @@ class FusedQKVAttention(Layer[Config]):
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, dw["w_qkv"], dw["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
         dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))
-        return grads(dtype, {"query": dx, "bias": dbias}, dw)
+        return make_grads(dtype, {"query": dx, "bias": dbias}, dw)

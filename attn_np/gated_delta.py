@@ -43,16 +43,16 @@ from attn_np._vjp import (
     Grads,
     cotangent,
     einsum_vjp,
-    grads,
     l2_normalize_vjp,
     linear_vjp,
+    make_grads,
     repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
     softplus_vjp,
+    sum_grads,
     sum_to,
-    total,
 )
 from attn_np.contract.gated_delta import Config
 from attn_np.retention import Decay
@@ -174,20 +174,20 @@ def chunked_vjp(
     dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, derasing)
     dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     dkey_products = where(
-        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0
+        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
     dkey_products = record(tape, dkey_products=dkey_products)
     products = einsum("bthk,bshk->bths", beta_k, k)
     dbeta_k, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, dkey_products * decay.matrix.swapaxes(1, 2))
-    dbeta_k = total(dbeta_k, dbeta_k_decayed * from_start)
+    dbeta_k = sum_grads(dbeta_k, dbeta_k_decayed * from_start)
     dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
-    dk = total(dk_scores, dk_products, dk_added * to_end, dbeta_k * beta)
-    ddecay = total((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
+    dk = sum_grads(dk_scores, dk_products, dk_added * to_end, dbeta_k * beta)
+    ddecay = sum_grads((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
     dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dbeta_k_decayed * beta_k, axis=-1)
     dlog_decay = decay_factors_vjp(
         decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
     )
-    cotangents = total(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
+    cotangents = sum_grads(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
@@ -214,7 +214,7 @@ def recurrent_vjp(
     _, (dcorrected, dk, dalpha) = scan(step, zero, xs, names=names, reverse=True)
     dv, decayed = beta[..., None] * dcorrected, alpha[..., None, None] * previous_states
     dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
-    return dq, total(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
+    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
 
 def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
@@ -359,5 +359,5 @@ class GatedDeltaRule(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)
+        dx = sum_grads(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)

@@ -9,7 +9,7 @@ from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp, total
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, rms_norm_vjp, silu_vjp, softplus_vjp, sum_grads
 from attn_np.contract.gla import Config
 
 
@@ -88,5 +88,5 @@ class GatedLinearAttention(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_a)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)
+        dx = sum_grads(dx_q, dx_k, dx_v, dx_gate, dx_a)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)

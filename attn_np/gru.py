@@ -29,12 +29,12 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     lerp_vjp,
     linear_vjp,
+    make_grads,
     sigmoid_vjp,
+    sum_grads,
     tanh_vjp,
-    total,
 )
 from attn_np.contract.gru import Config, LayerConfig
 
@@ -246,7 +246,7 @@ class GatedRecurrentUnit(Layer[Config]):
                 dstates.append(layer_grads.inputs["state"])
             layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh[..., :e], dlast[directions * i], real)
             dw |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-            dy = layer_grads.inputs["x"] if backward_dx is None else total(layer_grads.inputs["x"], backward_dx)
+            dy = layer_grads.inputs["x"] if backward_dx is None else sum_grads(layer_grads.inputs["x"], backward_dx)
             dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
@@ -257,4 +257,4 @@ class GatedRecurrentUnit(Layer[Config]):
         """The gradients, from those of the output and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return grads(dtype, unrounded.inputs, unrounded.params)
+        return make_grads(dtype, unrounded.inputs, unrounded.params)

@@ -11,7 +11,7 @@ from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import hardmax, straight_through
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, softmax_vjp, sum_to
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
 
@@ -117,4 +117,4 @@ class HardAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dinputs = prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
-        return grads(dtype, dinputs, dw)
+        return make_grads(dtype, dinputs, dw)

@@ -28,16 +28,16 @@ from attn_np._vjp import (
     Grads,
     cotangent,
     einsum_vjp,
-    grads,
     l2_normalize_vjp,
     linear_vjp,
+    make_grads,
     repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
     softplus_vjp,
+    sum_grads,
     sum_to,
-    total,
 )
 from attn_np.contract.kda import Config
 from attn_np.gated_delta import convolve, windows_vjp
@@ -158,5 +158,5 @@ class KimiDeltaAttention(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
-        dx = total(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)
+        dx = sum_grads(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)

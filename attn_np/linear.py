@@ -21,7 +21,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, rule_of, total
+from attn_np._vjp import Grads, cotangent, einsum_vjp, linear_vjp, make_grads, rule_of, sum_grads
 from attn_np.contract.linear import Config
 
 
@@ -94,7 +94,7 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dout: Array
     dstates = concatenate([dchunk_states, zeros((b, 1, *dchunk_states.shape[2:]), dchunk_states)], 1)[:, 1:]
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
-    dq, dk, dv = total(dq, dq_before), total(dk, dk_added), total(dv, dv_added)
+    dq, dk, dv = sum_grads(dq, dq_before), sum_grads(dk, dk_added), sum_grads(dv, dv_added)
     return from_chunks(dq, b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
@@ -226,9 +226,9 @@ class LinearAttention(Layer[Config]):
         dq_features, dk_features = record(tape, dq_features=dq_features, dk_features=dk_features)
         dq, dw_q = self.features_vjp(q, q_features, zero_unseen("bt->bthk", real, dq_features))
         dk, dw_k = self.features_vjp(k, k_features, zero_unseen("bt->bthk", real, dk_features))
-        dw["w_features"] = None if dw_q is None or dw_k is None else total(dw_q, dw_k)
+        dw["w_features"] = None if dw_q is None or dw_k is None else sum_grads(dw_q, dw_k)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv[..., :-1] if c.normalize else dv)
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v))}, dw)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, sum_grads(dx_q, dx_k, dx_v))}, dw)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, total
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, sum_grads
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
 
@@ -82,15 +82,15 @@ class LongformerAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dq, dk, dv, dbias_global = attend_vjp(scope(tape, "global"), dcontext, scale=c.scale, rate=c.dropout)
-        dbias = None if dbias is None or dbias_global is None else total(dbias, dbias_global)
+        dbias = None if dbias is None or dbias_global is None else sum_grads(dbias, dbias_global)
         dx, dw["w_v_global"], dw["b_v_global"] = linear_vjp(
             "bsd,dhv->bshv", value, self.w_v_global, self.b_v_global, dv
         )
-        dvalue = total(dvalue, dx)
+        dvalue = sum_grads(dvalue, dx)
         dx, dw["w_k_global"], dw["b_k_global"] = linear_vjp("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global, dk)
-        dkey = total(dkey, dx)
+        dkey = sum_grads(dkey, dx)
         dx, dw["w_q_global"], dw["b_q_global"] = linear_vjp(
             "btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq
         )
-        dquery = total(dquery, dx)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        dquery = sum_grads(dquery, dx)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -30,13 +30,13 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
+    make_grads,
     prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
     tanh_vjp,
-    total,
 )
 from attn_np.contract.luong import Config
 
@@ -164,7 +164,7 @@ class LuongAttention(Layer[Config]):
         dquery, dk, dvalue, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         if self.w_k is not None and self.config.half_window is None:
             dk, d["w_k"] = einsum_vjp("bsi,ie->bse", tape["seen_key"], self.w_k, dk)
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dk, dvalue) | {"bias": dbias}, d)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dk, dvalue) | {"bias": dbias}, d)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays and parameters: `attend_rows` in reverse."""
@@ -208,5 +208,5 @@ class LuongAttention(Layer[Config]):
             dcenter_features, dw["w_center"] = einsum_vjp("btm,m->bt", features, self.w_center, dcenter_share)
             dcenter_features = tanh_vjp(features, record(tape, dcenter_features=dcenter_features))
             dposition, dw["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dcenter_features)
-            dquery = total(dquery, dposition)
+            dquery = sum_grads(dquery, dposition)
         return {"q": dquery, "k": dk, "v": dvalue, "bias": dbias} | dw

@@ -8,7 +8,16 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, prepare_inputs_vjp, rms_norm_vjp, total
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    linear_vjp,
+    make_grads,
+    prepare_inputs_vjp,
+    rms_norm_vjp,
+    sum_grads,
+)
 from attn_np.contract.mla import Config
 
 
@@ -87,7 +96,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, dw["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
-            dlatent, dk_rot = total(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
+            dlatent, dk_rot = sum_grads(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
             dq_nope, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
             dq_nope = record(tape, dq_absorbed=dq_nope)
             dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
@@ -97,7 +106,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dvalues, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
             dkeys, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
-            dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
+            dlatent, dk_rot = sum_grads(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
         dk_rot = rotate(dk_rot, cos, sin, c.rope_layout, inverse=True)
         dkey, dw["w_k_rot"], dw["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)
@@ -113,4 +122,4 @@ class MultiHeadLatentAttention(Layer[Config]):
             dquery, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
             dquery = record(tape, dq_down=dquery)
             dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dquery)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -10,10 +10,10 @@ from attn_np._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, line
 from attn_np._vjp import (
     Grads,
     cotangent,
-    grads,
     l2_normalize_vjp,
     layer_norm_vjp,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     rms_norm_vjp,
 )
@@ -111,7 +111,7 @@ class QKNormAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
 
 
 def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:

@@ -34,13 +34,13 @@ from attn_np._vjp import (
     Grads,
     cotangent,
     einsum_vjp,
-    grads,
     layer_norm_vjp,
     linear_vjp,
+    make_grads,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
-    total,
+    sum_grads,
 )
 from attn_np.contract.retention import Config
 
@@ -139,8 +139,8 @@ def chunked_vjp(
     dadded = einsum("bhij,bihkv->bjhkv", between.matrix, record(tape, dstates=dstates))
     dadded = record(tape, dadded=dadded).reshape(q.shape[0], *dadded.shape[2:])
     dk_decayed, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)
-    dk, dv = total(dk, dk_decayed * within.to_end[..., None]), total(dv, dv_added)
-    return from_chunks(total(dq, dq_before), b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
+    dk, dv = sum_grads(dk, dk_decayed * within.to_end[..., None]), sum_grads(dv, dv_added)
+    return from_chunks(sum_grads(dq, dq_before), b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
 def recurrent_vjp(
@@ -301,4 +301,4 @@ class Retention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, *dxs))}, dw)
+        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, sum_grads(dx_q, dx_k, dx_v, *dxs))}, dw)

@@ -22,7 +22,15 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, part_of_softmax, part_of_softmax_vjp, prepare_inputs_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    make_grads,
+    part_of_softmax,
+    part_of_softmax_vjp,
+    prepare_inputs_vjp,
+)
 from attn_np.contract.ring import Config
 
 
@@ -126,4 +134,4 @@ class RingAttention(Layer[Config]):
         (_, _, dk, dv, dq), _ = scan(add_shard, carry, (masks_by_step(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

@@ -35,13 +35,13 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     linear_vjp,
+    make_grads,
     softmax_vjp,
+    sum_grads,
     sum_to,
     take_vjp,
     tanh_vjp,
-    total,
 )
 from attn_np.additive import AdditiveAttention
 from attn_np.contract._tape import BackwardTape
@@ -232,7 +232,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         d = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, attention_tape, dcontext)
         dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, d["k"])
         _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, d["q"])
-        dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, total(dkey, d["v"]))
+        dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, sum_grads(dkey, d["v"]))
         dx, dmemory, dk = record(tape, dx=dx, dmemory=dmemory, dk=d["k"])
         return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(dstate_before(*carry)))}, dw)
 
@@ -240,7 +240,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return grads(dtype, unrounded.inputs, unrounded.params)
+        return make_grads(dtype, unrounded.inputs, unrounded.params)
 
 
 class Seq2Seq(Layer[Config]):
@@ -393,5 +393,5 @@ class Seq2Seq(Layer[Config]):
         if self.embedding is not None:
             from_source = take_vjp(self.embedding, tape["source_tokens"], dinputs.pop("source"))
             from_target = take_vjp(self.embedding, tape["target_tokens"], dinputs.pop("target"))
-            dw["embedding"] = total(from_source, from_target)
-        return grads(self.dtype, dinputs | {"state": dstate if has_state else None}, dw)
+            dw["embedding"] = sum_grads(from_source, from_target)
+        return make_grads(self.dtype, dinputs | {"state": dstate if has_state else None}, dw)

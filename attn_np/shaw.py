@@ -31,13 +31,13 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
     take_vjp,
-    total,
 )
 from attn_np.contract.shaw import Config
 
@@ -170,12 +170,12 @@ class ShawAttention(Layer[Config]):
                 dkept_rel, dw["w_rel_v"] = relative_values_vjp(
                     tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext
                 )
-                dkept = total(dkept, dkept_rel)
+                dkept = sum_grads(dkept, dkept_rel)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
             if dlse is not None:  # dlse/ds_j = p_j
-                dscores = total(dscores, probs * dlse)
+                dscores = sum_grads(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
@@ -185,7 +185,7 @@ class ShawAttention(Layer[Config]):
                 tape, "rel_k", q, self.w_rel_k, relative_index, dposition
             )
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
-            dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
+            dq, dk, dv = record(tape, dq=sum_grads(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
@@ -200,4 +200,4 @@ class ShawAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -18,7 +18,7 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, take_vjp, total
+from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads, take_vjp
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 
@@ -111,4 +111,4 @@ class SwinAttention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": from_shifted_windows(total(dx_q, dx_k, dx_v), c)}, dw)
+        return make_grads(dtype, {"query": from_shifted_windows(sum_grads(dx_q, dx_k, dx_v), c)}, dw)

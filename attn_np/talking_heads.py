@@ -14,8 +14,8 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
@@ -144,4 +144,4 @@ class TalkingHeadsAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -30,12 +30,12 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    grads,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     softmax_vjp,
+    sum_grads,
     sum_to,
-    total,
 )
 from attn_np.contract.transformer_xl import Config
 
@@ -141,7 +141,7 @@ class TransformerXLAttention(Layer[Config]):
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dfactors)
             dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
             dw |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
-            dq, dk = total(dq_content, dq_position), dk[..., : q_position.shape[-1]]
+            dq, dk = sum_grads(dq_content, dq_position), dk[..., : q_position.shape[-1]]
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
@@ -168,7 +168,7 @@ class TransformerXLAttention(Layer[Config]):
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
             dw["b_content"] = sum_to(dq_content, q_content.shape[2:])
             dw["b_position"] = sum_to(dq_position, q_position.shape[2:])
-            dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
+            dq, dk, dv = record(tape, dq=sum_grads(dq_content, dq_position), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
@@ -183,4 +183,4 @@ class TransformerXLAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

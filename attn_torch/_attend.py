@@ -74,12 +74,12 @@ def fast_path(
     return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
-def forms_no_weights(
+def takes_fast_path(
     q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
     options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
-    return contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **options)
+    return contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
 def attend(
@@ -128,15 +128,15 @@ def attend(
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    served = kernels.serves(q, k, v)
-    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **weight_options)
+    supported = kernels.supports(q, k, v)
+    fast = contract.takes_fast_path(implementation, tape, supported, return_weights=return_weights, **weight_options)
     aligned, diagonal_bias = step is None or step.aligned, None
     if (
         relative_bias is not None
         and fast
         and aligned
         and not varies_by_sequence
-        and kernels.takes_diagonals(q, k)
+        and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
     ):
         diagonal_bias = relative_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
@@ -174,7 +174,7 @@ def attend(
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
-        probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
+        probs = record(tape, probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))
     else:
         probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])

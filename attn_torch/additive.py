@@ -2,7 +2,7 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np.contract._attend import AXES
+from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
@@ -68,7 +68,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over]))
+        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), SOFTMAX_AXIS[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))
         return context, probs

@@ -11,7 +11,7 @@ from attn_np.contract._tape import wants_intermediates
 PATHS = ("auto", "textbook", "fused")
 
 # The axis of the scores along which the weights add up to 1.
-AXES = {"keys": -1, "queries": -2}
+SOFTMAX_AXIS = {"keys": -1, "queries": -2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Options(Config):
 
     def __post_init__(self) -> None:
         self.check_one_of("implementation", PATHS)
-        self.check_one_of("normalize_over", tuple(AXES))
+        self.check_one_of("normalize_over", tuple(SOFTMAX_AXIS))
         self.check_flag("causal")
         self.check_limits("window")
         self.check_number("scale")
@@ -66,7 +66,7 @@ Options.variant = "attend"
 def takes_fast_path(
     implementation: str,
     tape: Any,
-    readable: bool,
+    supported: bool,
     *,
     return_weights: bool,
     normalize_over: str,
@@ -76,7 +76,7 @@ def takes_fast_path(
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        readable: whether the fast path can read the arrays: those of the tree's own type.
+        supported: whether the fast path supports the arrays: those of the tree's own type.
 
     Raises:
         ValueError: "fused" with an argument that needs the weights or with other arrays; `softmax_fn` is no function.
@@ -92,9 +92,9 @@ def takes_fast_path(
         expected = "implementation='fused' without arguments that need the weights"
         require(not needs_weights, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
-        require(readable, "attend", expected, "others", "set implementation='auto'")
+        require(supported, "attend", expected, "others", "set implementation='auto'")
     return (
-        readable
+        supported
         and not needs_weights
         and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
     )

@@ -10,7 +10,7 @@ from attn_np.contract._functions import check_floats
 
 TORCH, JAX, FLAX = "scaled_dot_product_attention", "dot_product_attention", "attention_fn"
 HUGGING_FACE = "transformers_attention"
-ARRAYS = ("query", "key", "value")
+ARRAY_NAMES = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,9 @@ def check_heads_first(
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = shapes = [shape_of(specs[name]) for name in ARRAYS]
+    query, key, value = shapes = [shape_of(specs[name]) for name in ARRAY_NAMES]
     dtype = (specs["query"] or ((), ""))[1]
-    for name, shape in zip(ARRAYS, shapes, strict=True):
+    for name, shape in zip(ARRAY_NAMES, shapes, strict=True):
         spec = specs[name]
         check_floats(who, name, spec)
         got = spec and spec[1]
@@ -184,7 +184,7 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
     who, mask, sinks, key = HUGGING_FACE, specs["attention_mask"], specs["s_aux"], specs["key"]
     check_scale(who, "scaling", scaling)
     check_scale(who, "softcap", softcap)
-    for name in ARRAYS:
+    for name in ARRAY_NAMES:
         spec = specs[name]
         require(
             spec is not None and len(spec[0]) == 4, who, f"{name} of shape (b, h, t, k)", spec and spec[0], "reshape it"
@@ -215,7 +215,7 @@ def check_positions_first(arrays: type[PositionsFirst], specs: Mapping[str, Spec
         TypeError: dtypes that do not fit.
     """
     who, rank, dtype = arrays.variant, len((specs["query"] or ((),))[0]), (specs["query"] or ((), ""))[1]
-    for name in ARRAYS:
+    for name in ARRAY_NAMES:
         spec = specs[name]
         fits = spec is None or (len(spec[0]) in (3, 4) and len(spec[0]) == rank)
         expected = f"{name} of shape (b, t, h, k) or (t, h, k), as query"
@@ -236,9 +236,9 @@ def check_flax(specs: Mapping[str, Spec | None]) -> None:
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = (shape_of(specs[name]) for name in ARRAYS)
+    query, key, value = (shape_of(specs[name]) for name in ARRAY_NAMES)
     batch, last = query[:-3], {}
-    for name, shape in zip(ARRAYS, (query, key, value), strict=True):
+    for name, shape in zip(ARRAY_NAMES, (query, key, value), strict=True):
         fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"
         require(fits, FLAX, expected, shape, "give it these axes")
         last[name] = (shape[-3:], (specs[name] or ((), ""))[1])

@@ -240,7 +240,7 @@ def from_text(text: str, array: Callable[[str], Any]) -> Pattern:
     return read("")
 
 
-AXES = ("b t", "b s", "b")
+ARRAY_AXES = ("b t", "b s", "b")
 
 
 def check_class(pattern: Pattern) -> None:
@@ -260,7 +260,13 @@ def check_class(pattern: Pattern) -> None:
             check_class(x)
         elif field in pattern.axes:
             axes = pattern.axes[field]
-            require(axes in AXES, name, f"axes of {field} to be one of {', '.join(AXES)}", repr(axes), "choose one")
+            require(
+                axes in ARRAY_AXES,
+                name,
+                f"axes of {field} to be one of {', '.join(ARRAY_AXES)}",
+                repr(axes),
+                "choose one",
+            )
         elif not (x is None or isinstance(x, int) or (isinstance(x, float) and isfinite(x))):
             expected = f"{name}: expected {field} to be a number, None or a pattern"
             raise TypeError(f"{expected}, got {x!r}; say by axes= which fields are arrays")

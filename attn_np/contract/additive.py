@@ -63,7 +63,7 @@ class Config(_base.Config):
         self.check_positive("query_dim", "key_dim", "hidden_dim")
         self.check_flag("causal")
         self.check_rate("dropout")
-        self.check_one_of("normalize_over", tuple(_attend.AXES))
+        self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))
 
     def sizes(self) -> dict[str, int]:
         return {"d": self.query_dim, "i": self.key_dim or self.query_dim, "e": self.hidden_dim}

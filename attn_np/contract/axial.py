@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from attn_np.contract import _heads
 from attn_np.contract._base import Arg, Param
 
-AXES = ("rows", "columns")
+GRID_AXES = ("rows", "columns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Config(_heads.Heads):
         # What the rows make is the input of the columns.
         between = {"w_o": Param("h v d", "h v"), "b_o": Param("d", "h v")}
         parts = {"rows": {name: between.get(name, param) for name, param in own.items()}, "columns": own}
-        return {f"{name}_{axis}": param for axis in AXES for name, param in parts[axis].items()}
+        return {f"{name}_{axis}": param for axis in GRID_AXES for name, param in parts[axis].items()}
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d")}

@@ -68,7 +68,7 @@ class Config(_base.Config):
         self.check_limits("window")
         self.check_rate("dropout")
         self.check_flag("causal")
-        self.check_one_of("normalize_over", tuple(_attend.AXES))
+        self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))
 
     def sizes(self) -> dict[str, int]:
         return {}

@@ -62,7 +62,7 @@ class Config(CrossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("memory_keys")
-        self.check_one_of("normalize_over", tuple(_attend.AXES))
+        self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))
         _base.require(
             self.memory_keys is None or self.normalize_over == "keys",
             self.variant,

@@ -31,7 +31,7 @@ from attn_torch._ops import dtype_name, skew, to_dtype, upcast
 SMALL = 2**19
 
 
-def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the fast path can take these arrays: it takes all."""
     return True
 
@@ -72,7 +72,7 @@ def attend(
         diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
         plain = plain and not needs_grad(q, k, v, diagonals)
-        if plain and sdpa.serves_diagonals(q, k, v, diagonals):
+        if plain and sdpa.supports_diagonal_bias(q, k, v, diagonals):
             context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
             return to_dtype(prepend_empty_rows(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
@@ -85,7 +85,7 @@ def attend(
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
     plain = pattern is softcap is sinks is diagonal_bias is None and not return_lse
-    if plain and sdpa.serves(*arrays, limits, scale):
+    if plain and sdpa.supports(*arrays, limits, scale):
         context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
@@ -109,7 +109,7 @@ def prepend_empty_rows(first: int, context: Tensor) -> Tensor:
     return context if statically_true(first == 0) else pad(context, (0, 0, 0, 0, first, 0))
 
 
-def takes_diagonals(q: Tensor, k: Tensor) -> bool:
+def supports_diagonal_bias(q: Tensor, k: Tensor) -> bool:
     """Whether the fast path takes a bias by diagonal as one number for each diagonal.
 
     Not in a compiled program, on the meta device, or where q or k is empty.

@@ -363,7 +363,7 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
+NUM_ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
 SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str text"
@@ -485,15 +485,15 @@ class BlockAttention(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        ctx.save_for_backward(output[0], *inputs[:ARRAYS])
-        *ctx.options, ctx.with_lse = inputs[ARRAYS:]
+        ctx.save_for_backward(output[0], *inputs[:NUM_ARRAYS])
+        *ctx.options, ctx.with_lse = inputs[NUM_ARRAYS:]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dcontext, dlse = grad_outputs
         context, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
         # A bias may be as large as all scores.
-        sinks, with_bias, with_skewed_bias = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[ARRAYS - 1]
+        sinks, with_bias, with_skewed_bias = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[NUM_ARRAYS - 1]
         # The sum over the keys of probs dprobs is that of dcontext context over the width; the lse adds probs dlse to
         # dscores.
         delta = (dcontext * context).sum(-1, keepdim=True)
@@ -542,13 +542,13 @@ def into_batch(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[A
 @forward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Outputs, tuple[int, int]]:
     n = info.batch_size
-    context, lse = forward(*into_batch(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
+    context, lse = forward(*into_batch(n, in_dims[:NUM_ARRAYS], inputs[:NUM_ARRAYS]), *inputs[NUM_ARRAYS:])
     return (context.unflatten(0, (n, -1)), lse.unflatten(0, (n, -1))), (0, 0)
 
 
 @backward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
-    n, last = info.batch_size, ARRAYS + 2
+    n, last = info.batch_size, NUM_ARRAYS + 2
     gradients = backward(*into_batch(n, in_dims[:last], inputs[:last]), *inputs[last:])
     gradients = [x.unflatten(0, (n, -1)) for x in gradients]
     unmapped = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False)]

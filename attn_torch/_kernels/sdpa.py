@@ -24,7 +24,7 @@ ROWS_PER_CALL = 1024
 UNEQUAL = 3
 
 
-def serves(
+def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel means what we mean, does not form all scores, and is no slower than blocks."""
@@ -65,10 +65,10 @@ def attend(
     return context[..., :width].transpose(1, 2)
 
 
-def serves_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:
+def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:
     """Whether the kernel takes a bias by diagonal, as a view that serves all queries: one without a gradient."""
     constant = not (diagonal_bias.requires_grad and torch.is_grad_enabled())
-    return constant and q.is_cpu and serves(q, k, v, None, diagonal_bias, (None, None), 1.0)
+    return constant and q.is_cpu and supports(q, k, v, None, diagonal_bias, (None, None), 1.0)
 
 
 def weighs_nothing(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:

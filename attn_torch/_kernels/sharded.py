@@ -12,8 +12,8 @@ from torch import Tensor
 from attn_torch._kernels.unseen import PatternArrays
 from attn_torch._ops import alongside
 
-AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
-AXES |= {"diagonal_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
+SHARDING_AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
+SHARDING_AXES |= {"diagonal_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -58,10 +58,10 @@ def attend_locally(
         return [Shard(at[a]) if a in at else Replicate() if a is None else absent for a in letters]
 
     arrays = {"q": q, "k": k, "v": v} | arrays | pattern._asdict()
-    present = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
+    present = [(arrays[name], axes, name) for name, axes in SHARDING_AXES.items() if arrays[name] is not None]
 
     def local(*parts: Tensor) -> tuple[Tensor, Tensor | None]:
-        local_arrays = dict.fromkeys(AXES) | dict(zip((name for _, _, name in present), parts, strict=True))
+        local_arrays = dict.fromkeys(SHARDING_AXES) | dict(zip((name for _, _, name in present), parts, strict=True))
         pattern_arrays = [local_arrays.pop(name) for name in pattern._fields[1:]]
         local_pattern = PatternArrays(pattern.text, *pattern_arrays).pattern()
         return attend(**local_arrays, pattern=local_pattern, **options)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attn_np.contract._band import Limits
-from attn_np.contract._patterns import AXES, Pattern, from_text
+from attn_np.contract._patterns import ARRAY_AXES, Pattern, from_text
 from attn_torch._masks import visibility, zero_unseen
 
 
@@ -37,13 +37,13 @@ class PatternArrays(NamedTuple):
         if pattern is None:
             return cls()
         arrays = pattern.arrays()
-        groups = ([x.long() for axes, x in arrays if axes == wanted] for wanted in AXES)
+        groups = ([x.long() for axes, x in arrays if axes == wanted] for wanted in ARRAY_AXES)
         return cls(pattern.as_text(), *(torch.stack(group, 1) if group else None for group in groups))
 
     def pattern(self) -> Pattern | None:
         if not self.text:
             return None
-        stacks = zip(AXES, self[1:], strict=True)
+        stacks = zip(ARRAY_AXES, self[1:], strict=True)
         remaining = {axes: iter(() if x is None else x.unbind(1)) for axes, x in stacks}
         return from_text(self.text, lambda axes: next(remaining[axes]))
 

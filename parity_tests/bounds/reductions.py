@@ -130,8 +130,8 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     return rounded(v, np.minimum(b, c + n * p.eta), 0.0)
 
 
-@rule(FUNCTIONS, _vjp.total)
-def total(*terms: Any) -> ErrArray:
+@rule(FUNCTIONS, _vjp.sum_grads)
+def sum_grads(*terms: Any) -> ErrArray:
     """A sum of a few terms in any order: every partial sum is rounded."""
     lifted = [lift(x) for x in terms]
     v, b = np.sum([x.v for x in lifted], axis=0), np.sum([x.b for x in lifted], axis=0)

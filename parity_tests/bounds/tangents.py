@@ -164,7 +164,7 @@ def unit_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
         -(x.v * moved),
         3.0 * (x.v * along * size.d / size.v),
     )
-    return Dual(_vjp.unit_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.total(*terms), *terms))
+    return Dual(_vjp.unit_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.sum_grads(*terms), *terms))
 
 
 @rule(FUNCTIONS, _vjp.tanh_vjp)
@@ -225,10 +225,10 @@ def einsum(spec: str, x: Any, y: Any) -> Dual:
     return Dual(_ops.einsum(spec, x.v, y.v), _ops.einsum(spec, x.v, y.d) + _ops.einsum(spec, x.d, y.v))
 
 
-@rule(FUNCTIONS, _vjp.total)
-def total(*terms: Any) -> Dual:
+@rule(FUNCTIONS, _vjp.sum_grads)
+def sum_grads(*terms: Any) -> Dual:
     terms = tuple(map(dual, terms))
-    return Dual(_vjp.total(*(x.v for x in terms)), _vjp.total(*(x.d for x in terms)))
+    return Dual(_vjp.sum_grads(*(x.v for x in terms)), _vjp.sum_grads(*(x.d for x in terms)))
 
 
 # Softmax and gates ----------------------------------------------------------------------------------------------------

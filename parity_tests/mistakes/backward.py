@@ -86,15 +86,15 @@ MUTANTS = (
     rules(
         "one path of a shared input lost",
         PATHS,
-        '{"query": total(dquery, dkey, dvalue)}',
-        '{"query": total(dquery, dkey)}',
+        '{"query": sum_grads(dquery, dkey, dvalue)}',
+        '{"query": sum_grads(dquery, dkey)}',
         example="split",
         call="plain",
     ),
     rules(
         "value path of a shared key lost",
         PATHS,
-        '"key": total(dkey, dvalue)',
+        '"key": sum_grads(dkey, dvalue)',
         '"key": dkey',
         example="split",
         call="shared",
@@ -206,7 +206,7 @@ MUTANTS = (
     at("seq2seq.py", "seq2seq", "words", trees=NUMPY)(
         "embedding's gradient from the targets lost",
         PATHS,
-        "total(from_source, from_target)",
+        "sum_grads(from_source, from_target)",
         "from_source",
     ),
     # Graphs that were cut

@@ -8,7 +8,7 @@ causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide"
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
-PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
+PROBS = "probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))"
 POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
 RIGHT = "relative_position <= right"
 SIDES = "left, right = window_limits(window)"
@@ -66,7 +66,8 @@ MUTANTS = (
         "mask after the softmax without normalising again",
         "hide keys before the softmax, so that the remaining weights add up to 1",
         PROBS,
-        "probs=where(True if allowed is None else allowed, softmax(scores, None, contract.AXES[normalize_over]), 0.0))",
+        "probs=where(True if allowed is None else allowed, "
+        "softmax(scores, None, contract.SOFTMAX_AXIS[normalize_over]), 0.0))",
         needs=("where",),
     ),
     cross(

@@ -4,7 +4,7 @@ from parity_tests.mistakes.plant import SHARED, at
 
 cross = at(SHARED, "mha", "cross")
 
-PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
+PROBS = "probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
 RETURNED = "to_dtype(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
@@ -19,7 +19,7 @@ BEFORE = f"""\
         probs = record(tape, {PROBS}
 {WITH_SINKS}    kept = record(tape, {KEPT})"""
 DROPPED_SCORES = f"""\
-        probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.AXES[normalize_over]))
+        probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.SOFTMAX_AXIS[normalize_over]))
 {WITH_SINKS}    kept = record(tape, kept=probs)"""
 
 OVER_KEYS = "normalise over the keys: softmax over the last axis of (b, h, t, s), dim=-1"
@@ -41,14 +41,15 @@ MUTANTS = (
     at("additive.py", "additive", "cross")(
         "additive softmax over the wrong axis",
         OVER_KEYS,
-        "softmax(scores, hide_by_bias(allowed, bias), AXES[c.normalize_over])",
-        'softmax(scores, hide_by_bias(allowed, bias), AXES["queries" if c.normalize_over == "keys" else "keys"])',
+        "softmax(scores, hide_by_bias(allowed, bias), SOFTMAX_AXIS[c.normalize_over])",
+        "softmax(scores, hide_by_bias(allowed, bias), "
+        'SOFTMAX_AXIS["queries" if c.normalize_over == "keys" else "keys"])',
     ),
     cross(
         "scale after the softmax",
         "scale the scores before the softmax, not the weights after it",
         PROBS,
-        "probs=softmax(scores / scale, allowed, contract.AXES[normalize_over]) * scale)",
+        "probs=softmax(scores / scale, allowed, contract.SOFTMAX_AXIS[normalize_over]) * scale)",
     ),
     cross(
         "no softmax",
@@ -227,7 +228,8 @@ MUTANTS = (
         "softmax in float32 for float64 inputs",
         WIDE,
         PROBS,
-        'probs=to_dtype(softmax(to_dtype(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
+        'probs=to_dtype(softmax(to_dtype(scores, "float32"), allowed, contract.SOFTMAX_AXIS[normalize_over]), '
+        "dtype_name(v)))",
     ),
     cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),
     cross(

@@ -62,7 +62,7 @@ MUTANTS = (
     both(
         "gradient of the distances from one term",
         "both terms read the table of distances: add their gradients",
-        'dw["w_rel"] = total(*dw_rel)',
+        'dw["w_rel"] = sum_grads(*dw_rel)',
         'dw["w_rel"] = dw_rel[0]',
         trees=("attn_np",),
     ),

@@ -28,7 +28,7 @@ MUTANTS = (
     element(
         "gate's part missing in the gradient of the query",
         "the query reaches the output through the gate too: add both gradients",
-        "total(dquery, dquery_gate)",
+        "sum_grads(dquery, dquery_gate)",
         "dquery",
         trees=NUMPY,
     ),

@@ -56,8 +56,8 @@ MUTANTS = (
     predicted(
         "no gradient of the predicted center to the query",
         "a query is used twice, for its scores and for its center: add both gradients",
-        "total(dquery, dposition)",
-        "total(dquery, 0.0 * dposition)",
+        "sum_grads(dquery, dposition)",
+        "sum_grads(dquery, 0.0 * dposition)",
         trees=NUMPY,
     ),
 )

@@ -37,7 +37,7 @@ MUTANTS = (
     causal(
         "gradient of the queries from the contents alone",
         "the queries meet keys and vectors: add both gradients",
-        "dq=total(dq, dq_rel)",
+        "dq=sum_grads(dq, dq_rel)",
         "dq=dq",
         trees=("attn_np",),
     ),

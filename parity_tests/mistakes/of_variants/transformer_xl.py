@@ -37,7 +37,7 @@ MUTANTS = (
     both(
         "gradient of the queries from the contents alone, in Transformer-XL",
         "the queries meet contents and distances: add both gradients",
-        "dq=total(dq_content, dq_position)",
+        "dq=sum_grads(dq_content, dq_position)",
         "dq=dq_content",
         trees=("attn_np",),
     ),

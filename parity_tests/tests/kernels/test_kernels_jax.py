@@ -212,7 +212,7 @@ def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
 def test_no_cudnn_on_a_cpu(dtype: str) -> None:
     q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
     with jax.default_device(jax.devices("cpu")[0]):
-        assert not _kernels.cudnn_serves(q, q, q, None, None)
+        assert not _kernels.cudnn_supports(q, q, q, None, None)
 
 
 def close_to(got: Any, want: Any) -> None:

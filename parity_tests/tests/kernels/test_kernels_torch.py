@@ -35,7 +35,7 @@ def paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     them in part: one head in each, or some; all scores at once.
     """
     if request.param == "small":
-        monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)
+        monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     else:
         monkeypatch.setattr(kernels, "SMALL", 0)
     if request.param == "blocks":
@@ -106,7 +106,7 @@ def test_a_query_or_a_key_by_itself_may_hold_anything(hidden: str) -> None:
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_a_hidden_score_may_overflow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of finite numbers, in a key that other queries see: selected, not weighed; PyTorch's kernel adds -inf."""
-    monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)
+    monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     inputs, near = as_wide(given("full")[0]), np.tri(11, 13, 2, dtype=bool)
     inputs["q"][:, 2] = 1e200
     inputs["k"][:, 5] = 1e200
@@ -193,7 +193,7 @@ def test_allowed_scores_that_are_all_minus_infinity_are_nan() -> None:
     """Not 0, as for a query that sees no key; but PyTorch's kernel can't tell one from the other."""
     q, k, v = torch.tensor([[[[1e30]], [[0.0]]]]), torch.full((1, 3, 1, 1), -1e30), torch.ones(1, 3, 1, 1)
     mask = torch.tensor([[True, False, True], [False, False, False]])
-    kernel = sdpa.serves(q, k, v, mask[None, None], None, (None, None), 1.0)
+    kernel = sdpa.supports(q, k, v, mask[None, None], None, (None, None), 1.0)
     for arrays in ((q, k, v), (q.requires_grad_(), k, v)):
         found = attend(*arrays, mask=mask, softcap=None, scale=1.0)[0].flatten()
         assert found[0] == 0 if kernel else torch.isnan(found[0])
@@ -204,7 +204,7 @@ def test_allowed_scores_that_are_all_minus_infinity_are_nan() -> None:
 @pytest.mark.parametrize("variant", ["qk_norm", "sinks", "alibi", "decoder"])
 def test_second_derivatives_of_few_scores(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain operations have them, and forward mode, within the bounds of the textbook."""
-    monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)
+    monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     case, drawn, direction = test_semantics.asked(variant)
     kept = {name: x for name, x in drawn.inputs.items() if name != "keep"}  # which asks for the textbook
     monkeypatch.setattr(test_semantics, "asked", lambda name: (case, Drawn(kept, drawn.params, 0), direction))
@@ -233,7 +233,7 @@ def test_a_bias_gets_a_gradient_where_it_asks(learning: bool, monkeypatch: pytes
         return backward(*arguments)
 
     backward = blocks.backward
-    monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)
+    monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     monkeypatch.setattr(kernels, "SMALL", 0)
     monkeypatch.setattr(blocks, "backward", watch)
     arrays: dict[str, Any] = TORCH.arrays(given("bias")[0])
@@ -441,7 +441,7 @@ def test_a_softcap_beyond_the_numbers_of_the_type(softcap: float, masked: bool) 
 @pytest.mark.usefixtures("paths")
 @pytest.mark.parametrize("case", ["full", "window", "all"])
 def test_autocast_rounds_nothing_outside_pytorchs_kernel(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "serves", lambda *arguments: False)
+    monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     inputs, options = given(case)
     arrays: dict[str, Any] = {n: x.float() if x.is_floating_point() else x for n, x in TORCH.arrays(inputs).items()}
     want = attend(**arrays, **options)[0]

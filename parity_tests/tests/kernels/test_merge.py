@@ -261,7 +261,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     ("old", "new"),
     [
         ('tape["probs_and_sink"] * dlse', "0 * dlse"),
-        ("total(dscores, probs * dlse[..., None])", "dscores"),
+        ("sum_grads(dscores, probs * dlse[..., None])", "dscores"),
     ],
 )
 def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:

@@ -304,7 +304,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 RULES = {
     "the first state has no gradient": ("return *grads, dinitial", "return *grads, 0.0 * dinitial"),
     "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dchunk_decay]", "dfrom_start[:, -1:]]"),
-    "keys without the part of the system": ("dk = total(dk, scaled_by(dbeta_k, beta))", "dk = total(dk)"),
+    "keys without the part of the system": ("dk = sum_grads(dk, scaled_by(dbeta_k, beta))", "dk = sum_grads(dk)"),
     "what is written without the difference": ("dcorrected * difference, axis=-1", "dcorrected * v, axis=-1"),
     "a middle that does not move": ("dfrom_middle[:, -1:] + dsecond]", "dfrom_middle[:, -1:]]"),
     "decays of the position after": (

@@ -250,10 +250,10 @@ def fused_without_heads(mask: int, bias: int, alias: str) -> None:
 
 
 def fused_for_plain_arrays(alias: str) -> None:
-    """What the fast path does not serve goes the textbook's way, and is refused where the fast one is asked for."""
+    """What the fast path does not support goes the textbook's way, and is refused where the fast one is asked for."""
     parts, inputs = Parts(alias), attended(2, "")
     kernels = vars(import_module(f"{alias}._kernels"))
-    serves, kernels["serves"] = kernels["serves"], lambda q, k, v: False
+    supports, kernels["supports"] = kernels["supports"], lambda q, k, v: False
     try:
         textbook = parts.attend(**inputs, implementation="textbook")[0]
         claim(same(parts.attend(**inputs)[0], textbook), "the textbook's bits")
@@ -261,7 +261,7 @@ def fused_for_plain_arrays(alias: str) -> None:
         refuses(partial(parts.attend, **inputs, implementation="fused"), ValueError, expected)
         claim(parts.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
     finally:
-        kernels["serves"] = serves
+        kernels["supports"] = supports
     needing = {
         "keep": np.ones((2, 6, 5, 7), bool),
         "softmax_fn": lambda scores, allowed: scores,
@@ -270,11 +270,11 @@ def fused_for_plain_arrays(alias: str) -> None:
     for name, x in needing.items():
         words = f"'fused' without arguments that need the weights, got {name}; leave it out"
         refuses(partial(parts.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
-    claim(serves(*inputs.values()), "plain arrays")
+    claim(supports(*inputs.values()), "plain arrays")
     for n in range(3):
         arrays: list[Any] = list(inputs.values())
         arrays[n] = ErrArray(arrays[n], 0.0)
-        claim(not serves(*arrays), "arrays that carry errors")
+        claim(not supports(*arrays), "arrays that carry errors")
 
 
 def fused_past_rubbish(alias: str) -> None:

@@ -62,7 +62,7 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "concatenate": (lambda x, y: np.concatenate([x, y], axis=1), TWO),
     "einsum": (lambda x, y: _ops.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
     "linear": (lambda x, w, b: _ops.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
-    "total": (lambda x, y, z: _vjp.total(x, y, z), (*TWO, (3, 4))),
+    "sum_grads": (lambda x, y, z: _vjp.sum_grads(x, y, z), (*TWO, (3, 4))),
     "lerp": (lambda x, y, z: _ops.lerp(x, y, _ops.sigmoid(z)), (*TWO, (3, 4))),
     "one_minus_z_times": (lambda z, d: _vjp.one_minus_z_times(_ops.sigmoid(z), d), TWO),
     "sigmoid": (lambda x: _ops.sigmoid(x), ONE),
