@@ -82,7 +82,7 @@ def of_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Ar
     return concatenate(parts, -1)
 
 
-def rotation(
+def cos_sin_for(
     config: Any,
     positions: Any,
     t: int,

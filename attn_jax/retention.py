@@ -29,7 +29,7 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
-from attn_jax._rotary import rotate, rotation
+from attn_jax._rotary import cos_sin_for, rotate
 from attn_np.contract.retention import Config
 
 
@@ -180,7 +180,7 @@ class Retention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
+            cos, sin = cos_sin_for(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))

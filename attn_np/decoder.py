@@ -24,7 +24,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
+from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -162,7 +162,7 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         factor = temperature(c, positions, sizes["t"], like=query, step=step)
         q = q if factor is None else record(tape, q_tempered=q * factor)
@@ -184,7 +184,7 @@ class DecoderAttention(Layer[Config]):
         c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
-        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
+        cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
             dquery_gate = None

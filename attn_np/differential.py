@@ -27,7 +27,7 @@ from attn_np._ops import (
     tanh,
     upcast,
 )
-from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
+from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
@@ -98,7 +98,7 @@ class DifferentialAttention(Layer[Config]):
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(
             tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
         )
@@ -160,7 +160,7 @@ class DifferentialAttention(Layer[Config]):
         c, dw = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
+        cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_init_value())
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)

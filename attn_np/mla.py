@@ -7,7 +7,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
-from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
+from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -55,7 +55,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
@@ -90,7 +90,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         c, dw, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
-        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
+        cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if c.absorbed:
             dexpanded, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)

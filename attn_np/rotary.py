@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._rotary import Positions, record_positions, recorded_positions, rotate, rotation
+from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp
 from attn_np.contract.rotary import Config
 
@@ -40,7 +40,7 @@ class RotaryAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record_positions(tape, positions)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)
         k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.rope_layout)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -63,7 +63,7 @@ class RotaryAttention(Layer[Config]):
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        cos, sin = rotation(c, recorded_positions(tape), dy.shape[1], like=dy)
+        cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dk = rotate(dk, cos, sin, c.rope_layout, inverse=True)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)

@@ -26,7 +26,7 @@ from attn_torch._ops import (
     upcast,
     where,
 )
-from attn_torch._rotary import Positions, record_positions, rotate, rotation
+from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
 
 
 def offset_weight(c: Config, weight: Array | None) -> Array | None:
@@ -128,7 +128,7 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         factor = temperature(c, positions, sizes["t"], like=query, step=step)
         q = q if factor is None else record(tape, q_tempered=q * factor)

@@ -25,7 +25,7 @@ from attn_torch._ops import (
     tanh,
     upcast,
 )
-from attn_torch._rotary import Positions, record_positions, rotate, rotation
+from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_torch._rows import attend_in_row_blocks
 
 
@@ -80,7 +80,7 @@ class DifferentialAttention(Layer[Config]):
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(
             tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
         )

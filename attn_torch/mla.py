@@ -7,7 +7,7 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
-from attn_torch._rotary import Positions, record_positions, rotate, rotation
+from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
 
 
 class MultiHeadLatentAttention(Layer[Config]):
@@ -44,7 +44,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))

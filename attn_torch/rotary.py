@@ -7,7 +7,7 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
-from attn_torch._rotary import Positions, record_positions, rotate, rotation
+from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
 
 
 class RotaryAttention(Layer[Config]):
@@ -39,7 +39,7 @@ class RotaryAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record_positions(tape, positions)
-        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)
         k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.rope_layout)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -118,7 +118,7 @@ def unrotated(hf: HFConfig) -> dict[str, Any]:
     return {"rope_base": None}
 
 
-def sliding(hf: HFConfig, layer: int, default: Callable[[int], str]) -> bool:
+def is_sliding(hf: HFConfig, layer: int, default: Callable[[int], str]) -> bool:
     """Whether a layer attends within a window, by `layer_types`; `default` gives the type if the field is absent."""
     return hf.layer_type(layer, default, "sliding_attention", "full_attention") == "sliding_attention"
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table
+from attn_np.weights.layouts._decoder import BIASES, family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
@@ -18,7 +18,6 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 
 NORM = {"norm": "layer", "norm_weight": "own"}
-BIASES = ("qkv_bias", "output_bias")
 NORMED = table(
     rules={
         "w_q_norm_heads": ("self_attn.q_norm.weight", "h k -> h k"),

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, required_window, sizes, sliding, table, unrotated
+from attn_np.weights.layouts._decoder import (
+    BIASES,
+    biases,
+    family,
+    is_sliding,
+    required_window,
+    sizes,
+    table,
+    unrotated,
+)
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
@@ -18,7 +27,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.skip("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
     fields: dict[str, Any] = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
-    if sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % every else "full_attention"):
+    if is_sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % every else "full_attention"):
         return "decoder", fields | full_rotary(hf, fields["head_dim"]) | required_window(hf, layer, 4096)
     hf.skip("sliding_window")
     return "decoder", fields | unrotated(hf)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._decoder import BIASES, family, sizes, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
@@ -39,7 +39,6 @@ def kind(hf: HFConfig, layer: int, every: int) -> str:
     return hf.layer_type(layer, default, "sliding_attention", "full_attention")
 
 
-BIASES = ("qkv_bias", "output_bias")
 TABLE = table(flags=BIASES, free=("scale", "softcap", "window"))
 IGNORED = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
 LAYOUT = family("Gemma2Model", table_and_fields, {"decoder": TABLE}, model_types=("gemma2",), ignored=IGNORED)

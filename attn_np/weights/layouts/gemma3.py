@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, table, window
+from attn_np.weights.layouts._decoder import BIASES, family, table, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary, typed_rotary
-from attn_np.weights.layouts.gemma2 import BIASES, IGNORED, common, kind
+from attn_np.weights.layouts.gemma2 import IGNORED, common, kind
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table, unrotated
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
-from attn_np.weights.layouts.smollm3 import rotation
+from attn_np.weights.layouts.smollm3 import layer_rotates
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Llama4TextConfig`: by default every fourth layer does not rotate."""
     hf.skip("intermediate_size_mlp", "moe_layers", "interleave_moe_layer_step", "cache_implementation")
     fields = sizes(hf, kv_heads=8, head_dim=128) | biases(hf) | FIXED
-    rotates, eps = rotation(hf, layer), hf.number("rms_norm_eps", 1e-5)
+    rotates, eps = layer_rotates(hf, layer), hf.number("rms_norm_eps", 1e-5)
     normed, grows = hf.flag("use_qk_norm", True), hf.only("attn_temperature_tuning", True, False, 4)
     growth, interval = hf.number("attn_scale", 0.1), hf.integer("floor_scale", 8192)
     kinds = ("full_attention", "chunked_attention")
-    chunked = hf.layer_type(layer, lambda n: kinds[rotation(hf, n)], *kinds) == "chunked_attention"
+    chunked = hf.layer_type(layer, lambda n: kinds[layer_rotates(hf, n)], *kinds) == "chunked_attention"
     if chunked and hf.is_null("attention_chunk_size"):
         hf.refuse("attention_chunk_size", f"the size of chunks, for layer {layer}", None)
     chunk = hf.integer("attention_chunk_size", 8192)

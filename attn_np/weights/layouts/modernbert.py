@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, sliding, table
+from attn_np.weights.layouts._decoder import BIASES, biases, family, is_sliding, table
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
@@ -11,7 +11,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.skip(*OTHER_FIELDS)
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     every, side = hf.integer("global_attn_every_n_layers", 3), hf.integer("local_attention", 128) // 2
-    local = sliding(hf, layer, lambda n: "sliding_attention" if n % every else "full_attention")
+    local = is_sliding(hf, layer, lambda n: "sliding_attention" if n % every else "full_attention")
     fields = {"d_model": width, "num_heads": heads, "causal": False} | biases(hf)
     fields |= {"window": (side, side)} if local else {}
     global_base, local_base = hf.number("global_rope_theta", 160000.0), hf.number("local_rope_theta", 10000.0)

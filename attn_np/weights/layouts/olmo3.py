@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts import olmo2
-from attn_np.weights.layouts._decoder import family, required_window, sliding
+from attn_np.weights.layouts._decoder import family, is_sliding, required_window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary, typed_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `Olmo3Config`: by default every fourth layer attends to all positions."""
     fields = olmo2.normed(hf)
-    local = sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % 4 else "full_attention")
+    local = is_sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % 4 else "full_attention")
     fields |= positions(hf, fields["head_dim"], "sliding_attention" if local else "full_attention")
     hf.skip("sliding_window")
     return "decoder", fields | (required_window(hf, layer, 4096) if local else {})

@@ -12,14 +12,14 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `PersimmonConfig`: by default half of each head is rotated, after a norm."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     hf.only("num_key_value_heads", heads)  # Adept's own files have it
-    fields: dict[str, Any] = {"d_model": width, "num_heads": heads} | BIASES
+    fields: dict[str, Any] = {"d_model": width, "num_heads": heads} | BIAS_FIELDS
     fields |= rotary(hf, width // heads, share=0.5)
     if not hf.flag("qk_layernorm", True):
         return "decoder", fields
     return "normed", fields | NORM | {"norm_eps": hf.number("layer_norm_eps", 1e-5)}
 
 
-BIASES = {"qkv_bias": True, "output_bias": True}
+BIAS_FIELDS = {"qkv_bias": True, "output_bias": True}
 RULES: dict[Names, tuple[Names, str]] = {
     ("w_q", "w_k", "w_v"): ("self_attn.query_key_value.weight", "(h p k) d -> p d h k"),
     ("b_q", "b_k", "b_v"): ("self_attn.query_key_value.bias", "(h p k) -> p h k"),
@@ -33,10 +33,10 @@ TABLES = {
         rules=RULES | NORM_RULES,
         letters=LETTERS,
         free=(*ROTARY_FIELDS, "norm_eps"),
-        fixed=BIASES | NORM,
+        fixed=BIAS_FIELDS | NORM,
         variant="decoder",
     ),
-    "decoder": Table(rules=RULES, letters=LETTERS, free=ROTARY_FIELDS, fixed=BIASES),
+    "decoder": Table(rules=RULES, letters=LETTERS, free=ROTARY_FIELDS, fixed=BIAS_FIELDS),
 }
 LAYOUT = family(
     "PersimmonModel",

@@ -9,7 +9,7 @@ from typing import Any
 from attn_np.weights.layouts._decoder import family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
-from attn_np.weights.layouts.qwen2 import sliding
+from attn_np.weights.layouts.qwen2 import window_field
 
 
 def text_model(hf: HFConfig, layer: int) -> HFConfig:
@@ -24,7 +24,7 @@ def text_model(hf: HFConfig, layer: int) -> HFConfig:
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen2VLConfig` or of the text model's in it, which older files lack."""
     text = text_model(hf, layer)
-    fields = sizes(text, kv_heads=8) | {"qkv_bias": True} | sliding(text, layer, first=80)
+    fields = sizes(text, kv_heads=8) | {"qkv_bias": True} | window_field(text, layer, first=80)
     return "decoder", fields | full_rotary(text, fields["head_dim"], **POSITIONS)
 
 

@@ -7,7 +7,7 @@ with biases, `bias` [out]. The heads are in order along the projected side.
 from attn_np.weights.layouts._base import Layout, Table
 
 FREE = ("scale", "causal", "window", "softcap")
-BIASES = ("b_q", "b_k", "b_v", "b_o")
+BIAS_PARAMS = ("b_q", "b_k", "b_v", "b_o")
 
 LAYOUT = Layout(
     origin="torch: a module with nn.Linear projections, as in examples/torch_linear_module.py",
@@ -32,7 +32,7 @@ LAYOUT = Layout(
                 "value_dim": "j",
                 "output_dim": "o",
             },
-            flags={"use_bias": BIASES},
+            flags={"use_bias": BIAS_PARAMS},
             free=FREE,
         ),
         "self_attention": Table(
@@ -47,7 +47,7 @@ LAYOUT = Layout(
                 "b_o": ("out_proj.bias", "o -> o"),
             },
             letters={"d_model": "d", "head_dim": "k", "value_head_dim": "v", "output_dim": "o"},
-            flags={"use_bias": BIASES, "use_output": ("w_o",)},
+            flags={"use_bias": BIAS_PARAMS, "use_output": ("w_o",)},
             free=FREE,
         ),
         "fused_qkv": Table(

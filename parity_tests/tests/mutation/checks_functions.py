@@ -637,20 +637,20 @@ def turned(alias: str) -> None:
     config: Any = contract.examples("rotary")["longrope"]
     parts = Parts(alias)
     x = np.random.default_rng(4).normal(size=(2, 3, 1, 7))
-    claim(parts.rotation(SimpleNamespace(rope_base=None), None, 3, like=x) == (None, None), "without a base")
+    claim(parts.cos_sin_for(SimpleNamespace(rope_base=None), None, 3, like=x) == (None, None), "without a base")
     claim(parts.rotate(x, None, None, "half") is x, "without a base")
     for wrong, words in (([[0, 13]], "0 to 13"), ([[-1, 2]], "-1 to 2")):
-        call = partial(parts.rotation, config, np.array(wrong), 2, like=x)
+        call = partial(parts.cos_sin_for, config, np.array(wrong), 2, like=x)
         refuses(call, ValueError, f"rotary: expected positions from 0 to 12, got {words}")
-    whole, places = parts.rotation(config, None, 3, like=x), np.array([[0, 0, 1], [0, 0, 0]])
+    whole, places = parts.cos_sin_for(config, None, 3, like=x), np.array([[0, 0, 1], [0, 0, 0]])
     real = np.array([[True, False, True], [False, False, True]])
-    found = parts.rotation(config, None, 3, like=x, real=real)
+    found = parts.cos_sin_for(config, None, 3, like=x, real=real)
     claim(all(same(a, b[0][places]) for a, b in zip(found, whole, strict=True)), "what is not real takes no place")
     for like, length in ((x, 13), (x.astype("float32"), 13)):
         angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
         want = [(f(angles) * config.amplitude()).astype(like.dtype) for f in (np.cos, np.sin)]
         for positions in (np.array([[0, 12, 5]]), np.zeros((2, 0), int)):
-            found = parts.rotation(config, positions, positions.shape[1], like=like)
+            found = parts.cos_sin_for(config, positions, positions.shape[1], like=like)
             claim(all(same(a, b[positions]) for a, b in zip(found, want, strict=True)), "tables")
         for layout in ("half", "interleaved"):
             cos, sin = (table[np.array([[3, 1, 4]])] for table in want)

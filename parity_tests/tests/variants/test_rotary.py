@@ -419,8 +419,8 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
     )
 
     def cosines(package: str) -> np.ndarray:
-        rotation = import_module(f"{package}._rotary").rotation
-        return tree.numpy(rotation(config, tree.array(inputs["positions"]), 5, like=tree.array(np.ones(1)))[0])
+        cos_sin_for = import_module(f"{package}._rotary").cos_sin_for
+        return tree.numpy(cos_sin_for(config, tree.array(inputs["positions"]), 5, like=tree.array(np.ones(1)))[0])
 
     with planted(bug, package) as alias:
         assert not same(cosines(alias), cosines(package))
