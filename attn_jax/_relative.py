@@ -71,7 +71,9 @@ def relative_buckets(
     spec = specs("relative_buckets", relative_positions=relative_positions)
     contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
-    config = contract.Buckets(**{name: contract.plain(x) for name, x in options.items()})
+    config = contract.RelativeBucketsOptions(
+        **{name: contract.numpy_scalar_to_python(x) for name, x in options.items()}
+    )
     index = clip(relative_positions, -max_distance, max_distance) + max_distance
     return constants(config.buckets(), relative_positions)[index]
 

@@ -61,7 +61,7 @@ def attention_fn(
     if rate > 0 and dropout_rng is not None:
         shape = (t, s) if broadcast_dropout else (*batch, h, t, s)
         keep = jax.random.bernoulli(dropout_rng, 1.0 - rate, (1,) * (len(batch) + 3 - len(shape)) + shape)
-    bias, mask, keep = (merged(x, batch) for x in (bias, mask, keep))
+    bias, mask, keep = (merge_batch_axes(x, batch) for x in (bias, mask, keep))
     if rate == 0:
         context = dot_product_attention(q, k, v, bias, mask, is_causal=is_causal)
     else:
@@ -74,7 +74,7 @@ def attention_fn(
     return context.reshape((*batch, *context.shape[1:]))
 
 
-def merged(x: Array | None, batch: tuple[int, ...]) -> Array | None:
+def merge_batch_axes(x: Array | None, batch: tuple[int, ...]) -> Array | None:
     """An array `... h t s` with its batch axes made one, broadcast where there are several."""
     if x is None or len(batch) == 1:
         return x

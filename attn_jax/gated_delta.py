@@ -111,7 +111,7 @@ def recurrent(
     return einsum("bthk,bthkv->bthv", q, states), last
 
 
-def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
+def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
     def step(window_before, xs):
@@ -126,7 +126,7 @@ def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, A
 def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
     """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
     initial = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
-    window, last = windows(x, real, initial, scope(tape, name))
+    window, last = conv_windows(x, real, initial, scope(tape, name))
     write_state(step, **{f"{name}_conv": last})
     return einsum("btxhk,xhk->bthk", window, weight)
 

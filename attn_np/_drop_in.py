@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._functions import number
+from attn_np._functions import to_python_scalar
 from attn_np._layer import specs
 from attn_np._masks import in_window
 from attn_np._ops import (
@@ -23,7 +23,7 @@ from attn_np._vjp import repeat_heads_vjp, sum_to, vjp_of
 from attn_np.contract import _drop_in as contract
 
 
-def visible(t: int, s: int, left: int | None, right: int | None, *, like: Array) -> Array:
+def window_mask(t: int, s: int, left: int | None, right: int | None, *, like: Array) -> Array:
     """Whether a query sees a key, `t s`, where both are counted from 0: query i is at position i, whatever s is."""
     return in_window(arange(t, like)[None, :], arange(s, like)[None, :], left, right)[0]
 
@@ -32,7 +32,7 @@ def as_bthk(x: Array, batch: tuple[int, ...], heads: int) -> Array:
     """`... h t k` as `b t h k`, with the batch axes broadcast and made one."""
     lead = (1,) * (len(batch) + 3 - x.ndim)
     x = broadcast_to(x.reshape((*lead, *x.shape)), (*batch, heads, *x.shape[-2:]))
-    return x.reshape((contract.merged(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
+    return x.reshape((contract.merged_batch_size(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
 
 
 def as_bthk_vjp(dx: Array, batch: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -72,18 +72,18 @@ def scaled_dot_product_attention(
         TypeError: dtypes that do not fit.
     """
     arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
-    dropout_p, scale = number(dropout_p), number(scale)
+    dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
     batch, heads, kv_heads = contract.check_torch(
         arrays, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale, has_keep=keep is not None
     )
     q = as_bthk(query, batch, heads)
     k, v = as_bthk(key, batch, kv_heads), as_bthk(value, batch, kv_heads)
-    mask, keep = merged_mask(attn_mask, batch), merged_mask(keep, batch)
+    mask, keep = merge_batch_axes(attn_mask, batch), merge_batch_axes(keep, batch)
     is_bool = mask is not None and dtype_name(mask) == "bool"
     mask, bias = (mask, None) if is_bool else (None, mask)
     t, s = q.shape[1], k.shape[1]
     if is_causal and t != s:
-        mask, is_causal = visible(t, s, None, 0, like=q), False
+        mask, is_causal = window_mask(t, s, None, 0, like=q), False
     options: dict[str, Any] = {"causal": is_causal, "scale": scale, "keep": keep, "rate": float(dropout_p)}
     options["tape"] = tape  # only in NumPy: the backward pass reads it
     context = attend(q, k, v, mask=mask, bias=bias, **options)[0]
@@ -92,14 +92,14 @@ def scaled_dot_product_attention(
     return context.reshape((*batch, *context.shape[1:])[-rank:] if rank > 2 else context.shape[2:])
 
 
-def merged_mask(mask: Array | None, batch: tuple[int, ...]) -> Array | None:
+def merge_batch_axes(mask: Array | None, batch: tuple[int, ...]) -> Array | None:
     """A mask or bias `... h t s` with its batch axes made one, where it has several."""
-    shape = None if mask is None else contract.batch_mask(tuple(mask.shape), batch)
+    shape = None if mask is None else contract.merged_mask_shape(tuple(mask.shape), batch)
     if mask is None or shape is None:
         return mask
     lead = (1,) * (len(shape) - mask.ndim)
     mask = mask.reshape((*lead, *mask.shape))
-    return broadcast_to(mask, shape).reshape((contract.merged(batch), *shape[-3:]))
+    return broadcast_to(mask, shape).reshape((contract.merged_batch_size(batch), *shape[-3:]))
 
 
 @vjp_of(scaled_dot_product_attention)
@@ -120,14 +120,14 @@ def scaled_dot_product_attention_vjp(
     arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
     batch, heads, kv_heads = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
     dy = as_bthk(dy, batch, heads)
-    dq, dk, dv, dbias = attend_vjp(tape, dy, scale=number(scale), rate=float(dropout_p), kv_heads=kv_heads)
+    dq, dk, dv, dbias = attend_vjp(tape, dy, scale=to_python_scalar(scale), rate=float(dropout_p), kv_heads=kv_heads)
     gradients: dict[str, Array | None] = {
         name: as_bthk_vjp(dx, batch, x.shape)
         for name, dx, x in (("query", dq, query), ("key", dk, key), ("value", dv, value))
     }
     if dbias is None or attn_mask is None:
         return gradients
-    shape = contract.batch_mask(attn_mask.shape, batch)
+    shape = contract.merged_mask_shape(attn_mask.shape, batch)
     lead = (1,) * (0 if shape is None else len(shape) - attn_mask.ndim)
     dbias = dbias if shape is None else sum_to(dbias.reshape(shape), (*lead, *attn_mask.shape))
     gradients["attn_mask"] = dbias.reshape(attn_mask.shape)
@@ -172,7 +172,7 @@ def dot_product_attention(
         TypeError: dtypes that do not fit.
     """
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
-    scale = number(scale)
+    scale = to_python_scalar(scale)
     left, right = contract.check_jax(
         specs(contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths), is_causal=is_causal,
         window=local_window_size, implementation=implementation, return_residual=return_residual, scale=scale,
@@ -185,7 +185,7 @@ def dot_product_attention(
     if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not has_window):
         context = attend(q, k, v, window=(left, right) if has_window else None, **options)[0]
         return context if query.ndim == 4 else context[0]
-    allowed = visible(t, s, left, right, like=q)
+    allowed = window_mask(t, s, left, right, like=q)
     allowed = allowed if mask is None else allowed & mask
     allowed = allowed.reshape((*(1,) * (4 - allowed.ndim), *allowed.shape))
     real_queries = arange(t, q)[None, :, None, None] >= 0
@@ -218,7 +218,7 @@ def dot_product_attention_vjp(
     kv_heads, s = key.shape[-2], key.shape[-3]
     dy = dy if dy.ndim == 4 else dy[None]
     dcontext = dy if "real_queries" not in tape else where(tape["seen"], dy, 0.0)
-    dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=number(scale), kv_heads=kv_heads)
+    dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=to_python_scalar(scale), kv_heads=kv_heads)
     if "real_queries" in tape:
         dmean = where(tape["real_queries"] & ~tape["seen"], dy, 0.0).sum(1)[:, None]
         dv = dv + repeat_heads_vjp(dmean, kv_heads) / s

@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from attn_np._functions import number
+from attn_np._functions import to_python_scalar
 from attn_np._layer import specs
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
@@ -66,7 +66,7 @@ def recur(
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
     contract.check_given(spec)
-    scale, chunk_size = number(scale), number(chunk_size)
+    scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = prepared(q, k, v, beta, decay, state, scale)
@@ -106,7 +106,7 @@ def recur_call_vjp(
     scale: float | None,
 ) -> dict[str, Array | None]:
     """The gradients of a call's arrays by name."""
-    scale, size = number(scale), chunk_length(form, number(chunk_size), q.shape[1])
+    scale, size = to_python_scalar(scale), chunk_length(form, to_python_scalar(chunk_size), q.shape[1])
     arguments = prepared(q, k, v, beta, decay, state, scale)
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
     dend = zeros(arguments[5].shape, dy) if dend is None else dend

@@ -217,7 +217,7 @@ def recurrent_vjp(
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
 
-def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
+def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
     def step(window_before, xs):
@@ -229,7 +229,7 @@ def windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, A
     return all_windows, last
 
 
-def windows_vjp(real: Array, dwindow: Array) -> Array:
+def conv_windows_vjp(real: Array, dwindow: Array) -> Array:
     """The gradient of x: a position is in its own window and in the later ones that reach back to it."""
 
     def step(dlater, xs):
@@ -246,7 +246,7 @@ def windows_vjp(real: Array, dwindow: Array) -> Array:
 def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
     """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
     initial = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
-    window, last = windows(x, real, initial, scope(tape, name))
+    window, last = conv_windows(x, real, initial, scope(tape, name))
     write_state(step, **{f"{name}_conv": last})
     return einsum("btxhk,xhk->bthk", window, weight)
 
@@ -349,11 +349,11 @@ class GatedDeltaRule(Layer[Config]):
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, x.shape[:2], x)
             dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = windows_vjp(is_real, dwindow)
+            dv = conv_windows_vjp(is_real, dwindow)
             dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = windows_vjp(is_real, dwindow)
+            dk = conv_windows_vjp(is_real, dwindow)
             dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = windows_vjp(is_real, dwindow)
+            dq = conv_windows_vjp(is_real, dwindow)
         dx_a, dw["w_a"], dw["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, dw["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -40,7 +40,7 @@ from attn_np._vjp import (
     sum_to,
 )
 from attn_np.contract.kda import Config
-from attn_np.gated_delta import convolve, windows_vjp
+from attn_np.gated_delta import conv_windows_vjp, convolve
 
 
 class KimiDeltaAttention(Layer[Config]):
@@ -145,11 +145,11 @@ class KimiDeltaAttention(Layer[Config]):
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, x.shape[:2], x)
             dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = windows_vjp(is_real, dwindow)
+            dv = conv_windows_vjp(is_real, dwindow)
             dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = windows_vjp(is_real, dwindow)
+            dk = conv_windows_vjp(is_real, dwindow)
             dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = windows_vjp(is_real, dwindow)
+            dq = conv_windows_vjp(is_real, dwindow)
         dlatent, dw["w_a_up"], dw["dt_bias"] = linear_vjp(
             "btz,zhk->bthk", tape["latent"], self.w_a_up, self.dt_bias, da
         )

@@ -27,14 +27,14 @@ from attn_torch._simplex import log_sum_exp
 from attn_torch._terms import Term, relative_bias_of
 
 
-def number(x: Any) -> Any:
+def to_python_scalar(x: Any) -> Any:
     """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is.
 
     An array that asks for its gradient stays as it is, too, and the checks refuse it: a number has no gradient.
     """
     if x is None or type(x) in (bool, int, float):
         return x
-    x = contract.plain(x)
+    x = contract.numpy_scalar_to_python(x)
     known = getattr(x, "shape", None) == () and concrete(x) and not getattr(x, "requires_grad", False)
     return x.item() if known else x
 
@@ -146,14 +146,14 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    window = contract.window_of(window, number)
-    masking: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
+    window = contract.window_of(window, to_python_scalar)
+    masking: dict[str, Any] = {"causal": to_python_scalar(causal), "window": window, "pattern": pattern}
     if offset is not None or lengths is not None:
-        masking = positions_as_pattern(masking, number(offset), lengths, q, k)
-    options = contract.numbers_of(number, scale, softcap, rate)
+        masking = positions_as_pattern(masking, to_python_scalar(offset), lengths, q, k)
+    options = contract.numbers_of(to_python_scalar, scale, softcap, rate)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
-    added = relative_bias_of(terms, number(offset), q, k)
+    added = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
     if added is not None:
         bias_options = {"relative_bias": added.by_diagonal_or_pair, "varies_by_sequence": added.varies_by_sequence}

@@ -3,7 +3,7 @@
 from math import sqrt
 
 from attn_np.contract import _recur as contract
-from attn_torch._functions import number
+from attn_torch._functions import to_python_scalar
 from attn_torch._layer import specs
 from attn_torch._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_torch._recurrence import chunk_length, recurrence
@@ -65,7 +65,7 @@ def recur(
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
     contract.check_given(spec)
-    scale, chunk_size = number(scale), number(chunk_size)
+    scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = prepared(q, k, v, beta, decay, state, scale)

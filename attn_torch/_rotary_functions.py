@@ -74,9 +74,9 @@ def rotary_angles(
     """
     name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
     low, high = known_range(positions) or (0, 0)
-    limit = max(int(high), 0) + 1 if max_positions is None else contract.plain(max_positions)
-    config = contract.Angles(
-        width=contract.plain(width), rope_base=rope_base, max_positions=limit, sections=sections,
+    limit = max(int(high), 0) + 1 if max_positions is None else contract.numpy_scalar_to_python(max_positions)
+    config = contract.RotaryAnglesOptions(
+        width=contract.numpy_scalar_to_python(width), rope_base=rope_base, max_positions=limit, sections=sections,
         sections_interleaved=sections_interleaved, xpos=xpos, rope_scaling=rope_scaling,
         rope_scaling_factor=rope_scaling_factor, original_max_positions=original_max_positions,
         low_freq_factor=low_freq_factor, high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow,
@@ -134,7 +134,7 @@ def cos_sin_of(
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_cos_sin_given(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
     if sin is not None:
         return cos, sin
     return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))

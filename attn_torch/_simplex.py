@@ -104,7 +104,7 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
         TypeError: scores that are no floats, or a mask that is not boolean.
     """
     spec = specs("softmax", scores=scores, mask=mask)
-    axis = contract.plain(axis)
+    axis = contract.numpy_scalar_to_python(axis)
     contract.check_scores("softmax", spec["scores"], spec["mask"], axis)
     return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
 
@@ -127,6 +127,6 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
         TypeError: scores that are no floats, or a mask that is not boolean.
     """
     spec = specs("entmax", scores=scores, mask=mask)
-    axis, alpha = contract.plain(axis), contract.plain(alpha)
+    axis, alpha = contract.numpy_scalar_to_python(axis), contract.numpy_scalar_to_python(alpha)
     contract.check_scores("entmax", spec["scores"], spec["mask"], axis, alpha)
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))

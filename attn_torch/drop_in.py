@@ -17,13 +17,13 @@ from attn_np.contract import _drop_in as contract
 from attn_np.contract._base import field_error
 from attn_torch._attend import attend
 from attn_torch._drop_in import dot_product_attention as dot_product_attention
-from attn_torch._functions import number
+from attn_torch._functions import to_python_scalar
 from attn_torch._layer import specs
 
 __all__ = ["dot_product_attention", "register", "scaled_dot_product_attention", "transformers_attention"]
 
-# Arguments of `transformers` that change what attention computes: those that are none of ours must be absent.
-OTHERS = ("position_bias", "cache", "block_indices", "indices", "block_mask", "score_mod")
+# Arguments of `transformers` that `attend` cannot honour: refused if passed.
+UNSUPPORTED_ARGUMENTS = ("position_bias", "cache", "block_indices", "indices", "block_mask", "score_mod")
 
 
 def scaled_dot_product_attention(
@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    keep, dropout_p = None, number(dropout_p)
+    keep, dropout_p = None, to_python_scalar(dropout_p)
     if isinstance(dropout_p, float) and 0 < dropout_p < 1:
         arrays = specs(contract.TORCH, query=query, key=key, value=value)
         batch, heads, _ = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
@@ -76,7 +76,7 @@ def transformers_attention(
     Raises:
         ValueError: an argument that no attention here has.
     """
-    unknown = [name for name in OTHERS if options.get(name) is not None]
+    unknown = [name for name in UNSUPPORTED_ARGUMENTS if options.get(name) is not None]
     if unknown:
         todo = 'set attn_implementation="eager" for this model'
         raise field_error(contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), todo)

@@ -33,18 +33,18 @@ class PositionsFirst(Config):
         return arrays | masks
 
 
-class OfJax(PositionsFirst):
+class JaxArguments(PositionsFirst):
     """Those of `jax.nn.dot_product_attention`."""
 
 
-class OfFlax(PositionsFirst):
+class FlaxArguments(PositionsFirst):
     """Those of an `attention_fn`."""
 
 
-OfJax.variant, OfFlax.variant = JAX, FLAX
+JaxArguments.variant, FlaxArguments.variant = JAX, FLAX
 
 
-def flag(who: str, name: str, value: Any) -> None:
+def check_flag(who: str, name: str, value: Any) -> None:
     """Refuse a value that is neither True nor False.
 
     Raises:
@@ -59,7 +59,7 @@ def shape_of(spec: Spec | None) -> tuple[int, ...]:
     return () if spec is None else spec[0]
 
 
-def common(who: str, name: str, *sizes: int) -> int:
+def broadcast_size(who: str, name: str, *sizes: int) -> int:
     """The size that some axes are broadcast to.
 
     Raises:
@@ -103,13 +103,15 @@ def check_heads_first(
     require(value[-2] == key[-2], who, expected, f"{value} and {key}", todo)
     rank = max(4, *map(len, shapes))
     full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    batch = tuple(common(who, "the batch", *sizes) for sizes in zip(*(shape[:-3] for shape in full), strict=True))
-    heads, kv_heads = full[0][-3], common(who, "heads", full[1][-3], full[2][-3])
+    batch = tuple(
+        broadcast_size(who, "the batch", *sizes) for sizes in zip(*(shape[:-3] for shape in full), strict=True)
+    )
+    heads, kv_heads = full[0][-3], broadcast_size(who, "heads", full[1][-3], full[2][-3])
     if shares_heads:
         fits, todo = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
         require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", todo)
     else:
-        heads = common(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
+        heads = broadcast_size(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
     scores = (*batch, heads, query[-2], key[-2])
     for name in (mask_name, "keep"):
         spec = specs.get(name)
@@ -147,8 +149,8 @@ def check_torch(
     Raises:
         ValueError, TypeError: a call that cannot be right, or that has no meaning here.
     """
-    flag(TORCH, "is_causal", is_causal)
-    flag(TORCH, "enable_gqa", enable_gqa)
+    check_flag(TORCH, "is_causal", is_causal)
+    check_flag(TORCH, "enable_gqa", enable_gqa)
     check_scale(TORCH, "scale", scale)
     known = is_number(dropout_p) and 0 <= dropout_p < 1
     if not known:
@@ -197,12 +199,12 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
     require(fits, who, f"s_aux of shape ({heads},), one sink for each head of query", sinks and sinks[0], "reshape it")
 
 
-def batch_mask(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
+def merged_mask_shape(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that a mask is broadcast to before its batch axes become one; None where it has at most one."""
     return (*batch, *((1,) * (3 - len(shape)) + shape)[-3:]) if len(batch) > 1 and len(shape) > 3 else None
 
 
-def merged(batch: tuple[int, ...]) -> int:
+def merged_batch_size(batch: tuple[int, ...]) -> int:
     """The size of all batch axes as one."""
     return prod(batch)
 
@@ -242,7 +244,7 @@ def check_flax(specs: Mapping[str, Spec | None]) -> None:
         fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"
         require(fits, FLAX, expected, shape, "give it these axes")
         last[name] = (shape[-3:], (specs[name] or ((), ""))[1])
-    check_positions_first(OfFlax, last)
+    check_positions_first(FlaxArguments, last)
     for name in ("bias", "mask"):
         spec = specs[name]
         if spec is not None:
@@ -263,13 +265,13 @@ def check_jax(
     Raises:
         ValueError, TypeError: a call that cannot be right, or that has no meaning here.
     """
-    flag(JAX, "is_causal", is_causal)
+    check_flag(JAX, "is_causal", is_causal)
     if implementation not in (None, "xla"):
         raise field_error(JAX, "implementation=None or 'xla'", repr(implementation), "call jax.nn's for cuDNN's")
     if return_residual is not False:
         raise field_error(JAX, "return_residual=False", repr(return_residual), "call jax.nn's for the residual")
     check_scale(JAX, "scale", scale)
-    check_positions_first(OfJax, specs)
+    check_positions_first(JaxArguments, specs)
     query = specs["query"]
     for name in ("query_seq_lengths", "key_value_seq_lengths"):
         spec, batch = specs[name], query[0][0] if query is not None and len(query[0]) == 4 else 1

@@ -13,7 +13,7 @@ from attn_np.contract._patterns import Pattern, Window, check_pattern
 from attn_np.contract._rotary import LAYOUTS, Rotary
 
 
-def plain(x: Any) -> Any:
+def numpy_scalar_to_python(x: Any) -> Any:
     """A number as Python has it, where it is NumPy's; anything else as it is."""
     return x.item() if type(x).__module__ == "numpy" and x.shape == () else x
 
@@ -213,7 +213,7 @@ def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Angles(Rotary):
+class RotaryAnglesOptions(Rotary):
     """The options of `rotary_angles`, checked as the fields of a layer with rotary positions are."""
 
     width: int
@@ -271,10 +271,10 @@ class Angles(Rotary):
         return tuple((2 * i / self.width + 0.4) / 1.4 for i in range(pairs))
 
 
-Angles.variant = "rotary_angles"
+RotaryAnglesOptions.variant = "rotary_angles"
 
 
-def check_cos_sin_given(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
+def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
     """Refuse cosines without sines, and options of positions beside angles.
 
     Args:
@@ -337,21 +337,21 @@ def alibi_slopes(num_heads: Any) -> tuple[float, ...]:
     Raises:
         ValueError: no number of heads.
     """
-    num_heads = plain(num_heads)
+    num_heads = numpy_scalar_to_python(num_heads)
     is_count = is_integer(num_heads) and num_heads > 0
     require(is_count, "alibi_slopes", "num_heads to be an int from 1", repr(num_heads), "set num_heads")
     return alibi.slopes(num_heads)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buckets(t5_bias.Config):
+class RelativeBucketsOptions(t5_bias.Config):
     """The options of `relative_buckets`, checked as the fields of `t5_bias` are."""
 
     d_model: int = 1
     num_heads: int = 1
 
 
-Buckets.variant = "relative_buckets"
+RelativeBucketsOptions.variant = "relative_buckets"
 
 
 def check_relative_positions(spec: Spec | None) -> None:
