@@ -3,7 +3,7 @@
 Names load on first use: `attn_jax.build("mha", ...)`, `attn_jax.MultiHeadAttention`, `attn_jax.attend`.
 """
 
-from attn_np.contract._package import lazy, needs
+from attn_np.contract._package import lazy, require_installed
 
-needs(__name__, modules=("jax", "flax"), extra="jax")
+require_installed(__name__, modules=("jax", "flax"), extra="jax")
 __getattr__, __dir__, __all__ = lazy(__name__, api=("build", "load", "load_pretrained", "save", "trace"))

@@ -16,7 +16,7 @@ from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._masks import prepare_inputs as prepare_inputs
 from attn_jax._ops import DTYPES, Array, Tape, cached_check, check_dtype, dtype_name, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._decode import DecodingMixin, check_arguments, check_step
 from attn_np.contract._rotary import split_cos_sin
 
 C = TypeVar("C", bound=Config)
@@ -57,7 +57,7 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     return cast_and_call
 
 
-class Layer(nnx.Module, Decodes[Array], Generic[C]):
+class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
 
     Args:

@@ -8,12 +8,12 @@ from attn_jax._ops import Array, Tape, broadcast_to, concatenate, record, upcast
 from attn_np.contract._band import Limits
 
 
-def behind(x: Array, memory: Array, share: float = 1.0) -> Array:
+def append_memory(x: Array, memory: Array, share: float = 1.0) -> Array:
     """Keys or values `b s g k`, and behind them those of the memory, `m g k`, times a number."""
     return concatenate([x, broadcast_to(share * upcast(memory), (x.shape[0], *memory.shape))], 1)
 
 
-def widened(x: Array | None, s: int, memory: Array) -> Array | None:
+def append_memory_to_mask(x: Array | None, s: int, memory: Array) -> Array | None:
     """A mask or a bias of s keys, with the memory's behind them: True, or 0."""
     if x is None:
         return None
@@ -45,9 +45,9 @@ def with_memory(
     s = k.shape[1]
     mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
     q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
-    mask, keep = widened(mask, s, memory_k), widened(keep, s, memory_k)
-    bias = widened(record(tape, caller_bias=upcast(bias)), s, memory_k)
+    mask, keep = append_memory_to_mask(mask, s, memory_k), append_memory_to_mask(keep, s, memory_k)
+    bias = append_memory_to_mask(record(tape, caller_bias=upcast(bias)), s, memory_k)
     # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
     share = 1.0 if keep is None else 1.0 - rate
     options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
-    return q, behind(k, memory_k), behind(v, memory_v, share), options
+    return q, append_memory(k, memory_k), append_memory(v, memory_v, share), options

@@ -45,8 +45,8 @@ def attention_fn(
         TypeError: dtypes that do not fit.
     """
     if module is not None:
-        todo = "set sow_weights=False, or call attend with return_weights=True"
-        raise field_error(contract.FLAX, "module=None", type(module).__name__, todo)
+        fix = "set sow_weights=False, or call attend with return_weights=True"
+        raise field_error(contract.FLAX, "module=None", type(module).__name__, fix)
     if precision is not None:
         raise field_error(contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype

@@ -244,10 +244,10 @@ def attend_call_vjp(
         kv_heads=k.shape[2] if k.ndim == 4 else None, softmax_fn_vjp=softmax_fn_vjp if rule else None,
         dweights=dweights, dlse=dlse, with_diagonals=terms is not None,
     )  # fmt: skip
-    found = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}
+    grads = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}
     added = relative_bias_of(terms, to_python_scalar(offset), q, k)
     if added is None:
-        return found
+        return grads
     # The taped bias may be the sum of both.
     dbias = None if bias is None else sum_to(tape["dbiased"], bias.shape)
-    return found | {"bias": dbias, "terms": added.vjp(core.relative_bias_vjp(tape, added.shape()))}
+    return grads | {"bias": dbias, "terms": added.vjp(core.relative_bias_vjp(tape, added.shape()))}

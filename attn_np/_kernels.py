@@ -312,12 +312,12 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     for part in (seen[i : i + step] for i in range(0, len(seen), step)):
         # A bias by diagonal is read in spans.
         gaps = np.flatnonzero(np.diff(part) > 1) + 1 if args.diagonal_bias is not None else []
-        for found in np.split(part, gaps):
-            first, last, s = found[0], found[-1] + 1, args.band.s
-            if last - first == len(found):
+        for run in np.split(part, gaps):
+            first, last, s = run[0], run[-1] + 1, args.band.s
+            if last - first == len(run):
                 yield Span(int(first) * PATTERN_KEYS, min(int(last) * PATTERN_KEYS, s))
             else:
-                keys = (found[:, None] * PATTERN_KEYS + np.arange(PATTERN_KEYS)).ravel()
+                keys = (run[:, None] * PATTERN_KEYS + np.arange(PATTERN_KEYS)).ravel()
                 yield keys[: len(keys) - max(0, int(last) * PATTERN_KEYS - s)]
 
 

@@ -11,7 +11,7 @@ from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._masks import prepare_inputs as prepare_inputs
 from attn_np._ops import DTYPES, Array, Tape, cached_check, dtype_name, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._decode import DecodingMixin, check_arguments, check_step
 from attn_np.contract._rotary import split_cos_sin
 
 C = TypeVar("C", bound=Config)
@@ -34,9 +34,9 @@ def requires_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(vjp)
     def run(self: Any, tape: Any, *dys: Any, **named: Any) -> Any:
         variant = self.config.variant
-        todo = "call y, tape = trace(layer, ...) first and pass the tape as it is"
+        fix = "call y, tape = trace(layer, ...) first and pass the tape as it is"
         if not hasattr(tape, "get"):
-            raise TypeError(f"{variant}: expected the tape of a call in vjp, got {type(tape).__name__}; {todo}")
+            raise TypeError(f"{variant}: expected the tape of a call in vjp, got {type(tape).__name__}; {fix}")
         if (dys[0] if dys else named.get("dy")) is None:
             raise TypeError(f"{variant}: expected the gradient of y in vjp, got none; pass dL/dy")
         specs(variant, **{f"gradient {i}": x for i, x in enumerate(dys)}, **named)
@@ -44,17 +44,17 @@ def requires_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
             return vjp(self, tape, *dys, **named)
         except KeyError as missing:
             got = f"one without {missing}"
-            raise ValueError(f"{variant}: expected the tape of a call in vjp, got {got}; {todo}") from missing
+            raise ValueError(f"{variant}: expected the tape of a call in vjp, got {got}; {fix}") from missing
         except ValueError as wrong:
             if ": expected " in str(wrong):
                 raise
             got = f"one whose arrays do not fit ({wrong})"
-            raise ValueError(f"{variant}: expected the tape of this layer's call in vjp, got {got}; {todo}") from wrong
+            raise ValueError(f"{variant}: expected the tape of this layer's call in vjp, got {got}; {fix}") from wrong
 
     return run
 
 
-class Layer(Decodes[Array], Generic[C]):
+class Layer(DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as attributes, the call's check, training and evaluation mode.
 
     Args:

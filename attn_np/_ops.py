@@ -111,8 +111,8 @@ def gather_last(x: Array, index: Array) -> Array:
     if type(x) is not np.ndarray:  # an array that carries errors
         return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
     flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
-    found = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
-    return np.asarray(found, x.dtype).reshape(b, h, t, s)
+    rows = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
+    return np.asarray(rows, x.dtype).reshape(b, h, t, s)
 
 
 def skew(x: Array, t: int, s: int) -> Array:

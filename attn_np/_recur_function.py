@@ -65,17 +65,17 @@ def recur(
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
-    contract.check_given(spec)
+    contract.check_qkv_present(spec)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
-    arguments = prepared(q, k, v, beta, decay, state, scale)
+    arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
-    y, last = recurrence(*arguments, size, contract.erases(rule), tape)
+    y, last = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), last
 
 
-def prepared(
+def recurrence_inputs(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, state: Array | None, scale: float | None
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array]:
     """The arguments of `recurrence`: scaled queries, decays by position with an axis of channels, a first state."""
@@ -107,10 +107,10 @@ def recur_call_vjp(
 ) -> dict[str, Array | None]:
     """The gradients of a call's arrays by name."""
     scale, size = to_python_scalar(scale), chunk_length(form, to_python_scalar(chunk_size), q.shape[1])
-    arguments = prepared(q, k, v, beta, decay, state, scale)
+    arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
     dend = zeros(arguments[5].shape, dy) if dend is None else dend
-    dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(tape, *arguments, size, contract.erases(rule), dy, dend)
+    dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(tape, *arguments, size, contract.has_delta_rule(rule), dy, dend)
     if decay is not None:
         ddecay = sum_to(ddecay if decay.ndim % 2 == 0 else ddecay[..., 0], decay.shape)
     dq = dq * (1 / sqrt(k.shape[3]) if scale is None else scale)

@@ -237,7 +237,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, erases: bool,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, delta_rule: bool,
     tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -249,14 +249,14 @@ def chunked(
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
     beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
-    if erases:
+    if delta_rule:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
         erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
@@ -284,14 +284,14 @@ def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[A
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
     def step(state, xs):
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
-        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
+        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
         corrected = scaled_by(corrected, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
@@ -302,7 +302,7 @@ def recurrent(
 
 def recurrence(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
-    erases: bool, tape: Tape,
+    delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
 
@@ -312,14 +312,14 @@ def recurrence(
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
         initial: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
-        erases: whether the value that the state holds for a key is removed before the new one is written.
+        delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, last = recurrent(q, k, v, beta, decay, initial, erases, tape)
+        out, last = recurrent(q, k, v, beta, decay, initial, delta_rule, tape)
     else:
-        out, last = chunked(q, k, v, beta, decay, initial, size, erases, tape)
+        out, last = chunked(q, k, v, beta, decay, initial, size, delta_rule, tape)
     return out.reshape(b, t, h, v.shape[3]), last
 
 
@@ -328,7 +328,7 @@ def recurrence(
 
 def chunked_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int,
-    erases: bool, dout: Array, dlast: Array,
+    delta_rule: bool, dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
@@ -358,7 +358,7 @@ def chunked_vjp(
     dinitial, (dwriting, dk_decayed, dchunk_decay) = scan(step, dlast, xs, names=names, reverse=True)
     dwriting, dk_decayed = dwriting.reshape(v.shape), dk_decayed.reshape(k.shape)
     dfrom_row, dbeta_k = 0.0, None
-    if erases:
+    if delta_rule:
         derasing = -einsum("btgv,bgkv->btgk", dwriting, chunk_states)
         derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
         inverse = tape["inverse"]
@@ -368,7 +368,7 @@ def chunked_vjp(
         dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
         dfrom_row, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
@@ -390,7 +390,7 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool,
     dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
@@ -403,7 +403,7 @@ def recurrent_vjp(
         dstate = dstate + dstate_read
         dcorrected = einsum("bgk,bgkv->bgv", k, dstate)
         dk = einsum("bgkv,bgv->bgk", dstate, corrected)
-        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dcorrected, beta)) if erases else dstate
+        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dcorrected, beta)) if delta_rule else dstate
         ddecay = np.sum(dstate * previous_states, axis=-1)
         return (dstate if decay is None else decay[..., None] * dstate), (dcorrected, dk, ddecay)
 
@@ -411,7 +411,7 @@ def recurrent_vjp(
     names = ("dcorrected", "dk_added", "ddecay")
     dinitial, (dcorrected, dk, ddecay) = scan(step, dlast, xs, names=names, reverse=True)
     dv, dbeta, difference = scaled_by(dcorrected, beta), None, v
-    if erases:
+    if delta_rule:
         decayed = previous_states if decay is None else decay[..., None] * previous_states
         dk = sum_grads(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
@@ -422,15 +422,15 @@ def recurrent_vjp(
 
 def recurrence_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array,
-    size: int | None, erases: bool, dout: Array, dlast: Array,
+    size: int | None, delta_rule: bool, dout: Array, dlast: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
     (b, t, h, width), groups = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
     dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
     if size is None:
-        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial, erases, dout, dlast)
+        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial, delta_rule, dout, dlast)
     else:
-        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial, size, erases, dout, dlast)
+        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial, size, delta_rule, dout, dlast)
     dq, dk, dv, dbeta, ddecay, dinitial = grads
     return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial

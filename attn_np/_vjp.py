@@ -357,17 +357,17 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
         return partial(rule_of(function.func), **function.keywords)
     if not callable(getattr(function, "vjp", None)):
         name = getattr(function, "__name__", repr(function))
-        todo = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
-        raise TypeError(f"value_and_vjp: expected a layer or a function with a backward pass, got {name}; {todo}")
+        fix = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
+        raise TypeError(f"value_and_vjp: expected a layer or a function with a backward pass, got {name}; {fix}")
     return function.vjp
 
 
-def rounded(grad: Any, x: Any) -> Any:
+def cast_like(grad: Any, x: Any) -> Any:
     """A gradient in the dtype of its argument, in lists, in tuples, and by the names of attributes, too."""
     if isinstance(x, list | tuple):
-        return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+        return type(x)(cast_like(g, y) for g, y in zip(grad, x, strict=True))
     if isinstance(grad, dict):
-        return {name: rounded(g, getattr(x, name)) for name, g in grad.items()}
+        return {name: cast_like(g, getattr(x, name)) for name, g in grad.items()}
     return to_dtype(grad, dtype_name(x))
 
 
@@ -392,7 +392,7 @@ def function_and_vjp(
         tape["y"] = upcast(outputs[0])
         dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
-        return Grads(inputs={n: rounded(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
+        return Grads(inputs={n: cast_like(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
     residuals = BackwardTape()
     y = forward(None if recompute else residuals)

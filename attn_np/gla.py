@@ -50,7 +50,7 @@ class GatedLinearAttention(Layer[Config]):
         decay = record(tape, decay=exp(log_decay))
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, last = recurrence(q_scaled, k, v, None, decay, initial, size, False, tape)
+        context, last = recurrence(q_scaled, k, v, None, decay, initial, size, delta_rule=False, tape=tape)
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
@@ -77,7 +77,9 @@ class GatedLinearAttention(Layer[Config]):
         dcontext = record(tape, dcontext=dcontext)
         initial = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        cotangents = recurrence_vjp(tape, q * scale, k, v, None, decay, initial, size, False, dcontext, initial)
+        cotangents = recurrence_vjp(
+            tape, q * scale, k, v, None, decay, initial, size, delta_rule=False, dout=dcontext, dlast=initial
+        )
         dq_scaled, dk, dv, _, ddecay, _ = cotangents
         dq, dk, dv, ddecay = record(tape, dq=dq_scaled * scale, dk=dk, dv=dv, ddecay=ddecay)
         dlog_decay = record(tape, dlog_decay=ddecay * decay)

@@ -97,7 +97,7 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, last = recurrence(q_scaled, k_unit, v_silu, beta, decay, initial, size, True, tape)
+        context, last = recurrence(q_scaled, k_unit, v_silu, beta, decay, initial, size, delta_rule=True, tape=tape)
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
@@ -128,8 +128,9 @@ class KimiDeltaAttention(Layer[Config]):
         initial = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
-            tape, q_unit * scale, k_unit, v_silu, beta, decay, initial, size, True, dcontext, initial
-        )
+            tape, q_unit * scale, k_unit, v_silu, beta, decay, initial, size, delta_rule=True, dout=dcontext,
+            dlast=initial,
+        )  # fmt: skip
         dq_scaled, dk_unit, dv_silu, dbeta, ddecay, _ = cotangents
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
+from attn_np.contract._decode import DecodingMixin, check_arguments, check_step
 from attn_np.contract._rotary import split_cos_sin
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import prepare_inputs as prepare_inputs
@@ -26,7 +26,7 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
+class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
 
     Args:
@@ -116,8 +116,8 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         """
         params = self.params()
         if any(param.is_meta for param in params.values()):
-            todo = "call layer.to_empty(device=...) first"
-            raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {todo}')
+            fix = "call layer.to_empty(device=...) first"
+            raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {fix}')
         with torch.no_grad():
             for name, param in params.items():
                 param.copy_(values[name])

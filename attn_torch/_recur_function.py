@@ -64,17 +64,17 @@ def recur(
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
-    contract.check_given(spec)
+    contract.check_qkv_present(spec)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
-    arguments = prepared(q, k, v, beta, decay, state, scale)
+    arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
-    y, last = recurrence(*arguments, size, contract.erases(rule), tape)
+    y, last = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), last
 
 
-def prepared(
+def recurrence_inputs(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, state: Array | None, scale: float | None
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array]:
     """The arguments of `recurrence`: scaled queries, decays by position with an axis of channels, a first state."""

@@ -149,7 +149,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, erases: bool,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, delta_rule: bool,
     tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -161,14 +161,14 @@ def chunked(
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
     beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if erases else q
+    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
-    if erases:
+    if delta_rule:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
         erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
@@ -196,14 +196,14 @@ def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[A
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, erases: bool, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
     def step(state, xs):
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
-        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
+        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
         corrected = scaled_by(corrected, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
         return state, (corrected, state)
@@ -214,7 +214,7 @@ def recurrent(
 
 def recurrence(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
-    erases: bool, tape: Tape,
+    delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
 
@@ -224,14 +224,14 @@ def recurrence(
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
         initial: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
-        erases: whether the value that the state holds for a key is removed before the new one is written.
+        delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, last = recurrent(q, k, v, beta, decay, initial, erases, tape)
+        out, last = recurrent(q, k, v, beta, decay, initial, delta_rule, tape)
     else:
-        out, last = chunked(q, k, v, beta, decay, initial, size, erases, tape)
+        out, last = chunked(q, k, v, beta, decay, initial, size, delta_rule, tape)
     return out.reshape(b, t, h, v.shape[3]), last
 
 

@@ -78,8 +78,8 @@ def transformers_attention(
     """
     unknown = [name for name in UNSUPPORTED_ARGUMENTS if options.get(name) is not None]
     if unknown:
-        todo = 'set attn_implementation="eager" for this model'
-        raise field_error(contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), todo)
+        fix = 'set attn_implementation="eager" for this model'
+        raise field_error(contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), fix)
     arrays = {"query": query, "key": key, "value": value, "s_aux": s_aux}
     contract.check_transformers(specs(contract.HUGGING_FACE, attention_mask=attention_mask, **arrays), scaling, softcap)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

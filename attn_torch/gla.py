@@ -49,7 +49,7 @@ class GatedLinearAttention(Layer[Config]):
         decay = record(tape, decay=exp(log_decay))
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, last = recurrence(q_scaled, k, v, None, decay, initial, size, False, tape)
+        context, last = recurrence(q_scaled, k, v, None, decay, initial, size, delta_rule=False, tape=tape)
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))

@@ -82,7 +82,7 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, last = recurrence(q_scaled, k_unit, v_silu, beta, decay, initial, size, True, tape)
+        context, last = recurrence(q_scaled, k_unit, v_silu, beta, decay, initial, size, delta_rule=True, tape=tape)
         write_state(step, state=last)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))

@@ -171,8 +171,8 @@ def check(
         require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
     if arrays.head_axis and (sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0):
         expected = "the heads of q to be a multiple of those of k, which has at least 1"
-        todo = f"share each key/value head among equally many query heads{swapped_axes_hint(specs)}"
-        raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", todo)
+        fix = f"share each key/value head among equally many query heads{swapped_axes_hint(specs)}"
+        raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", fix)
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     if not is_number(rate) or not 0 <= rate < 1:
         raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")

@@ -71,9 +71,10 @@ class Band:
         stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
         return Span(start, max(start, stop))
 
-    def row_blocks(self, max_scores: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
-        """All queries in blocks of about `max_scores` scores or of `min_rows` rows, each with the keys that it may see.
+    def row_blocks(self, max_pairs: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
+        """All queries in blocks, each with the keys that it may see.
 
+        A block has about `max_pairs` pairs of a query and a key, or `min_rows` rows if that is more.
         Under a window a block has at most a quarter of the window's length in rows, or 4 `min_rows` if that is more:
         the corners of a longer one would be hidden.
         """
@@ -82,7 +83,7 @@ class Band:
             most = max(4 * min_rows, (self.left + self.right) // 4)
         while start < self.t:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
-            stop = min(self.t, start + min(most, max(min_rows, max_scores // max(1, keys.length))))
+            stop = min(self.t, start + min(most, max(min_rows, max_pairs // max(1, keys.length))))
             keys = self.keys(Span(start, stop))
             first = min(keys.start, self.s - 1)  # one key at least: scores of no keys have no maximum
             yield Span(start, stop), Span(first, max(keys.stop, first + 1))

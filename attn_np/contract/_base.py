@@ -89,15 +89,15 @@ def is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, float) or is_integer(x)
 
 
-def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
+def require(condition: bool, variant: str, expected: str, got: object, fix: str) -> None:
     """Raise the `field_error` of the other arguments unless `condition` holds."""
     if not condition:
-        raise field_error(variant, expected, got, todo)
+        raise field_error(variant, expected, got, fix)
 
 
-def field_error(variant: str, expected: str, got: object, todo: str) -> ValueError:
+def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
     """The error of a field or an argument, in the common form. Raised by itself where its words need the value."""
-    return ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
+    return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +241,8 @@ class Config:
         """The first field is a multiple of the second, or a third one is set."""
         size, divisor = getattr(self, name), getattr(self, by)
         if getattr(self, unless) is None:
-            got, todo = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
-            require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, todo)
+            got, fix = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
+            require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, fix)
 
     def check_flag(self, *names: str) -> None:
         """Each named field is True or False: a word such as "no" would count as True."""
@@ -258,8 +258,8 @@ class Config:
             isinstance(value, tuple) and len(value) == 2 and all(x is None or (is_integer(x) and x >= 0) for x in value)
         )
         if not fits:
-            todo = "say how many keys before and after its own position a query sees, None for no limit"
-            raise field_error(self.variant, f"{name} to be a tuple (left, right) of ints from 0", repr(value), todo)
+            fix = "say how many keys before and after its own position a query sees, None for no limit"
+            raise field_error(self.variant, f"{name} to be a tuple (left, right) of ints from 0", repr(value), fix)
 
     # The check of a call ----------------------------------------------------------------------------------------------
 
@@ -308,10 +308,10 @@ class Config:
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None) -> None:
         if arg.kind in MEANINGS:
             if got != "bool":
-                todo, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
+                fix, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
                 if arg.kind == "mask":
-                    todo += ", or an additive float bias as bias="
-                raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {todo}")
+                    fix += ", or an additive float bias as bias="
+                raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {fix}")
         elif arg.kind == "integers":
             if got not in INTEGERS:
                 raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass integers")
@@ -345,9 +345,9 @@ class Config:
             got == 1 or got == want for got, want in zip(reversed(shape), reversed(full), strict=False)
         )
         if not fits:
-            todo = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
+            fix = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
             raise ValueError(
-                f"{self.variant}: expected {name} broadcastable to {shape_text(arg.axes, sizes)}, got {shape}; {todo}"
+                f"{self.variant}: expected {name} broadcastable to {shape_text(arg.axes, sizes)}, got {shape}; {fix}"
             )
 
 
@@ -428,14 +428,14 @@ def annotated_names(layer: type) -> list[str]:
     return names
 
 
-def check_index(known: tuple[int, int] | None, size: int) -> None:
+def check_index(value_range: tuple[int, int] | None, size: int) -> None:
     """Refuse an index, as of tokens, outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.
     """
-    low, high = known or (0, -1)
+    low, high = value_range or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
-        todo = "look at the vocabulary, or at what gives the rows"
-        raise ValueError(f"tokens or rows of a table: expected numbers from 0 to {size - 1}, got {got}; {todo}")
+        fix = "look at the vocabulary, or at what gives the rows"
+        raise ValueError(f"tokens or rows of a table: expected numbers from 0 to {size - 1}, got {got}; {fix}")

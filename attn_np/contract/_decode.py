@@ -31,13 +31,13 @@ def cache_shapes(
         fits = is_integer(size) and size >= 1
         require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     why = config.why_no_cache()
-    todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
-    require(bool(config.cache_axes()), variant, "a layer that decodes", why, todo)
+    fix = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
+    require(bool(config.cache_axes()), variant, "a layer that decodes", why, fix)
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
-    todo = f"pass {', '.join(f'{letter}=' for letter in missing)}"
-    require(not missing, variant, f"sizes of {', '.join(missing)}", "none", todo)
+    fix = f"pass {', '.join(f'{letter}=' for letter in missing)}"
+    require(not missing, variant, f"sizes of {', '.join(missing)}", "none", fix)
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
 
 
@@ -53,16 +53,16 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
     if not isinstance(cache, kind):
         other = type(cache)
         got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
-        todo = "call the layer's init_cache, or pass the cache that the last step returned"
-        raise TypeError(f"{variant}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
+        fix = "call the layer's init_cache, or pass the cache that the last step returned"
+        raise TypeError(f"{variant}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {fix}")
     check_unspent(variant, cache.spent)
     layer_arguments = config.arguments() if arguments else {}
     for name, x in arguments.items():
         if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
-            todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
-            raise ValueError(f"{variant}: expected step without {name}, got one; {todo}")
-    todo = "pass tape={} and read the weights from it"
-    require(not arguments.get("return_weights"), variant, "step without return_weights", "it", todo)
+            fix = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
+            raise ValueError(f"{variant}: expected step without {name}, got one; {fix}")
+    fix = "pass tape={} and read the weights from it"
+    require(not arguments.get("return_weights"), variant, "step without return_weights", "it", fix)
     return {name: x for name, x in arguments.items() if name in layer_arguments}
 
 
@@ -72,8 +72,8 @@ def check_unspent(who: str, spent: bool) -> None:
     Raises:
         ValueError: if it has.
     """
-    todo = "use the cache that the step returned, or copy() the old one before"
-    require(not spent, who, "a cache that no step has used", "one used up", todo)
+    fix = "use the cache that the step returned, or copy() the old one before"
+    require(not spent, who, "a cache that no step has used", "one used up", fix)
 
 
 def check_step(
@@ -128,11 +128,11 @@ def check_room(variant: str, length: Any, max_length: int) -> None:
     Raises:
         ValueError: naming both numbers.
     """
-    todo = "call init_cache with a larger max_length"
-    require(length <= max_length, variant, f"at most {max_length} positions in the cache", length, todo)
+    fix = "call init_cache with a larger max_length"
+    require(length <= max_length, variant, f"at most {max_length} positions in the cache", length, fix)
 
 
-class Decodes(Generic[Array]):
+class DecodingMixin(Generic[Array]):
     """The decoding of a layer: its tree says by `_empty_cache` and `_step` how arrays are made and steps are taken."""
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:

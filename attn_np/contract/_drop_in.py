@@ -97,10 +97,10 @@ def check_heads_first(
         if got != dtype:
             raise TypeError(f"{who}: expected {name} of dtype {dtype}, as query, got {got}; convert it")
         require(len(shape) >= 2, who, f"{name} of shape (..., h, t, k)", shape, "give it its axes in this order")
-    fits, todo = key[-1] == query[-1] and query[-1] > 0, "they are multiplied with each other"
-    require(fits, who, "key of the width of query, at least 1, on the last axis", f"{key} and {query}", todo)
-    expected, todo = "value of the length of key on the axis before the last", "give each key a value"
-    require(value[-2] == key[-2], who, expected, f"{value} and {key}", todo)
+    fits, fix = key[-1] == query[-1] and query[-1] > 0, "they are multiplied with each other"
+    require(fits, who, "key of the width of query, at least 1, on the last axis", f"{key} and {query}", fix)
+    expected, fix = "value of the length of key on the axis before the last", "give each key a value"
+    require(value[-2] == key[-2], who, expected, f"{value} and {key}", fix)
     rank = max(4, *map(len, shapes))
     full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     batch = tuple(
@@ -108,8 +108,8 @@ def check_heads_first(
     )
     heads, kv_heads = full[0][-3], broadcast_size(who, "heads", full[1][-3], full[2][-3])
     if shares_heads:
-        fits, todo = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
-        require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", todo)
+        fits, fix = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
+        require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", fix)
     else:
         heads = broadcast_size(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
     scores = (*batch, heads, query[-2], key[-2])
@@ -133,8 +133,8 @@ def check_broadcast(who: str, name: str, shape: tuple[int, ...], scores: tuple[i
     """
     pairs = zip(reversed(shape), reversed(scores), strict=False)
     fits = len(shape) <= len(scores) and all(n == 1 or n == size for n, size in pairs)
-    todo = "add axes of size 1 where it does not vary"
-    require(fits, who, f"{name} broadcastable to the scores' shape {scores}", shape, todo)
+    fix = "add axes of size 1 where it does not vary"
+    require(fits, who, f"{name} broadcastable to the scores' shape {scores}", shape, fix)
 
 
 def check_torch(
@@ -152,15 +152,15 @@ def check_torch(
     check_flag(TORCH, "is_causal", is_causal)
     check_flag(TORCH, "enable_gqa", enable_gqa)
     check_scale(TORCH, "scale", scale)
-    known = is_number(dropout_p) and 0 <= dropout_p < 1
-    if not known:
+    fits = is_number(dropout_p) and 0 <= dropout_p < 1
+    if not fits:
         raise field_error(TORCH, "dropout_p in [0, 1)", repr(dropout_p), "it is the share of weights set to 0")
     if dropout_p > 0 and not has_keep:
-        todo = "draw it, or leave dropout_p out; attn_torch.drop_in draws by itself"
-        raise field_error(TORCH, "keep=, True where a weight is not dropped, with dropout_p", "none", todo)
+        fix = "draw it, or leave dropout_p out; attn_torch.drop_in draws by itself"
+        raise field_error(TORCH, "keep=, True where a weight is not dropped, with dropout_p", "none", fix)
     if specs["attn_mask"] is not None and is_causal:
-        todo = "put causality into the mask: PyTorch refuses both, or not, by the kernel that it chooses"
-        raise field_error(TORCH, "attn_mask or is_causal=True", "both", todo)
+        fix = "put causality into the mask: PyTorch refuses both, or not, by the kernel that it chooses"
+        raise field_error(TORCH, "attn_mask or is_causal=True", "both", fix)
     return check_heads_first(TORCH, specs, "attn_mask", shares_heads=enable_gqa)
 
 
@@ -225,9 +225,9 @@ def check_positions_first(arrays: type[PositionsFirst], specs: Mapping[str, Spec
     bias = specs.get("bias")
     as_query = {"bias": (bias[0], dtype)} if bias is not None and bias[1] in FLOATS else {}
     sizes = arrays(batched=rank == 4).check(None, **{**specs, **as_query})
-    fits, todo = sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0, "share each among equally many"
+    fits, fix = sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0, "share each among equally many"
     got = f"{sizes['h']} and {sizes['g']}"
-    require(fits, who, "heads of query as a multiple of those of key and value", got, todo)
+    require(fits, who, "heads of query as a multiple of those of key and value", got, fix)
     require(sizes["k"] > 0, who, "query and key of width at least 1", "width 0", "give them at least one dimension")
 
 
@@ -288,8 +288,8 @@ def window_sides(sides: Any) -> tuple[int, int]:
     Raises:
         ValueError: not an int or two of them from 0.
     """
-    known = isinstance(sides, tuple | list) and len(sides) == 2
-    if not known or any(not is_integer(n) or n < 0 for n in sides):
+    is_pair = isinstance(sides, tuple | list) and len(sides) == 2
+    if not is_pair or any(not is_integer(n) or n < 0 for n in sides):
         expected = "local_window_size to be an int from 0, or (left, right) of them"
         raise field_error(JAX, expected, repr(sides), "leave it out for no window")
     return sides[0], sides[1]

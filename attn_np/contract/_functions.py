@@ -109,14 +109,14 @@ def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) ->
         raise TypeError(f"{name}: expected floats from bias(relative_position), got {dtype}; convert them")
 
 
-def check_lengths(known: tuple[int, int] | None) -> None:
+def check_lengths(value_range: tuple[int, int] | None) -> None:
     """Refuse lengths below 0, if the least and the largest are known.
 
     Raises:
         ValueError: naming the least.
     """
-    if known is not None and known[0] < 0:
-        raise field_error("attend", "lengths from 0", known[0], "count the keys of each sequence that are real")
+    if value_range is not None and value_range[0] < 0:
+        raise field_error("attend", "lengths from 0", value_range[0], "count the keys of each sequence that are real")
 
 
 def check_weights(spec: Spec | None, shape: tuple[int, ...]) -> None:
@@ -126,11 +126,11 @@ def check_weights(spec: Spec | None, shape: tuple[int, ...]) -> None:
         ValueError: nothing, or another shape.
         TypeError: no floats.
     """
-    todo = "return a weight for each score"
-    require(spec is not None, "attend", "an array from softmax_fn", None, todo)
+    fix = "return a weight for each score"
+    require(spec is not None, "attend", "an array from softmax_fn", None, fix)
     check_floats("attend", "the weights of softmax_fn", spec)
     got = spec and spec[0]
-    require(got == shape, "attend", f"weights of shape {shape} from softmax_fn, as the scores", got, todo)
+    require(got == shape, "attend", f"weights of shape {shape} from softmax_fn, as the scores", got, fix)
 
 
 def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
@@ -202,12 +202,12 @@ def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, 
     require(is_axis, owner, f"axis to be one of the scores' {rank} axes", repr(axis), "count from 0, or back from -1")
     if mask is not None:
         if mask[1] != "bool":
-            todo = "pass mask == 1, or add a bias to the scores"
-            raise TypeError(f"{owner}: expected a boolean mask (True = may attend), got {mask[1]}; {todo}")
+            fix = "pass mask == 1, or add a bias to the scores"
+            raise TypeError(f"{owner}: expected a boolean mask (True = may attend), got {mask[1]}; {fix}")
         sizes = tuple(shape[rank - len(mask[0]) :])
         fits = len(mask[0]) <= rank and all(n in (1, size) for n, size in zip(mask[0], sizes, strict=True))
-        todo = "add axes of size 1 where it does not vary"
-        require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], todo)
+        fix = "add axes of size 1 where it does not vary"
+        require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], fix)
     if not is_number(alpha) or not (alpha >= 1 and isfinite(alpha)):
         raise field_error(owner, "alpha to be a finite number from 1", repr(alpha), "1 is softmax, 2 is sparsemax")
 
@@ -287,13 +287,13 @@ def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, op
         TypeError: cosines alone.
     """
     check_floats("rotate", "x", spec["x"])
-    expected, todo = "no options of positions beside cos and sin", "they are options of rotary_angles"
-    require(not (has_sin and options), "rotate", expected, ", ".join(options), todo)
+    expected, fix = "no options of positions beside cos and sin", "they are options of rotary_angles"
+    require(not (has_sin and options), "rotate", expected, ", ".join(options), fix)
     cos = spec["cos"]
     if not has_sin and (cos is None or cos[1] not in INTEGERS):
         got = "none" if cos is None else f"{cos[1]} alone"
-        todo = "pass positions, or both results of rotary_angles"
-        raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {got}; {todo}")
+        fix = "pass positions, or both results of rotary_angles"
+        raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {got}; {fix}")
 
 
 def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, wide: str) -> None:

@@ -25,7 +25,7 @@ HINTS = {
 }
 
 
-def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
+def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> None:
     """Refuse to import a tree whose framework is not installed, and say what to install.
 
     Raises:
@@ -55,8 +55,8 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
             return getattr(import_module(f"{package}.{file_of[name]}"), name)
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        todo = HINTS.get(name) or nearest(name, names)
-        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {todo}")
+        fix = HINTS.get(name) or nearest(name, names)
+        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {fix}")
 
     def dir_() -> list[str]:
         return names

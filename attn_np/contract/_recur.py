@@ -12,7 +12,7 @@ RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True
 FORMS = ("auto", "parallel", "recurrent", "chunked")
 
 
-def erases(rule: str) -> bool:
+def has_delta_rule(rule: str) -> bool:
     """Whether a rule removes the old value of a key before it writes the new one."""
     return RULES[rule][1]
 
@@ -28,23 +28,23 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
         ValueError: a shape that does not fit, an unknown word, or a decay that is missing or has no use.
         TypeError: a dtype that does not fit.
     """
-    for name, word, known in (("rule", rule, tuple(RULES)), ("form", form, FORMS)):
-        is_known = isinstance(word, str) and word in known
-        require(is_known, "recur", f"{name} to be one of {', '.join(known)}", repr(word), f"set {name}=")
+    for name, word, choices in (("rule", rule, tuple(RULES)), ("form", form, FORMS)):
+        is_known = isinstance(word, str) and word in choices
+        require(is_known, "recur", f"{name} to be one of {', '.join(choices)}", repr(word), f"set {name}=")
     is_count = is_integer(chunk_size) and chunk_size > 0
     require(is_count, "recur", "chunk_size to be an integer of at least 1", repr(chunk_size), "64 is usual")
     fits = scale is None or (is_number(scale) and abs(scale) <= float_info.max)
-    todo = "leave it out for 1/sqrt(K), and multiply q by what is learned"
-    require(fits, "recur", "scale to be a finite int or float", short(scale), todo)
+    fix = "leave it out for 1/sqrt(K), and multiply q by what is learned"
+    require(fits, "recur", "scale to be a finite int or float", short(scale), fix)
     q, k, v = (spec_or_default(specs, name, ()) for name in "qkv")
     for name, (shape, _) in (("q", q), ("k", k), ("v", v)):
         require(len(shape) == 4, "recur", f"{name} with four axes", shape, "batch, positions, heads, width")
     (b, t, h, width), (g, value_width) = q[0], v[0][2:]
     shapes = {"k": (b, t, g, width), "v": (b, t, g, value_width), "state": (b, g, width, value_width)}
-    todo = "q is b t h k, k is b t g k, v is b t g v, a state is b g k v"
+    fix = "q is b t h k, k is b t g k, v is b t g v, a state is b g k v"
     for name, shape in (shapes | {"beta": (b, t, g)}).items():
         spec = specs[name]
-        require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], todo)
+        require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], fix)
     require(h > 0 and width > 0, "recur", "q with at least one head and a width", q[0], "q is b t h k")
     require(
         g > 0 and h % g == 0,
@@ -54,33 +54,33 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
         "repeat some heads",
     )
     decays = RULES[rule][0]
-    given = specs["decay"] is not None
+    has_decay = specs["decay"] is not None
     expected = f"decay= with rule={rule!r}" if decays else f"no decay= with rule={rule!r}"
     other = "delta" if rule == "gated_delta" else "linear"
-    todo = f"rule={other!r} has none" if decays else f"rule={'gated' if rule == 'linear' else 'gated_delta'!r} has one"
-    require(given == decays, "recur", expected, "one" if given else "none", todo)
+    fix = f"rule={other!r} has none" if decays else f"rule={'gated' if rule == 'linear' else 'gated_delta'!r} has one"
+    require(has_decay == decays, "recur", expected, "one" if has_decay else "none", fix)
     shape = spec_or_default(specs, "decay", (g,))[0]
-    known = (g,), (g, width), (b, t, g), (b, t, g, width)
+    decay_shapes = (g,), (g, width), (b, t, g), (b, t, g, width)
     words = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
-    require(shape in known, "recur", words, shape, "give one for each head, or for each channel of the keys")
+    require(shape in decay_shapes, "recur", words, shape, "give one for each head, or for each channel of the keys")
     for name, spec in specs.items():
         allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (wide,)}.get(name, (q[1], wide))
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
 
 
-def check_decay(known: tuple[float, float] | None) -> None:
+def check_decay(value_range: tuple[float, float] | None) -> None:
     """Refuse decays outside 0 to 1, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.
     """
-    if known is not None and (known[0] < 0 or known[1] > 1):
-        got, todo = f"{known[0]:g} to {known[1]:g}", "pass the factor itself, not its logarithm"
-        raise field_error("recur", "decay from 0 to 1", got, todo)
+    if value_range is not None and (value_range[0] < 0 or value_range[1] > 1):
+        got, fix = f"{value_range[0]:g} to {value_range[1]:g}", "pass the factor itself, not its logarithm"
+        raise field_error("recur", "decay from 0 to 1", got, fix)
 
 
-def check_given(specs: Mapping[str, Spec | None]) -> None:
+def check_qkv_present(specs: Mapping[str, Spec | None]) -> None:
     """Refuse a call of `recur` without queries, keys or values."""
     for name in "qkv":
         require(

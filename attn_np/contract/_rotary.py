@@ -68,8 +68,8 @@ class Rotary(Config):
         are_counts = isinstance(sections, tuple) and all(is_integer(n) and n > 0 for n in sections)
         if sections is not None and not (are_counts and sum(sections) == pairs):
             expected = f"{name} to be counts of pairs that add up to {pairs}"
-            todo = "say how many pairs each axis of positions rotates"
-            raise field_error(self.variant, expected, repr(sections), todo)
+            fix = "say how many pairs each axis of positions rotates"
+            raise field_error(self.variant, expected, repr(sections), fix)
         flag = f"{name}_interleaved"
         self.check_flag(flag)
         if getattr(self, flag):
@@ -78,8 +78,8 @@ class Rotary(Config):
             counts: tuple[int, ...] = tuple(sections or ())
             most = tuple(pairs if n == 0 else (pairs - n - 1) // len(counts) + 1 for n in range(len(counts)))
             fits = all(n <= limit for n, limit in zip(counts, most, strict=True))
-            todo = "put the axis with the most pairs first"
-            require(fits, self.variant, f"{name} of at most {most}, as the axes take turns", counts, todo)
+            fix = "put the axis with the most pairs first"
+            require(fits, self.variant, f"{name} of at most {most}, as the axes take turns", counts, fix)
 
     def check_rotary(self) -> None:
         """Refuse fields that cannot be right.
@@ -135,12 +135,12 @@ class Rotary(Config):
                 and all(is_number(x) and 0 < x < inf for x in value)
             )
             if not fits:
-                todo = "give one for each rotated pair"
-                raise field_error(variant, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
+                fix = "give one for each rotated pair"
+                raise field_error(variant, f"{name} to be {width // 2} finite numbers above 0", repr(value), fix)
         self.check_sections("rope_sections")
         if self.rope_sections is not None:
-            expected, todo = "max_positions for rope_sections", "set it above the largest position"
-            require(self.max_positions is not None, variant, expected, "none", todo)
+            expected, fix = "max_positions for rope_sections", "set it above the largest position"
+            require(self.max_positions is not None, variant, expected, "none", fix)
         if self.rope_scaling == "dynamic":
             require(
                 width > 2,
@@ -180,9 +180,9 @@ class Rotary(Config):
         return arguments
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        todo = "set max_positions= above the largest position"
+        fix = "set max_positions= above the largest position"
         allowed = self.max_positions is not None or specs.get("positions") is None
-        require(allowed, self.variant, "no positions without max_positions", "some", todo)
+        require(allowed, self.variant, "no positions without max_positions", "some", fix)
         cos, sin = specs.pop("cos", None), specs.pop("sin", None)
         sizes = super().check(dtype, **specs)
         if cos is not None and sin is not None:
@@ -206,8 +206,8 @@ class Rotary(Config):
                 )
             fits = shape in ((t, pairs), (1, t, pairs), (b, t, pairs))
             expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
-            todo = "make it by rotary_angles; of a model that has each angle twice, take the first half"
-            require(fits, variant, expected, shape, todo)
+            fix = "make it by rotary_angles; of a model that has each angle twice, take the first half"
+            require(fits, variant, expected, shape, fix)
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse positions whose least and largest are not from 0 to `max_positions` - 1.
@@ -230,8 +230,8 @@ class Rotary(Config):
             ValueError: `rope_scaling="dynamic"`.
         """
         expected = "positions whose values are known for rope_scaling='dynamic', which depends on the largest"
-        todo = "pass them outside compiled programs, or leave them out"
-        require(self.rope_scaling != "dynamic", self.variant, expected, "traced ones", todo)
+        fix = "pass them outside compiled programs, or leave them out"
+        require(self.rope_scaling != "dynamic", self.variant, expected, "traced ones", fix)
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.

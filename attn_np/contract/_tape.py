@@ -30,12 +30,12 @@ class BackwardTape(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
-        by_scope: the residuals of calls that never hold all scores, by the prefix of the scope that they were made in.
+        residuals: the residuals of calls that never hold all scores, by the prefix of the scope that they were made in.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_scope: dict[str, Any] = {}
+        self.residuals: dict[str, Any] = {}
 
 
 def unscoped(tape: Any) -> tuple[Any, str]:
@@ -50,13 +50,13 @@ def save_residuals(tape: Any, value: Any) -> None:
     """Save what a call that never holds all scores leaves for its backward pass, if the tape is for that alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, BackwardTape):
-        tape.by_scope[prefix] = value
+        tape.residuals[prefix] = value
 
 
 def residuals_of(tape: Any) -> Any:
     """What `save_residuals` saved; None if nothing was, as on the textbook path."""
     tape, prefix = unscoped(tape)
-    return tape.by_scope.get(prefix) if isinstance(tape, BackwardTape) else None
+    return tape.residuals.get(prefix) if isinstance(tape, BackwardTape) else None
 
 
 def wants_intermediates(tape: Any) -> bool:

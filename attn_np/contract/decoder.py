@@ -191,8 +191,8 @@ class Config(Rotary):
             _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
         if self.norm_bias:
             shared = self.norm == "layer" and self.norm_weight == "shared"
-            got, todo = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}", "leave norm_bias out"
-            _base.require(shared, self.variant, "norm='layer' with a shared weight for norm_bias=", got, todo)
+            got, fix = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}", "leave norm_bias out"
+            _base.require(shared, self.variant, "norm='layer' with a shared weight for norm_bias=", got, fix)
         if self.norm_offset != 0.0:
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
@@ -203,13 +203,13 @@ class Config(Rotary):
             raise _base.field_error(self.variant, expected, got, "give both or none of them")
         self.check_optional_rotary()
         if self.temperature_growth is not None:
-            todo = "leave one of them out"
+            fix = "leave one of them out"
             on_one = self.rope_sections is None
-            _base.require(on_one, self.variant, "no rope_sections with temperature_growth=", "both", todo)
+            _base.require(on_one, self.variant, "no rope_sections with temperature_growth=", "both", fix)
 
     def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
-        known = self.temperature_growth is None
-        _base.require(known, self.variant, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
+        fits = self.temperature_growth is None
+        _base.require(fits, self.variant, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
         super().check_cos_sin(pair, sizes, dtype)
 
     def sizes(self) -> dict[str, int]:

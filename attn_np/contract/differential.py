@@ -109,12 +109,12 @@ class Config(Rotary, CrossConfig):
         rotates = self.rope_base is not None
         for name in ("key_dim", "value_dim") if rotates else ("max_positions",):
             words = f"no {name} {'with' if rotates else 'without'} rope_base"
-            todo = (
+            fix = (
                 "rotary positions are for self-attention: leave it out"
                 if rotates
                 else "nothing is rotated: leave it out"
             )
-            require(getattr(self, name) is None, self.variant, words, repr(getattr(self, name)), todo)
+            require(getattr(self, name) is None, self.variant, words, repr(getattr(self, name)), fix)
 
     def rotary_width(self) -> int:
         return 0 if self.rope_base is None else self.sizes()["k"]
@@ -147,8 +147,8 @@ class Config(Rotary, CrossConfig):
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         if self.rope_base is not None:
             for name in ("key", "value"):
-                todo = "rotary positions are for self-attention: leave it out, or set rope_base=None"
-                require(specs.get(name) is None, self.variant, f"no {name} with rope_base", "some", todo)
+                fix = "rotary positions are for self-attention: leave it out, or set rope_base=None"
+                require(specs.get(name) is None, self.variant, f"no {name} with rope_base", "some", fix)
         sizes = super().check(dtype, **specs)
         return {"s": sizes["t"]} | sizes
 

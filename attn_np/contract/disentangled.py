@@ -95,22 +95,22 @@ class Config(_heads.Config):
         self.check_one_of("p2c_view", ("key", "query"))
         self.check_flag("share_projections", "rel_projection_bias", "norm_rel")
         self.check_number("norm_eps", above=0.0)
-        known = isinstance(self.score_terms, tuple) and all(term in TERMS for term in self.score_terms)
+        are_terms = isinstance(self.score_terms, tuple) and all(term in TERMS for term in self.score_terms)
         _base.require(
-            known and 0 < len(set(self.score_terms)) == len(self.score_terms),
+            are_terms and 0 < len(set(self.score_terms)) == len(self.score_terms),
             self.variant,
             "score_terms to be some of c2p, p2c, each once",
             repr(self.score_terms),
             "without any of them use mha",
         )
         apart = not (self.share_projections and self.rel_projection_bias)
-        todo = "leave rel_projection_bias out: they are projected as contents are, with use_bias"
+        fix = "leave rel_projection_bias out: they are projected as contents are, with use_bias"
         _base.require(
             apart,
             self.variant,
             "separate projections of embeddings for rel_projection_bias=",
             "share_projections=True",
-            todo,
+            fix,
         )
         _base.require(
             self.buckets_per_side is None

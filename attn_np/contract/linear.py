@@ -177,11 +177,11 @@ class Config(_base.Config):
             return
         expected = (*x[0][:-1], self.num_features or x[0][-1])
         shape, dtype = features or ((), "None")
-        todo = "return one vector of features for each head and position, or set num_features="
-        _base.require(shape == expected, self.variant, f"features of shape {expected} from feature_map", shape, todo)
+        fix = "return one vector of features for each head and position, or set num_features="
+        _base.require(shape == expected, self.variant, f"features of shape {expected} from feature_map", shape, fix)
         if dtype != x[1]:
-            todo = "keep the dtype of its argument"
-            raise TypeError(f"{self.variant}: expected features of dtype {x[1]} from feature_map, got {dtype}; {todo}")
+            fix = "keep the dtype of its argument"
+            raise TypeError(f"{self.variant}: expected features of dtype {x[1]} from feature_map, got {dtype}; {fix}")
 
     def cache_slots(self) -> int | None:
         return 1

@@ -66,18 +66,18 @@ class Config(_heads.BidirectionalConfig):
         self.check_positive("half_window")
 
     def own_params(self) -> dict[str, Param]:
-        known = super().own_params()
+        params = super().own_params()
         more = {
-            f"{kind}_{name}_global": known[f"{kind}_{name}"]
+            f"{kind}_{name}_global": params[f"{kind}_{name}"]
             for kind in ("w", "b")
             for name in PROJECTED
-            if f"{kind}_{name}" in known
+            if f"{kind}_{name}" in params
         }
-        return known | more
+        return params | more
 
     def arguments(self) -> dict[str, Arg]:
-        known = super().arguments()
-        return {"query": known.pop("query"), "global_mask": Arg("b t", "marks", optional=True), **known}
+        arguments = super().arguments()
+        return {"query": arguments.pop("query"), "global_mask": Arg("b t", "marks", optional=True), **arguments}
 
     def why_no_cache(self) -> str:
         return "a window to both sides"

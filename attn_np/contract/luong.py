@@ -141,12 +141,12 @@ class Config(_base.Config):
         return sizes | {"m": self.position_dim or self.query_dim} if self.local == "p" else sizes
 
     def own_params(self) -> dict[str, Param]:
-        known = {
+        params = {
             "dot": {},
             "general": {"w": Param("d i", "d")},
             "concat": {"w_q": Param("d e", "d"), "w_k": Param("i e", "i"), "w_score": Param("e", "e")},
         }[self.score]
-        return known | {"w_position": Param("d m", "d"), "w_center": Param("m", "m")} if self.local == "p" else known
+        return params | {"w_position": Param("d m", "d"), "w_center": Param("m", "m")} if self.local == "p" else params
 
     def arguments(self) -> dict[str, Arg]:
         return {

@@ -53,8 +53,8 @@ class Config(_heads.BidirectionalConfig):
     )
 
     def arguments(self) -> dict[str, Arg]:
-        known = super().arguments()
-        return {"query": known.pop("query"), "prefix": Arg("b", "integers", draw_below=5), **known}
+        arguments = super().arguments()
+        return {"query": arguments.pop("query"), "prefix": Arg("b", "integers", draw_below=5), **arguments}
 
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"

@@ -57,8 +57,8 @@ class Config(_heads.Config):
     )
 
     def arguments(self) -> dict[str, Arg]:
-        known = super().arguments()
-        return {"query": known.pop("query"), "segments": Arg("b t", "integers", draw_below=3), **known}
+        arguments = super().arguments()
+        return {"query": arguments.pop("query"), "segments": Arg("b t", "integers", draw_below=3), **arguments}
 
     def cache_axes(self) -> dict[str, str]:
         return {"segments": "b s", **super().cache_axes()} if self.causal else {}

@@ -77,9 +77,9 @@ class Config(_heads.Heads):
         size, shift = self.window_size, self.shift
         if not is_integer(shift) or not 0 <= shift < size:
             raise field_error(self.variant, f"shift to be an integer from 0 to {size - 1}", repr(shift), "set shift=")
-        got, todo = f"{self.height} x {self.width}", "fill the grid up before the layer, or change the window"
+        got, fix = f"{self.height} x {self.width}", "fill the grid up before the layer, or change the window"
         fills = self.height % size == 0 and self.width % size == 0
-        require(fills, self.variant, f"height and width that windows of {size} fill", got, todo)
+        require(fills, self.variant, f"height and width that windows of {size} fill", got, fix)
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {

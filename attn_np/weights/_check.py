@@ -79,7 +79,7 @@ def check(
     return dtype
 
 
-def require_own(base: type, layer: Any, expected: str, todo: str) -> None:
+def require_own(base: type, layer: Any, expected: str, fix: str) -> None:
     """Refuse anything but a layer of the package whose layers have this base.
 
     Raises:
@@ -87,7 +87,7 @@ def require_own(base: type, layer: Any, expected: str, todo: str) -> None:
     """
     if not isinstance(getattr(layer, "_orig_mod", layer), base):  # torch.compile wraps the layer
         kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
-        raise TypeError(f"{expected}, got {kind}; {todo}, of the layer's own package")
+        raise TypeError(f"{expected}, got {kind}; {fix}, of the layer's own package")
 
 
 def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any) -> str | None:
@@ -102,8 +102,8 @@ def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any
     if len(own) > 1:
         raise ValueError(f"{variant}: expected one dtype over the layer, got {', '.join(own)}; convert its parameters")
     if argument and own and argument != own[0]:
-        todo = "leave dtype= out, or load a new layer"
-        raise ValueError(f"{variant}: expected dtype {own[0]!r}, the layer's, got {argument!r}; {todo}")
+        fix = "leave dtype= out, or load a new layer"
+        raise ValueError(f"{variant}: expected dtype {own[0]!r}, the layer's, got {argument!r}; {fix}")
     return own[0] if own else argument
 
 
@@ -120,8 +120,8 @@ def require_agreement(file: str, config: Config, request: Request) -> None:
         if different:
             rule = ", ".join(f"{name}={getattr(expected, name)!r}" for name in different)
             got = ", ".join(f"{name}={getattr(config, name)!r}" for name in different)
-            todo = "build the layer with the file's config, or choose another file"
-            raise ConfigMismatchError(file, "config", rule, got, todo)
+            fix = "build the layer with the file's config, or choose another file"
+            raise ConfigMismatchError(file, "config", rule, got, fix)
 
 
 def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str | None:
@@ -139,17 +139,17 @@ def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str 
     target = dtype or next(iter(dtypes.values()), None)
     for name, own in dtypes.items():
         if target not in DTYPES:
-            todo = "pass dtype= and cast=True if its numbers are the weights"
-            raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", own, todo)
+            fix = "pass dtype= and cast=True if its numbers are the weights"
+            raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", own, fix)
         if own != target and not cast:
             wider = own in DTYPES and np.can_cast(DTYPES[own], DTYPES[str(target)])
             how = "widened, which is exact" if wider else "rounded once"
             if dtype is None:
-                todo = "convert all to one dtype, or load with dtype= and cast=True"
+                fix = "convert all to one dtype, or load with dtype= and cast=True"
             else:
                 other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {own}"
-                todo = f"pass cast=True to have it {how}, or {other}"
-            raise DtypeMismatchError(file, name, str(target), own, todo)
+                fix = f"pass cast=True to have it {how}, or {other}"
+            raise DtypeMismatchError(file, name, str(target), own, fix)
     return target
 
 
@@ -191,8 +191,8 @@ def require_finite(file: str, name: str, x: np.ndarray) -> None:
     if not np.all(finite):
         first = tuple(map(int, np.argwhere(~finite)[0]))
         got = f"{int(np.sum(~finite))} NaN or infinite, the first at {first}"
-        todo = "choose a checkpoint from before that, or pass finite=False to take it as it is"
-        raise NonFiniteWeightError(file, name, "finite numbers", got, todo)
+        fix = "choose a checkpoint from before that, or pass finite=False to take it as it is"
+        raise NonFiniteWeightError(file, name, "finite numbers", got, fix)
 
 
 def digest(x: np.ndarray) -> str:

@@ -42,8 +42,8 @@ def convert_checked(
     contract.get(to)
     layout_by_variant = conversions(config.variant)
     if to not in layout_by_variant:
-        todo = nearest(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
-        raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {todo}")
+        fix = nearest(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
+        raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {fix}")
     layout = layout_by_variant[to]
     forward = layout.origin_variant == config.variant
     table = layout.tables[to if forward else config.variant]

@@ -24,17 +24,17 @@ class WeightFileError(ValueError):
         key: the tensor or field it is about, or None.
         expected: the rule.
         got: the file's content instead.
-        todo: what to do about it.
+        fix: what to do about it.
     """
 
-    def __init__(self, file: str | PathLike[str], key: str | None, expected: str, got: str, todo: str) -> None:
+    def __init__(self, file: str | PathLike[str], key: str | None, expected: str, got: str, fix: str) -> None:
         # All five are arguments of the exception, so that it survives pickling between processes.
-        super().__init__(fspath(file), key, expected, got, todo)
-        self.file, self.key, self.expected, self.got, self.todo = fspath(file), key, expected, got, todo
+        super().__init__(fspath(file), key, expected, got, fix)
+        self.file, self.key, self.expected, self.got, self.fix = fspath(file), key, expected, got, fix
 
     def __str__(self) -> str:
         where = printable(self.file if self.key is None else f"{self.file}: {printable(repr(self.key))}", None)
-        return f"{where}: expected {printable(self.expected)}, got {printable(self.got)}; {printable(self.todo)}"
+        return f"{where}: expected {printable(self.expected)}, got {printable(self.got)}; {printable(self.fix)}"
 
 
 def printable(text: str, limit: int | None = 800) -> str:
@@ -136,15 +136,13 @@ def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None
     if missing:
         others = unexpected or sorted(got)
         hint = nearest(missing[0], others[: MAX_NAMES * 4]) if others else "the file has no tensor"
-        todo = f"for {missing[0]!r} {hint}" if others else hint
-        raise MissingKeysError(
-            file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", todo
-        )
+        fix = f"for {missing[0]!r} {hint}" if others else hint
+        raise MissingKeysError(file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", fix)
     if unexpected:
         hint = nearest(unexpected[0], list(expected[: MAX_NAMES * 4])) if expected else "the layer has no parameters"
-        todo = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
+        fix = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
         rule = f"{len(expected)} keys of the layer and no other"
-        raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", todo)
+        raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", fix)
 
 
 def compare_shape(file: str, key: str, expected: tuple[int, ...], got: tuple[int, ...], axes: str) -> None:
@@ -156,5 +154,5 @@ def compare_shape(file: str, key: str, expected: tuple[int, ...], got: tuple[int
     if got == expected:
         return
     transposed = " (the transpose of expected)" if got == expected[::-1] else ""
-    todo = "transpose it, or name its layout=" if transposed else "check the layer's config"
-    raise ShapeMismatchError(file, key, f"shape {expected} with axes {axes!r}", f"{got}{transposed}", todo)
+    fix = "transpose it, or name its layout=" if transposed else "check the layer's config"
+    raise ShapeMismatchError(file, key, f"shape {expected} with axes {axes!r}", f"{got}{transposed}", fix)

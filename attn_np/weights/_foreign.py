@@ -14,13 +14,13 @@ from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._foreign_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
-from attn_np.weights._shards import DottedNames, Tensors
+from attn_np.weights._shards import DottedFile, OpenFile
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import AppliedRule, consistent, file_rules, unsupported_fields
+from attn_np.weights.layouts._base import AppliedRule, file_rules, letter_sizes_agree, unsupported_fields
 
 
 def read_foreign(
-    file: Tensors, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
+    file: OpenFile, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
 ) -> WeightFile:
     """A layer of a file in a foreign layout.
 
@@ -30,7 +30,7 @@ def read_foreign(
     """
     layout = layouts.get(layout_name)
     if layout.separator != "." and any(layout.separator in key for key in file.entries):
-        file, prefix = DottedNames(file, layout.separator), prefix.replace(layout.separator, ".")
+        file, prefix = DottedFile(file, layout.separator), prefix.replace(layout.separator, ".")
     table_name = find_table(layout_name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
@@ -51,7 +51,7 @@ def read_foreign(
 
 
 def read_table(
-    file: Tensors, layout_name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
+    file: OpenFile, layout_name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
 ) -> tuple[WeightFile, list[str], list[str]]:
     """A layer of a config by a table, the keys it was read from, and the layer's keys that are ignored.
 
@@ -98,8 +98,8 @@ def write_foreign(
     """
     layout = layouts.get(layout_name)
     if layout.origin_variant is not None:
-        todo = "use attn_np.weights.convert and write its result"
-        raise ValueError(f"weights: expected a foreign layout to write, got {layout_name!r}; {todo}")
+        fix = "use attn_np.weights.convert and write its result"
+        raise ValueError(f"weights: expected a foreign layout to write, got {layout_name!r}; {fix}")
     table = layout.tables[layout.table_for(config) or find_table(layout_name, layout, config.variant)]
     unsupported = unsupported_fields(table, config)
     if unsupported:
@@ -112,8 +112,8 @@ def write_foreign(
     rules = checked_file_rules(file, layout_name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
-            todo = "set it to 0 if the layer does as well without, or choose another layout"
-            raise ConfigMismatchError(file, key, f"zeros, as {layout_name} does not have it", "other numbers", todo)
+            fix = "set it to 0 if the layer does as well without, or choose another layout"
+            raise ConfigMismatchError(file, key, f"zeros, as {layout_name} does not have it", "other numbers", fix)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         arrays |= {key_prefix.key(table, key): x for key, x in applied.to_arrays(values).items()}
@@ -132,7 +132,7 @@ def other_layout(variant: str, variants: Collection[str]) -> str:
 
 
 def find_table(
-    layout_name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = ""
+    layout_name: str, layout: Layout, variant: str | None, file: OpenFile | None = None, prefix: str = ""
 ) -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
@@ -148,9 +148,9 @@ def find_table(
     else:
         tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
     if not tables:
-        todo = f"pass variant=, one of {', '.join(variants)}"
-        todo = todo if file is not None or variant is None else other_layout(variant, variants)
-        raise ValueError(f"weights: expected a variant that layout {layout_name} has, got {variant!r}; {todo}")
+        fix = f"pass variant=, one of {', '.join(variants)}"
+        fix = fix if file is not None or variant is None else other_layout(variant, variants)
+        raise ValueError(f"weights: expected a variant that layout {layout_name} has, got {variant!r}; {fix}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     fitting: dict[str, int] = {}
     for table in tables:
@@ -159,7 +159,7 @@ def find_table(
         }
         if file is None or not all(key_of.values()):
             continue
-        if not layout.by_file or consistent(
+        if not layout.by_file or letter_sizes_agree(
             layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
         ):
             fitting[table] = len(key_of)
@@ -175,5 +175,5 @@ def checked_file_rules(file: str, layout_name: str, table: Table, config: Config
     try:
         return file_rules(table, config)
     except ValueError as error:
-        todo = f"choose another layout than {layout_name}"
-        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", str(error), todo) from None
+        fix = f"choose another layout than {layout_name}"
+        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", str(error), fix) from None

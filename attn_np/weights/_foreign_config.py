@@ -9,7 +9,7 @@ from attn_np.contract import Config
 from attn_np.weights._check import Request, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, WeightFileError, compare_keys
 from attn_np.weights._key_prefix import KeyPrefix
-from attn_np.weights._shards import Tensors
+from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import TRAINING_FIELDS, canonical, differences, infer
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
@@ -37,16 +37,16 @@ def layer_config(
     except WeightFileError:
         raise
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        todo = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], todo) from None
+        fix = "build the layer by hand, or use the library the model was made for"
+        raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], fix) from None
     caller_fields = dict(caller_fields or {})
     complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
-    stated = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
+    model_fields = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
     for name in differences(config, complete):
-        if name in stated:
-            todo = f"leave {name}= out, or change it in a copy of the layer"
+        if name in model_fields:
+            fix = f"leave {name}= out, or change it in a copy of the layer"
             expected = f"{getattr(config, name)!r}, as the model has it"
-            raise ConfigMismatchError(hf.file, name, expected, repr(caller_fields[name]), todo)
+            raise ConfigMismatchError(hf.file, name, expected, repr(caller_fields[name]), fix)
     return table, complete
 
 
@@ -63,7 +63,7 @@ def family_config(file: str, layout: Layout, layer: int, part: str) -> tuple[str
     if hf.get("model_type") not in layout.model_types:
         return None
     table_and_config = layer_config(hf, layout, layer, part)
-    hf.finish(todo="name those that leave attention as it is to load_pretrained, as allow=")
+    hf.finish(fix="name those that leave attention as it is to load_pretrained, as allow=")
     return table_and_config
 
 
@@ -75,9 +75,9 @@ def merge_caller_fields(file: str, layout_name: str, table: Table, config: Confi
         TypeError: a field that the variant does not have.
     """
     if request.variant not in (None, config.variant):
-        todo = "leave variant= out, or move the file to another folder"
+        fix = "leave variant= out, or move the file to another folder"
         expected = f"{config.variant!r} as in its {CONFIG}"
-        raise ConfigMismatchError(file, "variant", expected, repr(request.variant), todo)
+        raise ConfigMismatchError(file, "variant", expected, repr(request.variant), fix)
     require_table_fields(file, layout_name, table, config.variant, request.fields)
     own = {field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)}
     if request.config is not None:
@@ -107,7 +107,7 @@ def merge_sidecar_fields(
 
 
 def infer_config(
-    file: Tensors, layout: Layout, table: Table, variant: str, prefix: KeyPrefix, known: Mapping[str, Any]
+    file: OpenFile, layout: Layout, table: Table, variant: str, prefix: KeyPrefix, known: Mapping[str, Any]
 ) -> Config:
     """The config from the fields that are known and from the shapes of the tensors under a layer's prefix.
 
@@ -116,9 +116,9 @@ def infer_config(
     """
     if layout.table_and_fields is not None and "rope_base" in table.free and "rope_base" not in known:
         # The weights look the same for every base.
-        todo = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
+        fix = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
         expected = f"a {CONFIG} of this family beside it, or this field"
-        raise ConfigMismatchError(file.path, "rope_base", expected, "none", todo)
+        raise ConfigMismatchError(file.path, "rope_base", expected, "none", fix)
     shapes = {key[len(prefix.own) :]: file.entries[key].shape for key in file.entries if key.startswith(prefix.own)}
     outside = {key: prefix.key(table, key) for key in (*table.shared, *table.stack_keys)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
@@ -138,8 +138,8 @@ def require_table_fields(file: str, layout_name: str, table: Table, variant: str
     """
     for field, value in fields.items():
         if field in contract.get(variant).Config.fields() and field not in table.fields():
-            todo = f"leave it out; {layout_name} takes {', '.join(table.fields())}"
-            raise ConfigMismatchError(file, field, f"a field that {layout_name} has", f"{field}={value!r}", todo)
+            fix = f"leave it out; {layout_name} takes {', '.join(table.fields())}"
+            raise ConfigMismatchError(file, field, f"a field that {layout_name} has", f"{field}={value!r}", fix)
 
 
 def sidecar_fields(file: str, layout: Layout) -> dict[str, Any]:
@@ -157,5 +157,5 @@ def sidecar_path(file: str) -> str:
 
 
 def sidecar_mismatch(file: str, field: str, value: Any, got: Any) -> ConfigMismatchError:
-    todo = f"leave {field}= out, or move the file away from that {CONFIG}"
-    return ConfigMismatchError(file, field, f"{value!r} as in its {CONFIG}", repr(got), todo)
+    fix = f"leave {field}= out, or move the file away from that {CONFIG}"
+    return ConfigMismatchError(file, field, f"{value!r} as in its {CONFIG}", repr(got), fix)

@@ -84,7 +84,7 @@ def write(
     write_native(file, config, values, prefix)
 
 
-def require_no_layer(layer: int | None, part: str | None, todo: str) -> None:
+def require_no_layer(layer: int | None, part: str | None, fix: str) -> None:
     """Refuse the number of a layer or a block without a foreign layout.
 
     Raises:
@@ -92,4 +92,4 @@ def require_no_layer(layer: int | None, part: str | None, todo: str) -> None:
     """
     if layer is not None or part is not None:
         got = f"layer={layer}" if layer is not None else f"part={part!r}"
-        raise ValueError(f"weights: expected a foreign layout= with layer= or part=, got {got} alone; {todo}")
+        raise ValueError(f"weights: expected a foreign layout= with layer= or part=, got {got} alone; {fix}")

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from attn_np.contract._base import is_integer
 from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, compare_keys, first_names
-from attn_np.weights._shards import Tensors
+from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple
 
@@ -39,7 +39,7 @@ def prefix_for(prefix: str, template: str, own: str, layer: int) -> KeyPrefix:
     return KeyPrefix(prefix + own, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
 
-def locate_layer(file: Tensors, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
+def locate_layer(file: OpenFile, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
     """The prefixes of a part of a layer in a file.
 
     Raises:
@@ -101,16 +101,16 @@ def match_prefix(
     if not matches:
         got = f"layers {', '.join(map(str, numbers))}" if layers else f"keys {first_names(keys)}"
         expected = templates[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
-        todo = "pass the number of one of these" if layers else "check layout= and prefix="
-        raise MissingKeysError(file, expected, "a key of this name", got, todo)
+        fix = "pass the number of one of these" if layers else "check layout= and prefix="
+        raise MissingKeysError(file, expected, "a key of this name", got, fix)
     if len({layers[own][0] for own in matches}) == 1:
-        todo = "take the other keys out of the file"
-        raise UnexpectedKeysError(file, matches[1], "one layer of each number", f"all of {first_names(matches)}", todo)
-    todo = f"pass layer=, one of {', '.join(map(str, numbers))}"
-    raise ValueError(f"{file}: expected one layer, got {len(matches)} ({first_names(matches)}); {todo}")
+        fix = "take the other keys out of the file"
+        raise UnexpectedKeysError(file, matches[1], "one layer of each number", f"all of {first_names(matches)}", fix)
+    fix = f"pass layer=, one of {', '.join(map(str, numbers))}"
+    raise ValueError(f"{file}: expected one layer, got {len(matches)} ({first_names(matches)}); {fix}")
 
 
-def ignored_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: str, own: str) -> list[str]:
+def ignored_keys(file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str) -> list[str]:
     """The keys under a layer's own prefix that the layout ignores.
 
     Raises:
@@ -127,8 +127,8 @@ def ignored_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: s
                 (words for pattern, words in layout.unsupported.items() if inside and fnmatchcase(rest, pattern)), ""
             )
             if part and key not in needed:
-                expected, todo = f"a module without {part}", "build the module without, or use its own library"
-                raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", todo)
+                expected, fix = f"a module without {part}", "build the module without, or use its own library"
+                raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", fix)
             relevant.append(key)
     compare_keys(file.path, needed, relevant)
     return ignored

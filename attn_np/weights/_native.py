@@ -25,7 +25,7 @@ from attn_np.weights._errors import (
     first_names,
 )
 from attn_np.weights._safetensors import CODES, parse_json, write_tensors
-from attn_np.weights._shards import Tensors
+from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts._base import TRAINING_FIELDS
 
 FORMAT = "attn-parity/1"
@@ -33,7 +33,7 @@ FORMAT = "attn-parity/1"
 MAX_PREFIXES = 128
 
 
-def read_native(file: Tensors, variant: str | None, prefix: str, request: Request) -> WeightFile:
+def read_native(file: OpenFile, variant: str | None, prefix: str, request: Request) -> WeightFile:
     """A layer of a file with our own names.
 
     Args:
@@ -67,8 +67,8 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     for name, key in keys.items():
         x = file.read(key)
         if tagged and digest(x) != digests[key]:
-            todo = "get the file again, or write it again from the layer"
-            raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), todo)
+            fix = "get the file again, or write it again from the layer"
+            raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), fix)
         values[name] = checked_cast(file.path, key, x, dtype, request.finite)
     if not as_stored:
         config, values = convert_checked(file.path, config, values, str(request.variant))
@@ -81,8 +81,8 @@ def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], pr
     """Write parameters under our own names, with everything that `read_native` checks as metadata."""
     for name, value in config.as_dict().items():
         if callable(value):
-            todo = "write params() by safetensors' save_file, and load that with variant= and the fields of the layer"
-            raise ConfigMismatchError(file, name, "a field that a file can hold", "a function", todo)
+            fix = "write params() by safetensors' save_file, and load that with variant= and the fields of the layer"
+            raise ConfigMismatchError(file, name, "a field that a file can hold", "a function", fix)
     arrays = {prefix + name: x for name, x in values.items()}
     metadata = {
         "format": FORMAT,
@@ -110,7 +110,7 @@ def header_digest(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, 
 # Where the layer is, and its config -----------------------------------------------------------------------------------
 
 
-def locate_params(file: Tensors, config: Config, prefix: str) -> dict[str, str]:
+def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]:
     """The key of every parameter.
 
     Raises:
@@ -124,10 +124,10 @@ def locate_params(file: Tensors, config: Config, prefix: str) -> dict[str, str]:
         expected += f" after the prefix {prefix!r}" if prefix else ""
         prefixes = prefixes_of(first, list(file.entries))
         if prefixes:
-            got, todo = f"other prefixes {first_names(prefixes)}", nearest(prefix, prefixes[:MAX_PREFIXES])
-            raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {todo}")
-        got, todo = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
-        raise MissingKeysError(file.path, prefix + first, expected, got, todo)
+            got, fix = f"other prefixes {first_names(prefixes)}", nearest(prefix, prefixes[:MAX_PREFIXES])
+            raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {fix}")
+        got, fix = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
+        raise MissingKeysError(file.path, prefix + first, expected, got, fix)
     compare_keys(file.path, list(keys.values()), present)
     return keys
 
@@ -137,7 +137,7 @@ def prefixes_of(name: str, keys: Sequence[str]) -> list[str]:
     return [key.removesuffix(name) for key in keys if key == name or key.endswith(f".{name}")]
 
 
-def metadata_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> str:
+def metadata_prefix(file: OpenFile, metadata: Mapping[str, str], prefix: str) -> str:
     """The prefix of a file of ours, which is the caller's if there is one.
 
     Raises:
@@ -145,14 +145,14 @@ def metadata_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> 
     """
     file_prefix = metadata.get("prefix", "")
     if prefix not in ("", file_prefix):
-        todo = f"pass prefix={file_prefix!r}" if file_prefix else "leave prefix= out"
+        fix = f"pass prefix={file_prefix!r}" if file_prefix else "leave prefix= out"
         raise MissingKeysError(
-            file.path, prefix, f"a layer with the prefix {prefix!r}", f"one with {file_prefix!r}", todo
+            file.path, prefix, f"a layer with the prefix {prefix!r}", f"one with {file_prefix!r}", fix
         )
     return file_prefix
 
 
-def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | None, request: Request) -> Config:
+def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | None, request: Request) -> Config:
     """The config in the metadata of a file of ours.
 
     Args:
@@ -167,28 +167,28 @@ def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | N
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
     file_variant, variant = metadata["variant"], variant or request.variant
     if file_variant not in contract.variants():
-        todo = nearest(file_variant, contract.variants())
-        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(file_variant), todo)
+        fix = nearest(file_variant, contract.variants())
+        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(file_variant), fix)
     if variant not in (None, file_variant):
-        todo = [
+        fix = [
             f"pass variant={file_variant!r}" if request.config is None else f"load it into a layer of {file_variant}"
         ]
         if request.variant in conversions(file_variant):
-            todo.append(f"pass layout={file_variant!r} to have it converted")
-        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(file_variant), ", or ".join(todo))
-    fields, todo = metadata_object(file, metadata, "config"), "write the file again from the layer"
+            fix.append(f"pass layout={file_variant!r} to have it converted")
+        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(file_variant), ", or ".join(fix))
+    fields, fix = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
         config = contract.config(file_variant, **fields)
     except (ValueError, TypeError) as error:
-        raise ConfigMismatchError(file.path, "config", f"a config of {file_variant}", str(error), todo) from error
+        raise ConfigMismatchError(file.path, "config", f"a config of {file_variant}", str(error), fix) from error
     axes = {name: param.axes for name, param in config.params().items()}
     if metadata_object(file, metadata, "axes") != axes:
-        raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], todo)
+        raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], fix)
     return config
 
 
 def caller_config(
-    file: Tensors, metadata: Mapping[str, str], variant: str | None, prefix: str, request: Request
+    file: OpenFile, metadata: Mapping[str, str], variant: str | None, prefix: str, request: Request
 ) -> Config:
     """The config of a file without our metadata: that of the layer to load into, else the caller's variant and fields.
 
@@ -200,24 +200,24 @@ def caller_config(
     """
     tag = metadata.get("format")
     if (tag or "").startswith(FORMAT.rpartition("/")[0] + "/"):
-        todo = "it comes from a newer version; update attn-parity"
-        raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
+        fix = "it comes from a newer version; update attn-parity"
+        raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
     target = request.config
     if target is not None and (prefix or variant) and variant in (None, target.variant):
         return target  # the caller's fields are compared with it as with a file's
     if variant is not None:
         return contract.config(variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"
-    todo = f"{ours}, else name its layout=, one of {', '.join(layouts.names())}"
-    raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
+    fix = f"{ours}, else name its layout=, one of {', '.join(layouts.names())}"
+    raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
 
 
-def metadata_object(file: Tensors, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+def metadata_object(file: OpenFile, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
     """The JSON object in a metadata field."""
     return parse_json(file.path, metadata[name].encode(), f"a metadata field {name!r}")
 
 
-def metadata_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]:
+def metadata_digests(file: OpenFile, metadata: Mapping[str, str]) -> dict[str, str]:
     """The digest of every tensor, from a header whose own digest is right.
 
     Raises:
@@ -225,8 +225,8 @@ def metadata_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, st
     """
     actual = header_digest(metadata, {name: (entry.code, entry.shape) for name, entry in file.entries.items()})
     if metadata["header_sha256"] != actual:
-        expected, todo = f"a header of SHA-256 {metadata['header_sha256'][:64]}", "get the file again"
-        raise DigestMismatchError(file.path, "__metadata__", expected, actual, todo)
+        expected, fix = f"a header of SHA-256 {metadata['header_sha256'][:64]}", "get the file again"
+        raise DigestMismatchError(file.path, "__metadata__", expected, actual, fix)
     digests = metadata_object(file, metadata, "sha256")
     if set(digests) != set(file.entries):
         got = first_names(digests)

@@ -49,8 +49,8 @@ def open_regular(path: str, what: str = "a weight file") -> BinaryIO:
         if stat.S_ISREG(mode):
             return open(path, "rb")
     except FileNotFoundError as error:
-        todo = nearby_files(os.path.dirname(path) or os.curdir, os.path.basename(path))
-        raise FileNotFoundError(message(path, what, "no file of this name", todo)) from error
+        fix = nearby_files(os.path.dirname(path) or os.curdir, os.path.basename(path))
+        raise FileNotFoundError(message(path, what, "no file of this name", fix)) from error
     except OSError as error:
         raise with_message(error, path, what) from error
     if stat.S_ISDIR(mode):
@@ -114,16 +114,16 @@ def writable_target(path: str) -> tuple[str, int | None]:
     if not os.path.basename(path):
         raise FileNotFoundError(message(path, "the name of a file", "none", "name the file to write"))
     if path.endswith(INDEX_SUFFIX):
-        todo = "end it in .safetensors"
-        raise ValueError(message(path, f"a name that does not end in {INDEX_SUFFIX}", "the name of an index", todo))
+        fix = "end it in .safetensors"
+        raise ValueError(message(path, f"a name that does not end in {INDEX_SUFFIX}", "the name of an index", fix))
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
         folder = os.path.dirname(target)
         if os.path.isdir(folder):
             return target, None
-        todo = "make it, or check the path"
-        raise FileNotFoundError(message(path, "a folder that exists", f"no folder {folder!r}", todo)) from error
+        fix = "make it, or check the path"
+        raise FileNotFoundError(message(path, "a folder that exists", f"no folder {folder!r}", fix)) from error
     except OSError as error:
         raise with_message(error, path, what) from error
     if stat.S_ISDIR(status.st_mode):
@@ -158,5 +158,5 @@ def with_message(error: OSError, path: str, expected: str) -> OSError:
     return same
 
 
-def message(path: str, expected: str, got: str, todo: str) -> str:
-    return printable(f"{path or repr(path)}: expected {expected}, got {got}; {todo}", None)
+def message(path: str, expected: str, got: str, fix: str) -> str:
+    return printable(f"{path or repr(path)}: expected {expected}, got {got}; {fix}", None)

@@ -63,9 +63,9 @@ class PopOnRead(dict[str, Any]):
 
 def drain(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """The values in a `PopOnRead`, taken out of their dict: a layer made of them is not in memory twice."""
-    taken = PopOnRead(values, convert)
+    values_once = PopOnRead(values, convert)
     values.clear()
-    return taken
+    return values_once
 
 
 def read_pretrained(
@@ -92,19 +92,19 @@ def read_pretrained(
     """
     folder, file = find_weights(path_text(path))
     hf = read_hf_config(os.path.join(folder, CONFIG))
-    name, found = find_layout(hf, layout)
-    part = find_part(found, part)
+    layout_name, family_layout = find_layout(hf, layout)
+    part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = layer_config(hf, found, layer, part, fields)
+    table_name, config = layer_config(hf, family_layout, layer, part, fields)
     hf.finish([allow] if isinstance(allow, str) else allow)
-    table = found.tables[table_name]
+    table = family_layout.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
-        key_prefix = locate_layer(tensors, found, table, layer, part, prefix)
-        weights, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
+        key_prefix = locate_layer(tensors, family_layout, table, layer, part, prefix)
+        weights, keys, ignored = read_table(tensors, layout_name, table, config, key_prefix, prefix, request)
     return Pretrained(
-        weights.path, weights.config, str(weights.dtype), weights.values, name, tuple(keys), tuple(ignored)
+        weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
     )
 
 
@@ -118,29 +118,29 @@ def find_weights(path: str) -> tuple[str, str]:
     if not os.path.isdir(path):
         folder = os.path.dirname(path) or os.curdir
         if not os.path.exists(path):
-            todo = nearby_files(folder, os.path.basename(path))
-            raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {todo}")
+            fix = nearby_files(folder, os.path.basename(path))
+            raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {fix}")
     else:
         folder, weight_files = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
         standard = [name for name in weight_files if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
         candidates = standard or [name for name in weight_files if name.endswith(INDEX_SUFFIX)] or weight_files
         if not candidates:
             others = sorted(name for name in os.listdir(path) if name.endswith(OTHER_SUFFIXES))
-            got, todo = "none", "get it"
+            got, fix = "none", "get it"
             if others:
                 got = f"{first_names(others)}, which is not read"
                 how = "as save_pretrained(folder, safe_serialization=True) does"
-                todo = f"have the model's library write it again, {how}"
-            raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {todo}")
+                fix = f"have the model's library write it again, {how}"
+            raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {fix}")
         if len(candidates) > 1:
-            todo = "name the file, or get the index of the shards"
+            fix = "name the file, or get the index of the shards"
             raise ShardIndexError(
-                path, None, "one weight file or one index in this folder", first_names(candidates), todo
+                path, None, "one weight file or one index in this folder", first_names(candidates), fix
             )
         path = os.path.join(folder, candidates[0])
     if not os.path.isfile(os.path.join(folder, CONFIG)):
-        todo = "get it, or read the file with load, layout= and the fields of its Config"
-        raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {todo}")
+        fix = "get it, or read the file with load, layout= and the fields of its Config"
+        raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {fix}")
     return folder, path
 
 
@@ -155,15 +155,15 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
     if name is not None:
         layout = layouts.get(name)
         if layout.table_and_fields is None:
-            todo = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
-            raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {todo}")
+            fix = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
+            raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {fix}")
         if layout_of.get(model_type, name) != name:
             expected = f"one of {layout.model_types}"
             raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")
         return name, layout
     if model_type not in layout_of:
-        todo = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
-        raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), todo)
+        fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
+        raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), fix)
     return layout_of[model_type], layouts.get(layout_of[model_type])
 
 

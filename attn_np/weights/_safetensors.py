@@ -101,7 +101,7 @@ class Entry:
 class TensorFile:
     """An open safetensors file with a valid header: metadata, and the dtype, shape and offsets of every tensor.
 
-    Tensors are read one by one, straight into arrays of their own. (A memory map would save nothing, as every caller
+    OpenFile are read one by one, straight into arrays of their own. (A memory map would save nothing, as every caller
     needs a copy, and would kill the process if the file is cut while it is read.)
 
     Attributes:
@@ -150,8 +150,8 @@ class TensorFile:
             TruncatedFileError: the file was cut after its header was read.
         """
         if name not in self.entries:
-            todo = f"choose one of {first_names(self.entries)}"
-            raise MissingKeysError(self.path, name, "a tensor of this name", "none", todo)
+            fix = f"choose one of {first_names(self.entries)}"
+            raise MissingKeysError(self.path, name, "a tensor of this name", "none", fix)
         entry = self.entries[name]
         if entry.code not in READABLE:
             expected = f"one of {', '.join(READABLE)}"
@@ -176,14 +176,14 @@ class TensorFile:
         start = self._stream.read(max(len(magic) for magic, *_ in OTHER_FORMATS))
         length = int.from_bytes(start[:8], "little")
         if size < 8 or length > MAX_HEADER:
-            for magic, error, kind, todo in OTHER_FORMATS:
+            for magic, error, kind, fix in OTHER_FORMATS:
                 if start.startswith(magic):
-                    raise error(self.path, None, "a safetensors file", kind, todo)
+                    raise error(self.path, None, "a safetensors file", kind, fix)
         if size < 8:
             raise TruncatedFileError(self.path, None, "at least 8 bytes", str(size), "get the whole file")
         if length > MAX_HEADER:
-            todo = "check that this is a safetensors file"
-            raise HeaderLimitError(self.path, None, f"a header of at most {MAX_HEADER} bytes", str(length), todo)
+            fix = "check that this is a safetensors file"
+            raise HeaderLimitError(self.path, None, f"a header of at most {MAX_HEADER} bytes", str(length), fix)
         if length > size - 8:
             got = f"{size - 8} bytes after the length"
             raise TruncatedFileError(self.path, None, f"a header of {length} bytes", got, "get the whole file")
@@ -199,8 +199,8 @@ class TensorFile:
             if not wrong:
                 return fields
             got = f"none for {first_names(wrong)}"
-        todo = "write the file again"
-        raise HeaderSyntaxError(self.path, "__metadata__", "a string of Unicode for each name", got, todo)
+        fix = "write the file again"
+        raise HeaderSyntaxError(self.path, "__metadata__", "a string of Unicode for each name", got, fix)
 
     def _entry(self, name: str, fields: Any) -> Entry:
         check_name(self.path, name)
@@ -209,14 +209,14 @@ class TensorFile:
             raise HeaderSyntaxError(self.path, name, "dtype, shape and data_offsets", got, "write the file again")
         code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
         if isinstance(shape, list) and len(shape) > MAX_AXES:
-            todo = "reshape the tensor"
-            raise HeaderLimitError(self.path, name, f"a shape of at most {MAX_AXES} axes", str(len(shape)), todo)
+            fix = "reshape the tensor"
+            raise HeaderLimitError(self.path, name, f"a shape of at most {MAX_AXES} axes", str(len(shape)), fix)
         if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
             got = f"shape {shape!r}"[:80] + f" and data_offsets {offsets!r}"[:80]
             raise HeaderSyntaxError(self.path, name, "lists of 64-bit integers from 0", got, "write the file again")
         if not isinstance(code, str) or code not in BITS:
-            expected, todo = "a dtype of the format, little-endian", f"convert it to one of {', '.join(READABLE)}"
-            raise UnsupportedEncodingError(self.path, name, expected, repr(code)[:80], todo)
+            expected, fix = "a dtype of the format, little-endian", f"convert it to one of {', '.join(READABLE)}"
+            raise UnsupportedEncodingError(self.path, name, expected, repr(code)[:80], fix)
         return Entry(code, tuple(shape), *offsets)
 
     def _check_offsets(self) -> None:
@@ -236,15 +236,15 @@ class TensorFile:
                 raise OffsetError(self.path, name, f"the tensor to begin at {end}", got, "write the file again")
             if (self._start + entry.begin) % max(BITS[entry.code] // 8, 1):
                 expected = f"an offset in the file divisible by {BITS[entry.code] // 8}, the size of one {entry.code}"
-                todo = "write the file again with a current safetensors"
-                raise UnsupportedEncodingError(self.path, name, expected, str(self._start + entry.begin), todo)
+                fix = "write the file again with a current safetensors"
+                raise UnsupportedEncodingError(self.path, name, expected, str(self._start + entry.begin), fix)
             end = entry.end
         if end > self.size:
             got = f"{self.size} bytes"
             raise TruncatedFileError(self.path, None, f"{end} bytes of tensors", got, "get the whole file")
         if end < self.size:
-            todo = "remove what was appended, or get the file again"
-            raise TrailingDataError(self.path, None, f"{end} bytes of tensors and the end", f"{self.size} bytes", todo)
+            fix = "remove what was appended, or get the file again"
+            raise TrailingDataError(self.path, None, f"{end} bytes of tensors and the end", f"{self.size} bytes", fix)
 
 
 def write_tensors(path: PathArg, values: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -291,8 +291,8 @@ def parse_json(path: str, raw: bytes, what: str) -> dict[str, Any]:
         members: dict[str, Any] = {}
         for name, value in pairs:
             if name in members:
-                todo = "write the file again; readers would disagree on which one counts"
-                raise DuplicateKeyError(path, name[:80], f"{what} with each name once", "it twice", todo)
+                fix = "write the file again; readers would disagree on which one counts"
+                raise DuplicateKeyError(path, name[:80], f"{what} with each name once", "it twice", fix)
             members[name] = value
         return members
 
@@ -306,8 +306,8 @@ def parse_json(path: str, raw: bytes, what: str) -> dict[str, Any]:
     except WeightFileError:
         raise
     except (ValueError, RecursionError) as error:
-        expected, todo = f"{what} of JSON in UTF-8 that starts with {{", "check that this is the right file"
-        raise HeaderSyntaxError(path, None, expected, str(error)[:200], todo) from None
+        expected, fix = f"{what} of JSON in UTF-8 that starts with {{", "check that this is the right file"
+        raise HeaderSyntaxError(path, None, expected, str(error)[:200], fix) from None
 
 
 def check_name(path: str, name: str) -> None:

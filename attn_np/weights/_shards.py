@@ -70,8 +70,8 @@ class ShardedFile:
         for name in self._keys:
             self._check_path(name)
         if len(self._keys) > MAX_SHARDS:
-            todo = "write the tensors again into fewer shards"
-            raise HeaderLimitError(self.path, None, f"at most {MAX_SHARDS} shards", str(len(self._keys)), todo)
+            fix = "write the tensors again into fewer shards"
+            raise HeaderLimitError(self.path, None, f"at most {MAX_SHARDS} shards", str(len(self._keys)), fix)
         self._open: dict[str, TensorFile] = {}
         self._stack = ExitStack()
         self.entries: Mapping[str, Entry] = ShardEntries(self._shard_of, self._open_shard)
@@ -106,8 +106,8 @@ class ShardedFile:
             WeightFileError: as `TensorFile.read`.
         """
         if name not in self._shard_of:
-            todo = f"choose one of {first_names(self._shard_of)}"
-            raise MissingKeysError(self.path, name, "a tensor of this name", "none", todo)
+            fix = f"choose one of {first_names(self._shard_of)}"
+            raise MissingKeysError(self.path, name, "a tensor of this name", "none", fix)
         return self._open_shard(self._shard_of[name]).read(name)
 
     # The index --------------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ class ShardedFile:
         with open_regular(self.path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > MAX_HEADER:
-                todo = "check that this is an index"
-                raise HeaderLimitError(self.path, None, f"an index of at most {MAX_HEADER} bytes", str(size), todo)
+                fix = "check that this is an index"
+                raise HeaderLimitError(self.path, None, f"an index of at most {MAX_HEADER} bytes", str(size), fix)
             raw = stream.read(size)
         return parse_json(self.path, raw, "an index")
 
@@ -165,8 +165,8 @@ class ShardedFile:
         path = os.path.join(self._folder, name)
         folder, target = os.path.realpath(self._folder), os.path.realpath(path)
         if not target.startswith(os.path.join(folder, "")):
-            todo = "copy the shards themselves into the folder of the index"
-            raise UnsafePathError(self.path, name, "a file inside the folder of the index", "a link out of it", todo)
+            fix = "copy the shards themselves into the folder of the index"
+            raise UnsafePathError(self.path, name, "a file inside the folder of the index", "a link out of it", fix)
         if not os.path.isfile(path):
             got = "no regular file" if os.path.exists(path) else "no file"
             raise ShardIndexError(self.path, name, "a shard of this name beside the index", got, "get the shard too")
@@ -194,7 +194,7 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
-class DottedNames:
+class DottedFile:
     """An open file whose names have dots, not its own separator, with `path`, `entries`, `read` and `metadata_of`.
 
     Attributes:
@@ -205,7 +205,7 @@ class DottedNames:
         UnexpectedKeysError: two names that differ in the separator alone.
     """
 
-    def __init__(self, file: "Tensors", separator: str) -> None:
+    def __init__(self, file: "OpenFile", separator: str) -> None:
         self._file, self.path = file, file.path
         self._names: dict[str, str] = {}
         for name in file.entries:
@@ -225,7 +225,7 @@ class DottedNames:
         return self._file.read(self._names[name])
 
 
-Tensors = TensorFile | ShardedFile | DottedNames
+OpenFile = TensorFile | ShardedFile | DottedFile
 
 
 def open_tensors(path: PathArg) -> TensorFile | ShardedFile:

@@ -391,6 +391,6 @@ def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: s
         known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
         unknown = sorted(returns - {*known})
         if unknown:
-            todo = contract.nearest(unknown[0], known)
-            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {todo}")
+            fix = contract.nearest(unknown[0], known)
+            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {fix}")
     return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})

@@ -322,7 +322,7 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[st
     return dict(table.fixed) | sizes | flags | counts | dict(known)
 
 
-def consistent(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def letter_sizes_agree(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether each letter that is an axis by itself has one size in all of some arrays, which have as many axes."""
     sizes: dict[str, int] = {}
     for _, keys, pattern in expand_rules(table):

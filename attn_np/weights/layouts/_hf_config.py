@@ -112,8 +112,8 @@ class HFConfig:
         """Refuse a layer that is not below the number of layers, by this family's name for it."""
         count = self.get(key)
         if type(count) is int and layer >= count:
-            expected, todo = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
-            raise ConfigMismatchError(self.file, self.prefix + key, expected, str(count), todo)
+            expected, fix = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
+            raise ConfigMismatchError(self.file, self.prefix + key, expected, str(count), fix)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -132,7 +132,7 @@ class HFConfig:
             self._nested[key] = HFConfig(self.file, value, f"{self.prefix}{key}.")
         return self._nested[key]
 
-    def text(self) -> "HFConfig":
+    def text_config(self) -> "HFConfig":
         """The fields of the text model: of a model that sees as well, those of its `text_config`, if it has one."""
         if "text_config" not in self:
             return self
@@ -157,15 +157,15 @@ class HFConfig:
             ConfigMismatchError: always.
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
-        todo = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.file, self.prefix + key, expected, value, todo)
+        fix = "build the layer by hand, or use the library the model was made for"
+        raise ConfigMismatchError(self.file, self.prefix + key, expected, value, fix)
 
-    def finish(self, allow: Collection[str] = (), todo: str = ALLOW) -> None:
+    def finish(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
 
         Args:
             allow: names of fields to accept.
-            todo: what a caller can do about the others.
+            fix: what a caller can do about the others.
 
         Raises:
             ConfigMismatchError: naming them.
@@ -177,7 +177,7 @@ class HFConfig:
             raise ConfigMismatchError(self.file, "quantization_config", expected, got, how)
         if unread:
             got = f"{first_names(sorted(unread))}, unknown here"
-            raise ConfigMismatchError(self.file, sorted(unread)[0], "fields with a known meaning", got, todo)
+            raise ConfigMismatchError(self.file, sorted(unread)[0], "fields with a known meaning", got, fix)
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
@@ -246,10 +246,10 @@ def rotary(
     scaling = rope.get("rope_type", rope.get("type", "default"))
     rope.skip("type")
     if sections:
-        given = rope.get("mrope_section", list(sections))
-        if not isinstance(given, list) or len(given) != len(sections):
+        sections_in_file = rope.get("mrope_section", list(sections))
+        if not isinstance(sections_in_file, list) or len(sections_in_file) != len(sections):
             rope.refuse("mrope_section", f"a list of {len(sections)} counts of pairs")
-        fields |= {"rope_sections": tuple(given), "max_positions": max_positions}
+        fields |= {"rope_sections": tuple(sections_in_file), "max_positions": max_positions}
         if interleaved:
             rope.only("mrope_interleaved", True)
             fields["rope_sections_interleaved"] = True

@@ -33,10 +33,10 @@ def base(hf: HFConfig) -> float:
     """
     attention, rope = hf.nested("attn_config"), hf.nested("rope_parameters")
     rope.only("rope_type", "default")
-    stated = attention.number("rope_theta", rope.number("rope_theta", 10000.0))
-    if rope.number("rope_theta", stated) != stated:
-        rope.refuse("rope_theta", f"{stated} as in attn_config, so that one base is meant")
-    return stated
+    base = attention.number("rope_theta", rope.number("rope_theta", 10000.0))
+    if rope.number("rope_theta", base) != base:
+        rope.refuse("rope_theta", f"{base} as in attn_config, so that one base is meant")
+    return base
 
 
 TABLE = table(

@@ -32,11 +32,11 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 def linear(hf: HFConfig) -> dict[str, Any]:
     """Our fields of a layer of Kimi delta attention; the published files have its sizes in an object."""
-    stated = hf.nested("linear_attn_config")
-    stated.skip("full_attn_layers", "kda_layers")
+    linear_config = hf.nested("linear_attn_config")
+    linear_config.skip("full_attn_layers", "kda_layers")
     sizes = {}
     for ours, (own, theirs, default) in LINEAR.items():
-        sizes[ours] = stated.integer(own, hf.integer(theirs, default))
+        sizes[ours] = linear_config.integer(own, hf.integer(theirs, default))
     eps = {"norm_eps": hf.number("rms_norm_eps", 1e-5), "qk_norm_eps": 1e-6}
     return {"d_model": hf.integer("hidden_size", 2304)} | sizes | eps
 
@@ -48,10 +48,10 @@ def kind(hf: HFConfig, layer: int) -> str:
     def default(n: int) -> str:
         if "full_attn_layers" not in lists or "kda_layers" not in lists:
             return "full_attention" if n and n % 4 == 0 else "linear_attention"
-        found = {name for name in ("full_attn_layers", "kda_layers") if n + 1 in lists.get(name)}
-        if len(found) != 1:
-            lists.refuse("kda_layers", f"layer {n}, as number {n + 1}, in one of the two lists", sorted(found))
-        return "full_attention" if "full_attn_layers" in found else "linear_attention"
+        list_names = {name for name in ("full_attn_layers", "kda_layers") if n + 1 in lists.get(name)}
+        if len(list_names) != 1:
+            lists.refuse("kda_layers", f"layer {n}, as number {n + 1}, in one of the two lists", sorted(list_names))
+        return "full_attention" if "full_attn_layers" in list_names else "linear_attention"
 
     return hf.layer_type(layer, default, "linear_attention", "full_attention")
 

@@ -16,7 +16,7 @@ def text_model(hf: HFConfig, layer: int) -> HFConfig:
     """The fields of the text model, which has this layer."""
     hf.skip("vision_config", "video_token_id", "image_token_id", "vision_start_token_id", "vision_end_token_id")
     hf.skip("vision_token_id")
-    text = hf.text()
+    text = hf.text_config()
     text.check_layer("num_hidden_layers", layer)
     return text
 

@@ -19,14 +19,14 @@ MUTANTS = (
     memory(
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
-        "behind(v, memory_v, share), options",
-        "behind(v, memory_v, share), options | masking",
+        "append_memory(v, memory_v, share), options",
+        "append_memory(v, memory_v, share), options | masking",
     ),
     memory(
         "values of the memory left out",
         "each key of the memory has a value of its own",
-        "behind(v, memory_v, share)",
-        "behind(v, memory_v, 0.0)",
+        "append_memory(v, memory_v, share)",
+        "append_memory(v, memory_v, 0.0)",
     ),
     memory(
         "bias added to the scores of the memory",

@@ -132,9 +132,9 @@ def record_modules(
     """
     if path is not None and Path(path).exists():
         is_read = like is not None and Path(path).samefile(like)
-        todo = "which is read; name another" if is_read else "which exists; name another or pass overwrite=True"
+        fix = "which is read; name another" if is_read else "which exists; name another or pass overwrite=True"
         if is_read or not overwrite:
-            raise ValueError(f"record_modules: expected a new file, got {fspath(path)}, {todo}")
+            raise ValueError(f"record_modules: expected a new file, got {fspath(path)}, {fix}")
     side = side_of(module, call, framework, like is not None, inputs)
     side.adapted = call is not None
     params: Mapping[str, Any] = {}

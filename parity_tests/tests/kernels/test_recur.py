@@ -247,8 +247,8 @@ def test_a_scale_that_asks_for_its_gradient_is_refused() -> None:
 
 BUGS = {
     "old value of the state before it decays": (
-        '"bgk,bgkv->bgv", k, decayed) if erases',
-        '"bgk,bgkv->bgv", k, state) if erases',
+        '"bgk,bgkv->bgv", k, decayed) if delta_rule',
+        '"bgk,bgkv->bgv", k, state) if delta_rule',
     ),
     "keys of a chunk do not decay": (
         "with_chunk_axis(b, t, size, scaled_by(k, to_end)",
