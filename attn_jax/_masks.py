@@ -242,7 +242,7 @@ def prepare_inputs(
 
     Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
     real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
-    self-attention), in a full pass the masks `mask_of_queries` and `mask_of_keys`, and the three results.
+    self-attention), in a full pass the masks `query_mask` and `key_mask`, and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
@@ -259,7 +259,7 @@ def prepare_inputs(
     if step is None:
         masking: Any = {"causal": causal, "window": window, "pattern": pattern}
         queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
-        queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
+        queries, keys = record(tape, query_mask=queries, key_mask=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif not step.aligned:

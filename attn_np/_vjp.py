@@ -279,7 +279,7 @@ def prepare_inputs_vjp(
     tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
 ) -> dict[str, Array]:
     """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
-    queries, keys = tape.get("mask_of_queries"), tape.get("mask_of_keys")
+    queries, keys = tape.get("query_mask"), tape.get("key_mask")
     dquery = zero_unseen(f"{axes}->btd", queries, dquery)
     dkey, dvalue = zero_unseen(f"{axes}->bsi", keys, dkey), zero_unseen(f"{axes}->bsj", keys, dvalue)
     if "x" in tape:

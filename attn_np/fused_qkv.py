@@ -47,7 +47,7 @@ class FusedQKVAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
         queries, keys = visibility(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
-        queries, keys = record(tape, mask_of_queries=queries, mask_of_keys=keys)
+        queries, keys = record(tape, query_mask=queries, key_mask=keys)
         x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -84,5 +84,5 @@ class FusedQKVAttention(Layer[Config]):
             dw |= dmemory
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, dw["w_qkv"], dw["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
-        dx = only_live(dx, tape.get("mask_of_queries"), tape.get("mask_of_keys"))
+        dx = only_live(dx, tape.get("query_mask"), tape.get("key_mask"))
         return make_grads(dtype, {"query": dx, "bias": dbias}, dw)

@@ -221,7 +221,7 @@ def step_tape(layer: Labelled, alias: str) -> None:
     module(**start, tape=whole)
     claim(same(tape["y"], y), "with a tape")
     judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
-    lacking = set(whole) - set(tape) - {"mask_of_queries", "mask_of_keys"}  # the cache says what a step can see
+    lacking = set(whole) - set(tape) - {"query_mask", "key_mask"}  # the cache says what a step can see
     claim(not lacking, f"the tape lacks {lacking}")
     claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
 
