@@ -29,7 +29,7 @@ def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | 
     )
 
 
-def by_cudnn(
+def attend_with_cudnn(
     q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
 ) -> Array:
     """The call of JAX's function that means the same where `cudnn_supports`."""

@@ -38,7 +38,7 @@ import jax.export
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._cudnn import by_cudnn, cudnn_supports
+from attn_jax._cudnn import attend_with_cudnn, cudnn_supports
 from attn_jax._kernel_arrays import add_at, pad_to, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
@@ -198,7 +198,7 @@ def attend(
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
     without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
     if without_extras and not return_lse and cudnn_supports(q, k, v, left, right):
-        return by_cudnn(q, k, v, left, right, scale), None
+        return attend_with_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
     if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices

@@ -102,7 +102,7 @@ def argmax(x: Array, axis: int) -> Array:
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
-    # In `shard_map` as different on each device as the other array, which may be an `nnx.Param`: no program takes one.
+    # `zeros_like` keeps the device variance of `like` in `shard_map`; an `nnx.Param` must become an array first.
     return jnp.zeros_like(jnp.asarray(like), shape=shape)
 
 
@@ -173,7 +173,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
     if not concrete(x) or x.size == 0:
         return None
-    known = np.asarray(x)  # within a compiled function JAX would make the least of a constant unknown
+    known = np.asarray(x)  # under jit `x.min()` of a constant would be traced
     return known.min().item(), known.max().item()
 
 
@@ -284,7 +284,7 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.
     """
-    return (_product_of_block if _in_blocks.get() else _product)(subscripts, upcast(a), upcast(b))
+    return (_einsum_reverse_mode if _reverse_mode_only.get() else _product)(subscripts, upcast(a), upcast(b))
 
 
 def _product(subscripts: str, a: Array, b: Array) -> Array:
@@ -317,35 +317,35 @@ def _out_sharding(subscripts: str, a: Array, b: Array) -> P | None:
     return P(*(axes.get(letter) for letter in out))
 
 
-_in_blocks: ContextVar[bool] = ContextVar("in_blocks", default=False)
+_reverse_mode_only: ContextVar[bool] = ContextVar("reverse_mode_only", default=False)
 
 
 @contextmanager
-def products_of_blocks() -> Iterator[None]:
-    """Within, `einsum` has derivatives in reverse mode alone, which never turn a block of scores round.
+def reverse_mode_einsum() -> Iterator[None]:
+    """Within, `einsum` has derivatives in reverse mode alone, that never transpose a block of scores.
 
-    As JAX writes the gradient of a block's keys, XLA on a CPU turns the gradient of the scores round for it: four times
+    As JAX writes the gradient of a block's keys, XLA on a CPU transposes the gradient of the scores for it: four times
     as long as the product itself.
     """
-    token = _in_blocks.set(True)
+    token = _reverse_mode_only.set(True)
     try:
         yield
     finally:
-        _in_blocks.reset(token)
+        _reverse_mode_only.reset(token)
 
 
-def _product_of_block(subscripts: str, a: Array, b: Array) -> Array:
-    # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.
+def _einsum_reverse_mode(subscripts: str, a: Array, b: Array) -> Array:
+    # In `shard_map` adding a device-varying zero makes a replicated array device-varying: so JAX sums its gradient.
     zero = jnp.zeros_like(jnp.sum(a) + jnp.sum(b))
-    return _by_own_rule(subscripts, a + zero, b + zero)
+    return _einsum_custom_vjp(subscripts, a + zero, b + zero)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_own_rule(subscripts: str, a: Array, b: Array) -> Array:
+def _einsum_custom_vjp(subscripts: str, a: Array, b: Array) -> Array:
     return _product(subscripts, a, b)
 
 
-def _by_own_rule_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
+def _einsum_custom_vjp_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
     """The gradient of b sums over rows: the larger of the two arrays, a block of scores, comes second, as it lies."""
     (a, b), (of_a, of_b, out) = factors, subscripts.replace("->", ",").split(",")
     da = _product(f"{out},{of_b}->{of_a}", dout, b)
@@ -353,7 +353,7 @@ def _by_own_rule_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array)
     return da, _product(f"{small[0]},{large[0]}->{of_b}", small[1], large[1])
 
 
-_by_own_rule.defvjp(lambda subscripts, a, b: (_product(subscripts, a, b), (a, b)), _by_own_rule_bwd)
+_einsum_custom_vjp.defvjp(lambda subscripts, a, b: (_product(subscripts, a, b), (a, b)), _einsum_custom_vjp_bwd)
 
 
 def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -470,8 +470,8 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function: outside loops XLA plans by itself what is kept for the backward pass."""
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself: outside loops XLA plans what is kept for the backward pass."""
     return function
 
 

@@ -7,8 +7,8 @@ from attn_jax._ops import (
     concatenate,
     einsum,
     is_longer,
-    recomputed,
     record,
+    remat,
     scan,
     stack,
     where,
@@ -134,7 +134,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
-        return recomputed(products_by_halves)(rows, k, decay)
+        return remat(products_by_halves)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end

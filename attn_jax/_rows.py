@@ -18,7 +18,7 @@ import jax.export
 import jax.numpy as jnp
 
 from attn_jax._masks import attention_mask, in_window, relative_positions
-from attn_jax._ops import Array, Tape, products_of_blocks
+from attn_jax._ops import Array, Tape, reverse_mode_einsum
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
@@ -161,7 +161,7 @@ def loop(
         # Without the barrier XLA takes their way back out of the loop, and puts all keys in order in each block.
         q, block_k, block_v = jax.lax.optimization_barrier((q, seen_by(k, k.ndim - 1), seen_by(v, 2)))
         block_k, block_v = jnp.moveaxis(block_k, -1, 1), block_v.swapaxes(1, 2)
-        with products_of_blocks():
+        with reverse_mode_einsum():
             return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.

@@ -35,35 +35,35 @@ class Block(NamedTuple):
     kv_heads: slice
     queries: Span
 
-    def of_batch(self, x: Array) -> Array:
+    def slice_batch(self, x: Array) -> Array:
         """A view of an array with the batch first; its length 1 serves all."""
         return x[self.batch] if x.shape[0] > 1 else x
 
-    def of_queries(self, x: Array) -> Array:
+    def slice_queries(self, x: Array) -> Array:
         """A view of an array by queries, `b t h k` -> `b h t k`."""
         return x[self.batch, slice(*self.queries), self.heads].swapaxes(1, 2)
 
-    def of_keys(self, x: Array, keys: Keys) -> Array:
+    def slice_keys(self, x: Array, keys: Keys) -> Array:
         """An array by keys, `b s g k` -> `b g s k`."""
         part = x[self.batch, index_of(keys), self.kv_heads].swapaxes(1, 2)
         # The rows of a copy would lie as far apart as it has heads, and BLAS rounds by that: the backward pass, whose
         # blocks have fewer heads, would get other scores than the forward pass.
         return part if isinstance(keys, Span) else np.ascontiguousarray(part)
 
-    def of_rows(self, x: Array) -> Array:
+    def slice_rows(self, x: Array) -> Array:
         """A view of an array with a number for each row, `b h t`."""
         return x[self.batch, self.heads, slice(*self.queries)]
 
-    def in_scores(self, shape: tuple[int, ...], keys: Keys) -> Any:
+    def score_index(self, shape: tuple[int, ...], keys: Keys) -> Any:
         """The index of the block in an array `b h t s` with axes of 1."""
         parts = self.batch, self.heads, slice(*self.queries), index_of(keys)
         return tuple(part if n > 1 else slice(None) for part, n in zip(parts, shape, strict=True))
 
-    def of_diagonals(self, x: Array, keys: Any, t: int) -> Array:
+    def slice_diagonals(self, x: Array, keys: Any, t: int) -> Array:
         """A view of an array by diagonal, `h n`: the diagonals of this block, with a span of keys."""
         heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
         return x[heads, first : first + self.queries.length + keys.length - 1]
 
-    def at(self, part: "Block") -> tuple[slice, slice, slice]:
+    def index_of_part(self, part: "Block") -> tuple[slice, slice, slice]:
         """The index of a part's queries in an array `b h t` of the block."""
         return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]

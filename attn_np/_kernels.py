@@ -307,7 +307,7 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
     if not block.queries.length:
         return
-    may_see = block.of_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
+    may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
     for part in (seen[i : i + step] for i in range(0, len(seen), step)):
         # A bias by diagonal is read in spans.
@@ -344,9 +344,9 @@ def hidden_scores(args: Arguments, block: Block, keys: Keys) -> Array | None:
         first = keys.start - queries.start - (band.s - band.t)
         outside = outside_window(queries.length, keys.length, first, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
-    if args.mask is not None and not (mask := args.mask[block.in_scores(args.mask.shape, keys)]).all():
+    if args.mask is not None and not (mask := args.mask[block.score_index(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
-    if args.bias is not None and (minus_inf := args.bias[block.in_scores(args.bias.shape, keys)] == -np.inf).any():
+    if args.bias is not None and (minus_inf := args.bias[block.score_index(args.bias.shape, keys)] == -np.inf).any():
         hidden = minus_inf if hidden is None else hidden | minus_inf
     return hidden
 
@@ -357,11 +357,11 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
     if pattern is None:
         return None
     key_positions = np.arange(args.band.s, dtype=np.int32)[index_of(keys)]
-    must_see = block.of_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
+    must_see = block.slice_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
     if must_see[:, key_positions // PATTERN_KEYS].all():
         return None
     first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
-    part = pattern.map(lambda axes, x: block.of_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
+    part = pattern.map(lambda axes, x: block.slice_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
     query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
     return ~visible_pairs(part, query_positions[None], key_positions[None])
 
@@ -369,21 +369,21 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
     # BLAS may round by strides, so they are in one order in memory, whatever the heads.
-    return np.multiply(block.of_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
+    return np.multiply(block.slice_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
 def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> Array | None:
     """Fill `out`, `b h t s`, with scores times `exp_factor`, hidden too; return the tanh of the softcap, or None."""
-    k = block.of_keys(args.k, keys)
+    k = block.slice_keys(args.k, keys)
     np.matmul(by_kv_head(q, k), k.swapaxes(2, 3), out=by_kv_head(out, k))
     tanh_scores = None
     if args.softcap is not None:
         tanh_scores = np.tanh(np.divide(out, args.softcap, out=out))
         np.multiply(tanh_scores, args.softcap, out=out)
     if args.bias is not None:
-        out += args.bias[block.in_scores(args.bias.shape, keys)]
+        out += args.bias[block.score_index(args.bias.shape, keys)]
     if args.diagonal_bias is not None:
-        diagonals = block.of_diagonals(args.diagonal_bias, keys, args.band.t)
+        diagonals = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
         out += skew(diagonals[None, :, None], *out.shape[2:])
     return tanh_scores
 
@@ -398,7 +398,7 @@ def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float
         return np.inf, np.inf
     if args.largest_product is None:
         return -np.inf, np.inf
-    bias = block.of_diagonals(args.diagonal_bias, keys, args.band.t)
+    bias = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
     largest = args.largest_product[block.heads, None]
     return float(np.min(bias - largest, initial=np.inf)), float(np.max(bias + largest, initial=-np.inf))
 
@@ -428,8 +428,8 @@ def forward(args: Arguments) -> ForwardResult:
         if args.largest_product is not None and not (weight_sums >= 1).all():  # of far keys alone
             weighted_values, weight_sums, tops = sums_over_keys(args, block, q, False)
         weight_sums[weight_sums == 0] = np.inf  # a row that sees nothing gives 0
-        np.divide(weighted_values, weight_sums[..., None], out=block.of_queries(context))
-        block.of_rows(top)[...], block.of_rows(total)[...] = tops, weight_sums
+        np.divide(weighted_values, weight_sums[..., None], out=block.slice_queries(context))
+        block.slice_rows(top)[...], block.slice_rows(total)[...] = tops, weight_sums
 
     # Heads that share keys are rows of one product, so their number must not depend on the threads.
     in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
@@ -472,7 +472,7 @@ def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tu
         low, high = score_range(args, part, keys)
         if bounded and high < least:
             continue
-        at, v = block.at(part), part.of_keys(args.v, keys)
+        at, v = block.index_of_part(part), part.slice_keys(args.v, keys)
         weights = scratch("weights", (*shape[:2], part.queries.length, count_of(keys)), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
@@ -510,7 +510,7 @@ def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
     """Which queries of a block see some key, `b h t`."""
     seen = np.zeros_like(top, np.bool_)
     for part, _, hidden in visible_blocks(args, block):
-        seen[block.at(part)] |= True if hidden is None else ~hidden.all(-1)
+        seen[block.index_of_part(part)] |= True if hidden is None else ~hidden.all(-1)
     return seen
 
 
@@ -531,18 +531,18 @@ def backward(
 
     def add_block(block: Block, dk: Array, dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to `diagonal_sums`."""
-        q, total = scaled_queries(args, block), block.of_rows(result.total)[..., None]
+        q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
         # shorter than a row of weights.
-        block_dcontext, block_delta = block.of_queries(dcontext) / total, block.of_rows(delta)[..., None] / total
+        block_dcontext, block_delta = block.slice_queries(dcontext) / total, block.slice_rows(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, part, keys)
-            top = part.of_rows(result.top)[..., None]
+            top = part.slice_rows(result.top)[..., None]
             if high - np.min(top, initial=np.inf) < least:
                 continue
-            at, at_keys = block.at(part), np.s_[:, :, index_of(keys)]
-            k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
+            at, at_keys = block.index_of_part(part), np.s_[:, :, index_of(keys)]
+            k, v = part.slice_keys(args.k, keys), part.slice_keys(args.v, keys)
             part_q, part_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
             shape = (*q.shape[:2], part.queries.length, count_of(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
@@ -556,7 +556,7 @@ def backward(
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                dbiased[part.in_scores(dbiased.shape, keys)] = dscores
+                dbiased[part.score_index(dbiased.shape, keys)] = dscores
             if with_diagonals:
                 add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
             if tanh_scores is not None:
@@ -565,12 +565,12 @@ def backward(
                 dscores *= slope
             dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
             block_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
-        np.multiply(block_dq, dtype.type(args.scale), out=block.of_queries(dq))
+        np.multiply(block_dq, dtype.type(args.scale), out=block.slice_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
         """All blocks of some key/value heads: one thread does them, so that no two add to its gradients."""
         keys = Span(0, args.band.s)
-        block_dk, block_dv = blocks[0].of_keys(dk, keys), blocks[0].of_keys(dv, keys)
+        block_dk, block_dv = blocks[0].slice_keys(dk, keys), blocks[0].slice_keys(dv, keys)
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))

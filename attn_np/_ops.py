@@ -375,7 +375,7 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself: here the hand-written backward decides what is computed again."""
     return function
 

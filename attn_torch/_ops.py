@@ -21,7 +21,7 @@ from attn_np import contract
 from attn_np.contract import Config, check_index, record, tap_step
 from attn_np.contract import check_dtype as check_dtype
 from attn_np.contract import scope as scope
-from attn_torch._recompute import recomputed as recomputed
+from attn_torch._recompute import remat as remat
 
 Array = Tensor
 Tape = Any  # a dictionary of named intermediates, or None
@@ -467,7 +467,7 @@ def scan(
     With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
     again and keeps its carry alone.
     """
-    step = recomputed(step) if shared else step
+    step = remat(step) if shared else step
     times = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]

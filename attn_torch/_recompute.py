@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 ARRAY = object()
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its intermediates recomputed in the backward pass instead of kept.
 
     Gradients reach its arguments alone: tuples, lists and dictionaries of arrays and other values. PyTorch's compiler

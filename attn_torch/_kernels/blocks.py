@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
-from attn_torch._kernels.unseen import PatternArrays, hide_
+from attn_torch._kernels.unseen import PatternArrays, mask_with_neg_inf_
 from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
@@ -115,7 +115,7 @@ class BlockedCall:
         self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
         self.effective_windows: list[tuple[int, int]] | None = None
         if diagonals is not None and mask is bias is None and not text and self.t <= self.s:
-            self.effective_windows = self.effective_windows_of(~sdpa.weighs_nothing(q, k, diagonals, self.scale))
+            self.effective_windows = self.effective_windows_of(~sdpa.negligible_diagonals(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
             arrays = PatternArrays(text, *pattern_arrays)
@@ -135,19 +135,19 @@ class BlockedCall:
         """`b h ...` -> `b g r ...`; one head serves all."""
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
-    def effective_windows_of(self, weighs: Tensor) -> list[tuple[int, int]] | None:
+    def effective_windows_of(self, significant: Tensor) -> list[tuple[int, int]] | None:
         """For each key/value head, how many keys before and after its own position have a weight for a query, by which
         diagonals have one, `b h 1 n`; None where all have.
         """
-        if bool(weighs.all()):
+        if bool(significant.all()):
             return None
-        heads = weighs.any(0).any(1)
+        heads = significant.any(0).any(1)
         groups = heads.expand(self.g, -1) if len(heads) == 1 else heads.unflatten(0, (self.g, self.r)).any(1)
         own = self.s - 1
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
         return [(own - first, last - own) for first, last in ends]
 
-    def in_effective_window(self, g: slice, t: slice, keys: slice) -> slice:
+    def keys_in_effective_window(self, g: slice, t: slice, keys: slice) -> slice:
         """Those of the keys that have a weight for any of these queries."""
         if self.effective_windows is None:
             return keys
@@ -163,14 +163,18 @@ class BlockedCall:
             t, first_position = slice(start, min(start + self.block_queries, self.t)), self.s - self.t
             first = 0 if self.left is None else max(0, t.start + first_position - self.left)
             last = self.s if self.right is None else max(first, min(self.s, t.stop + first_position + self.right))
-            in_window = slice(first, last)
-            keys = in_window if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
+            window_keys = slice(first, last)
+            keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             heads = heads if self.effective_windows is None else 1  # each has a window of its own
             if self.pattern is not None and self.sequences_differ(t):
                 heads = min(heads, self.g)
             for b, g in batch_and_heads(self.b, self.g, heads):
-                keys = self.in_effective_window(g, t, in_window) if self.pattern is None else self.keys_of_pattern(b, t)
+                keys = (
+                    self.keys_in_effective_window(g, t, window_keys)
+                    if self.pattern is None
+                    else self.keys_of_pattern(b, t)
+                )
                 if self.pattern is None or self.sink_columns or count(keys) > 0:
                     yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
@@ -185,7 +189,7 @@ class BlockedCall:
         """The keys that the pattern may show to these queries: a slice, or the indices of keys that are scattered."""
         if self.s == 1:
             return slice(0, 1)
-        blocks = of_batch(self.table.may, b)[:, t.start // self.block_queries].any(0).nonzero()[:, 0]
+        blocks = slice_batch(self.table.may, b)[:, t.start // self.block_queries].any(0).nonzero()[:, 0]
         first, last = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
         if 0 < len(blocks) == last - first:
             return slice(first * PATTERN_KEYS, min(self.s, last * PATTERN_KEYS))
@@ -197,14 +201,14 @@ class BlockedCall:
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=hide_by_bias(mask, bias))
         if self.skewed_bias is not None and self.skewed_bias_hides:
-            of_diagonals = self.in_skewed_bias(block).of(self.skewed_bias, "bgrts")
-            block = block._replace(allowed=hide_by_bias(block.allowed, of_diagonals))
+            skewed_bias = self.skewed_bias_block(block).of(self.skewed_bias, "bgrts")
+            block = block._replace(allowed=hide_by_bias(block.allowed, skewed_bias))
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
         keys, queries = positions[block.s], torch.arange(block.t.start, block.t.stop, device=self.q.device).int()
         if block.allowed is None and len(keys) > 0:
-            must = of_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
+            must = slice_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
             unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:
                 return block
@@ -212,7 +216,7 @@ class BlockedCall:
             block = block._replace(masked_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
         keys = keys[block.masked_keys]
         parts = {"b t": (slice(None), block.t), "b s": (slice(None), keys.long()), "b": (slice(None),)}
-        pattern = self.pattern.map(lambda axes, x: of_batch(x, block.b)[parts[axes]])
+        pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.b)[parts[axes]])
         pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
         allowed = pairs if block.allowed is None else pairs & block.allowed
         seen, empty = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
@@ -237,7 +241,7 @@ class BlockedCall:
             return block._replace(s=slice(block.s.start, block.s.stop - 1))
         return block._replace(s=block.s[1:] - 1)
 
-    def in_skewed_bias(self, block: Block) -> Block:
+    def skewed_bias_block(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
         queries, first = block.t.stop - block.t.start, self.t - block.t.stop
         keys = slice(block.s.start + first, block.s.stop + first) if isinstance(block.s, slice) else block.s + first
@@ -298,7 +302,7 @@ class BlockedCall:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
-        hide_(scores[..., block.masked_keys], allowed)
+        mask_with_neg_inf_(scores[..., block.masked_keys], allowed)
         if self.pattern is not None:
             return block.empty
         return ~allowed.any(-1, keepdim=True)
@@ -314,7 +318,7 @@ class BlockedCall:
         if self.bias is not None:
             key_scores += without_sink.of(self.bias, "bgrts")
         if self.skewed_bias is not None:
-            key_scores += self.in_skewed_bias(without_sink).of(self.skewed_bias, "bgrts")
+            key_scores += self.skewed_bias_block(without_sink).of(self.skewed_bias, "bgrts")
         empty = self.mask_with_neg_inf_(key_scores, without_sink)
         if self.sinks is not None:
             sinks = block.of(self.sinks, "bgr")[..., None]
@@ -347,7 +351,7 @@ def count(keys: slice | Tensor) -> int:
     return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
-def of_batch(x: Tensor, b: slice) -> Tensor:
+def slice_batch(x: Tensor, b: slice) -> Tensor:
     """A part of an array with the batch first; its length 1 serves all."""
     return x[b] if x.shape[0] > 1 else x
 
@@ -443,7 +447,7 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
         if dskewed_bias is not None:
-            call.in_skewed_bias(call.without_sink(block)).add(
+            call.skewed_bias_block(call.without_sink(block)).add(
                 dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
             )
         if call.softcap is not None:

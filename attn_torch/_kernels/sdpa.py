@@ -71,7 +71,7 @@ def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tenso
     return constant and q.is_cpu and supports(q, k, v, None, diagonal_bias, (None, None), 1.0)
 
 
-def weighs_nothing(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
+def negligible_diagonals(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
     """Where a bias by diagonal makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
 
     Smaller, that is, relative to the weight of the query's own position: no product exceeds |q| |k| in size.
@@ -90,7 +90,7 @@ def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, 
     left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
     hidden = (relative_position < -left) | (relative_position > right)
     if band.t <= band.s:  # a query's own position is among its keys
-        hidden = hidden | weighs_nothing(q, k, diagonal_bias, scale)
+        hidden = hidden | negligible_diagonals(q, k, diagonal_bias, scale)
     diagonal_bias = diagonal_bias.masked_fill(hidden, -torch.inf)
     rows = max(1, band.t) if limits == (None, None) else ROWS_PER_CALL
     contexts = []

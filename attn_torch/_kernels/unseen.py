@@ -95,7 +95,7 @@ def any_of_group(mask: Tensor, r: int) -> Tensor:
     return mask if mask.shape[1] == 1 or r == 1 else mask.unflatten(1, (-1, r)).amax(2)
 
 
-def hide_(scores: Tensor, allowed: Tensor) -> None:
+def mask_with_neg_inf_(scores: Tensor, allowed: Tensor) -> None:
     """Set hidden scores to -inf in place; on a CPU by their bits, in a third of the time of `masked_fill_`."""
     if not scores.is_cpu:
         scores.masked_fill_(~allowed, -torch.inf)

@@ -95,17 +95,17 @@ def test_a_bias_by_distance_is_that_bias_by_pairs(name: str, case: str) -> None:
 
 def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     if tree.name == "numpy":
-        real = _kernels.Block.of_diagonals
+        real = _kernels.Block.slice_diagonals
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
-        patch.setattr(_kernels.Block, "of_diagonals", rolled)
+        patch.setattr(_kernels.Block, "slice_diagonals", rolled)
     elif tree.name == "torch":
-        at = blocks.BlockedCall.in_skewed_bias
+        at = blocks.BlockedCall.skewed_bias_block
 
         def late(call: Any, block: Any) -> Any:
             part = at(call, block)
             return part._replace(s=slice(max(0, part.s.start - 1), part.s.stop - (part.s.start > 0)))
 
-        patch.setattr(blocks.BlockedCall, "in_skewed_bias", late)
+        patch.setattr(blocks.BlockedCall, "skewed_bias_block", late)
     else:
         module = import_module("attn_jax._kernels")
         at = module._start_in_skewed_bias
@@ -140,7 +140,7 @@ def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
 
 def last_keys_out_of_reach(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     real = blocks.BlockedCall.effective_windows_of
-    shorter = lambda call, weighs: [(left - 1, right) for left, right in real(call, weighs)]  # noqa: E731
+    shorter = lambda call, significant: [(left - 1, right) for left, right in real(call, significant)]  # noqa: E731
     patch.setattr(blocks.BlockedCall, "effective_windows_of", shorter)
 
 

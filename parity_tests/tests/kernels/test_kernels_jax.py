@@ -201,7 +201,7 @@ def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
     inputs["k"], inputs["v"] = inputs["k"][:, :5], inputs["v"][:, :5, :, :3]
     left = None if window is None else window[0]
     q, k, v = (jnp.asarray(inputs[name]) for name in "qkv")
-    y = _kernels.by_cudnn(q, k, v, left, 0, 0.375, "xla")
+    y = _kernels.attend_with_cudnn(q, k, v, left, 0, 0.375, "xla")
     with precision(precision_of("float32")):
         arrays: dict[str, Any] = {name: ErrArray(inputs[name].astype(np.float64), 0.0) for name in "qkv"}
         want: Any = reference(**arrays, causal=True, window=window, scale=0.375)[0]

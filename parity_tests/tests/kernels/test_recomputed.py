@@ -18,7 +18,7 @@ import attn_jax
 import attn_np
 from attn_np import _recurrence, value_and_vjp
 from attn_torch import build
-from attn_torch._recompute import recomputed
+from attn_torch._recompute import remat
 from parity_tests.tests.inputs import flat
 
 T, E = 96, 4
@@ -66,7 +66,7 @@ def test_nothing_of_the_size_of_all_pairs_is_kept(variant: str, monkeypatch: pyt
     monkeypatch.setattr(rows, "CPU_BLOCK_SCORES", T * E * 16)
     kept, grads = kept_and_gradients(variant)
     monkeypatch.setattr(rows, "checkpoint", lambda function, *arguments, **options: function(*arguments))
-    monkeypatch.setattr(ops, "recomputed", lambda function: function)
+    monkeypatch.setattr(ops, "remat", lambda function: function)
     everything, want = kept_and_gradients(variant)
     assert kept < 8 * LAYERS[variant][2] <= everything
     assert variant == "seq2seq" or all(torch.equal(x, y) for x, y in zip(grads, want, strict=True))
@@ -115,7 +115,7 @@ def gradients_of_three_steps(step: Callable[..., Any]) -> list[torch.Tensor]:
 
 def test_both_derivatives_of_what_is_computed_again() -> None:
     """Of arguments that share arrays and depend on each other."""
-    found, want = (gradients_of_three_steps(step) for step in (recomputed(polynomial), polynomial))
+    found, want = (gradients_of_three_steps(step) for step in (remat(polynomial), polynomial))
     assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
     assert all(x.abs().max() < 2**53 for x in want)
 
@@ -129,7 +129,7 @@ def test_what_is_computed_again_has_nothing_before_it() -> None:
         return 2 * h
 
     x = torch.ones(2, requires_grad=True)
-    y = recomputed(step)(recomputed(step)(1 * x))
+    y = remat(step)(remat(step)(1 * x))
     y.sum().backward()
     assert before == [None] * 4
     assert torch.equal(torch.full((2,), 4.0), torch.empty(2) if x.grad is None else x.grad)
@@ -138,7 +138,7 @@ def test_what_is_computed_again_has_nothing_before_it() -> None:
 def test_autocast_rounds_again_and_knows_the_weight_afterwards() -> None:
     x, w = torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(-2, 1, 9).reshape(3, 3).requires_grad_()
     product, found = (lambda x, w: x @ w), []
-    for function in (recomputed(product), product):
+    for function in (remat(product), product):
         with torch.autocast("cpu", torch.bfloat16):
             y = function(x, w) * (x @ w)
         found += [y.detach(), *torch.autograd.grad(y.float().sum(), [w])]
