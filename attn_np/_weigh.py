@@ -307,10 +307,10 @@ def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
         np.copyto(scores, np.nan, where=undefined)
 
 
-def threshold_from_below(z: Array, tau: Array, power: int, enough: float) -> Array:
+def threshold_from_below(z: Array, tau: Array, power: int, tolerance: float) -> Array:
     """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it.
 
-    Steps end with one that is not longer than `enough`.
+    Steps end with one that is not longer than `tolerance`.
     """
     above, ones = np.empty_like(z), np.ones((z.shape[1], 1), z.dtype)
     while True:
@@ -319,10 +319,10 @@ def threshold_from_below(z: Array, tau: Array, power: int, enough: float) -> Arr
             total, slope = above @ ones, np.sign(above, out=above) @ ones
         else:
             slope, total = 2 * (above @ ones), np.square(above, out=above) @ ones
-        better = tau + (total - power**power) / np.where(slope == 0, 1, slope)
-        if not (better > tau + enough).any():
-            return np.maximum(tau, better)
-        tau = np.maximum(tau, better)
+        next_tau = tau + (total - power**power) / np.where(slope == 0, 1, slope)
+        if not (next_tau > tau + tolerance).any():
+            return np.maximum(tau, next_tau)
+        tau = np.maximum(tau, next_tau)
 
 
 def scores_vjp_(weighing: Weighing, weights: Array, dweights: Array) -> None:

@@ -40,7 +40,7 @@ def largest_first(z: Array, power: int) -> Array:
         above = (z - tau).clamp_(min=0.0)
         size, slope = (above, torch.sign(above)) if power == 1 else (above * above, 2.0 * above)
         slope = torch.sum(slope, dim=-1, keepdim=True)
-        better = tau + (torch.sum(size, dim=-1, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
-        tau = where(better > tau, better, tau)
+        next_tau = tau + (torch.sum(size, dim=-1, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
+        tau = where(next_tau > tau, next_tau, tau)
     count = int(torch.sum(z > tau, dim=-1).max()) if z.numel() else 1
     return torch.topk(z, max(1, count), dim=-1).values

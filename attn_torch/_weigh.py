@@ -292,8 +292,8 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     nothing = top == -torch.inf
     shift = top.masked_fill(nothing, 0.0)
     tau = torch.full_like(top, -power)  # where the largest alone, which is 0 now, weighs 1
-    for z, enough in ((tops.sub_(shift), COARSE_STEP), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
-        tau = threshold_from_below(z, tau, power, enough)
+    for z, tolerance in ((tops.sub_(shift), COARSE_STEP), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
+        tau = threshold_from_below(z, tau, power, tolerance)
     scores.sub_(tau).clamp_(min=0)
     if power == 2:
         scores.square_().mul_(0.25)
@@ -303,10 +303,10 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
         scores.masked_fill_(undefined, torch.nan)
 
 
-def threshold_from_below(z: Tensor, tau: Tensor, power: int, enough: float) -> Tensor:
+def threshold_from_below(z: Tensor, tau: Tensor, power: int, tolerance: float) -> Tensor:
     """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it.
 
-    Steps end with one that is not longer than `enough`.
+    Steps end with one that is not longer than `tolerance`.
     """
     above = torch.empty_like(z)
     while True:
@@ -315,10 +315,10 @@ def threshold_from_below(z: Tensor, tau: Tensor, power: int, enough: float) -> T
             total, slope = above.sum(1, keepdim=True), above.sign_().sum(1, keepdim=True)
         else:
             slope, total = 2 * above.sum(1, keepdim=True), above.square_().sum(1, keepdim=True)
-        better = tau + (total - power**power) / slope.masked_fill_(slope == 0, 1.0)
-        if not (better > tau + enough).any():
-            return torch.maximum(tau, better)
-        tau = torch.maximum(tau, better)
+        next_tau = tau + (total - power**power) / slope.masked_fill_(slope == 0, 1.0)
+        if not (next_tau > tau + tolerance).any():
+            return torch.maximum(tau, next_tau)
+        tau = torch.maximum(tau, next_tau)
 
 
 def scores_vjp_(weighing: Weighing, weights: Tensor, dweights: Tensor) -> None:

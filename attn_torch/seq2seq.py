@@ -166,7 +166,7 @@ class Seq2Seq(Layer[Config]):
         # Otherwise PyTorch keeps 32 kB of each of these steps, where one of the decoder leaves 15.
         return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
-    def begin(
+    def make_decode_step(
         self, source: Array, mask: Array | None, state: Array | None
     ) -> tuple[Callable[..., Any], tuple[Array, ...]]:
         """A function of one step without dropout, (input, state) to (output, state), and the initial state."""
@@ -178,13 +178,13 @@ class Seq2Seq(Layer[Config]):
         step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
-        def feed(x, state):
+        def decode_step(x, state):
             x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
             xs = *x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
             state, outputs = step(state, xs, k, memory, w)
             return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 
-        return feed, tuple(start[i] for i in range(self.config.num_layers))
+        return decode_step, tuple(start[i] for i in range(self.config.num_layers))
 
     def generate(
         self,
@@ -199,10 +199,10 @@ class Seq2Seq(Layer[Config]):
         sizes = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(sizes["t"], steps, words=False)
         x, dtype = upcast(target), dtype_name(target)
-        feed, start = self.begin(upcast(source), mask, state)
+        decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
         def step(carry, xs):
-            y, state = feed(*carry)
+            y, state = decode_step(*carry)
             return (y, state), (y,)
 
         (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
@@ -226,11 +226,11 @@ class Seq2Seq(Layer[Config]):
         sizes = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(sizes["t"], steps, words=True)
         source, x, table = self.embed(source, target)
-        feed, start = self.begin(source, mask, state)
+        decode_step, start = self.make_decode_step(source, mask, state)
 
         def step(carry, xs):
             x, done, state = carry
-            y, state = feed(x, state)
+            y, state = decode_step(x, state)
             token = where(done, stop, argmax(y, axis=-1))
             done = done | (token == stop)
             return (take(table, token), done, state), (token, done)

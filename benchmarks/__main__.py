@@ -28,7 +28,7 @@ console = Console(highlight=False, width=None if Console().is_terminal else 180)
 
 @app.command()
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="A hint in two minutes: 10 pairs, few races.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A hint in two minutes: 10 rounds, few races.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="All races: 16384 positions, bfloat16, all peers; more than an hour.")
     ] = False,
@@ -37,7 +37,7 @@ def bench(
         typer.Option(help="Races whose names match, comma-separated, such as 'attend/forward/*'; --list shows names."),
     ] = None,
     who: Annotated[str | None, typer.Option(help="Entrants that match, comma-separated, such as 'attn_*'.")] = None,
-    pairs: Annotated[int | None, typer.Option(min=1, help="Rounds of each race; 30, quick 10.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each race; 30, quick 10.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads, and cores where the system can hold to them.")] = 2,
     out: Annotated[Path, typer.Option(help="A folder for results.json, report.html, speed.png and speed.svg.")] = Path(
         "results/benchmark"
@@ -70,7 +70,7 @@ def bench(
     else:
         if not wanted:
             raise typer.BadParameter(f"--only, --who: expected a race, got none that matches {only!r}; try --list")
-        rounds = pairs or run.default_pairs(level)
+        rounds = rounds or run.default_rounds(level)
         found = run.header(shown(sys.argv[1:]), level, rounds, threads)
         out.mkdir(parents=True, exist_ok=True)
         measure(wanted, found, rounds, threads, out / "results.json")

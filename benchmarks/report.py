@@ -172,7 +172,7 @@ def headline(found: Found) -> str:
     words = f"{met} targets met ({told['met within noise']} within noise), {told['missed']} missed"
     words += f", {told['not measured']} not measured" if told["not measured"] else ""
     fewest = min((line.rounds for line in judged if line.rounds and line.theirs), default=found["pairs"])
-    short = f"; from {fewest} pairs on where a target asks for 30, so they are a hint" if fewest < 30 else ""
+    short = f"; from {fewest} rounds on where a target asks for 30, so they are a hint" if fewest < 30 else ""
     disturbed = [race["others"] for race in found["races"] if (race.get("others") or 0.0) > BUSY]
     if disturbed:
         short += f"; in {len(disturbed)} of the races others used up to {100 * max(disturbed):.0f} % of the cores"

@@ -17,7 +17,7 @@ from threading import Event, Lock
 from typing import Any
 
 from benchmarks import machine, variants
-from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Race, races
+from benchmarks.plan import ASKED, QUICK, ROUNDS, USUAL, Race, races
 
 FORMAT = "attn-parity-benchmark/1"
 # A list of numbers in JSON that is spread over lines.
@@ -148,13 +148,13 @@ def take(worker: Worker, race: Race, rounds: int, found: Found, told: Told, chan
                 told(race, done, rounds)
 
 
-def header(command: str, level: int, pairs: int, threads: int) -> Found:
+def header(command: str, level: int, rounds: int, threads: int) -> Found:
     return {
         "format": FORMAT,
         "state": "running",
         "command": command,
         "level": level,
-        "pairs": pairs,
+        "pairs": rounds,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(),
         "machine": machine.facts(threads),
@@ -209,7 +209,7 @@ class Lane:
             self.worker = None
 
 
-def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Path, told: Told) -> None:
+def run(wanted: Sequence[Race], found: Found, rounds: int, threads: int, path: Path, told: Told) -> None:
     """All races; after each one the file holds what there is. An interrupted run ends with what it has.
 
     Races of fewer threads than the run has run side by side, each on cores of its own.
@@ -226,12 +226,12 @@ def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Pa
         for number, group in enumerate(groups):
             with changing:
                 worker = lane.worker_for(race, count)
-                told(race, 0 if race.kind == "time" else number, pairs if race.kind == "time" else len(groups))
+                told(race, 0 if race.kind == "time" else number, rounds if race.kind == "time" else len(groups))
             part = replace(race, entrants=tuple(group), targets=())
             pids = os.getpid(), *(one.worker.child.pid for one in lanes if one.worker is not None)
             before = machine.busy(*pids)
             try:
-                take(worker, part, pairs, result, told, changing)
+                take(worker, part, rounds, result, told, changing)
                 if race.kind == "time":
                     result["others"] = machine.others(before, machine.busy(*pids), os.cpu_count() or 1)
             except ChildProcessError as ended:
@@ -278,5 +278,5 @@ def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Pa
         write(path, found)
 
 
-def default_pairs(level: int) -> int:
-    return PAIRS.get(level, PAIRS[USUAL])
+def default_rounds(level: int) -> int:
+    return ROUNDS.get(level, ROUNDS[USUAL])

@@ -325,7 +325,7 @@ def command(*words: str, cwd: Path) -> str:
 
 def test_the_command_explains_itself(tmp_path: Path) -> None:
     shown = command("--help", cwd=tmp_path)
-    for option in ("--quick", "--full", "--only", "--who", "--pairs", "--out", "--json", "--from", "--list"):
+    for option in ("--quick", "--full", "--only", "--who", "--rounds", "--out", "--json", "--from", "--list"):
         assert option in shown
 
 
@@ -334,13 +334,13 @@ def test_a_small_run_times_and_weighs(tmp_path: Path) -> None:
     who = "attn_np textbook,two products"
     only = "attend/forward/full/16,memory/forward/full/512"
     out = str(tmp_path / "found")
-    words = ("--only", only, "--who", who, "--pairs", "3", "--out", out, "--json", "copy.json")
+    words = ("--only", only, "--who", who, "--rounds", "3", "--out", out, "--json", "copy.json")
     shown = command(*words, cwd=tmp_path)
     assert all(name in shown for name in only.split(","))
     found = run.read(tmp_path / "found/results.json")
     assert found["state"] == "complete"
     assert run.read(tmp_path / "copy.json") == found
-    command_line = f"--only {only} --who '{who}' --pairs 3 --out found --json copy.json"
+    command_line = f"--only {only} --who '{who}' --rounds 3 --out found --json copy.json"
     assert found["command"] == f"python -m benchmarks {command_line}"
     timed, weighed = found["races"]
     assert [len(one["seconds"]) for one in timed["entrants"]] == [3, 3]
