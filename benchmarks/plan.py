@@ -6,7 +6,7 @@ from typing import Any
 
 # ASKED: part of no run, unless `--only` matches it.
 QUICK, USUAL, FULL, ASKED = 0, 1, 2, 3
-PAIRS = {QUICK: 10, USUAL: 30, FULL: 30}
+ROUNDS = {QUICK: 10, USUAL: 30, FULL: 30}
 WINDOW = 256
 LENGTHS = {QUICK: (16, 512, 2048), USUAL: (16, 64, 256, 512, 2048, 8192), FULL: (16, 64, 256, 512, 2048, 8192, 16384)}
 BOTH = "forward+backward"
