@@ -4,6 +4,8 @@ import dataclasses
 import json
 import runpy
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import compare
-from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of
+from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of, random_inputs, same
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = [name for name in layouts.names() if layouts.get(name).origin_variant is None]
@@ -252,6 +254,28 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
     assert total == sum(x.nbytes for key, x in values.items() if key not in table.zeros)
     with pytest.raises(weights.LayoutTagError, match="layout="):
         weights.read(file)
+
+
+def changed_sizes(config: Config) -> Iterator[Config]:
+    """The config with other sizes, one optional field at a time: what a file's reader may find or be told."""
+    optional = [field.name for field in dataclasses.fields(config) if field.default is None]
+    widths = [{}, {"head_dim": 4}, {"head_dim": 6}] if "head_dim" in config.fields() else [{}]
+    for width, name, value in product(widths, optional, (1, 2, 4, 6)):
+        with suppress(ValueError, TypeError):  # not possible with the other fields
+            yield dataclasses.replace(config, **width | {name: value})
+
+
+@pytest.mark.parametrize("variant", contract.variants())
+def test_a_size_that_is_left_out_is_the_default(variant: str) -> None:
+    """`canonical` leaves out sizes that repeat their default, and so never changes what a layer computes."""
+    for example in contract.examples(variant).values():
+        for config in [config for config in changed_sizes(example) if _base.canonical(config) != config]:
+            values, inputs = drawn(config), random_inputs(config, "plain")
+            both = [
+                numpy_layer(Case(variant, "given", "plain", "float64", given=c), values)(**inputs)
+                for c in (config, _base.canonical(config))
+            ]
+            assert same(*(np.asarray(x[0] if isinstance(x, tuple) else x) for x in both)), config
 
 
 @pytest.mark.parametrize(
