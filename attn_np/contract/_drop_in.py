@@ -59,7 +59,7 @@ def shape_of(spec: Spec | None) -> tuple[int, ...]:
     return () if spec is None else spec[0]
 
 
-def common(who: str, name: str, *sizes: int) -> int:
+def common(who: str, name: str, *sizes: int, todo: str = "broadcast them") -> int:
     """The size that some axes are broadcast to.
 
     Raises:
@@ -68,7 +68,7 @@ def common(who: str, name: str, *sizes: int) -> int:
     whole = 1
     for size in sizes:
         fits = size == 1 or whole == 1 or size == whole
-        require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, "broadcast them")
+        require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, todo)
         whole = size if whole == 1 else whole
     return whole
 
@@ -109,7 +109,7 @@ def check_heads_first(
         fits, todo = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
         require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", todo)
     else:
-        heads = common(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
+        heads = common(who, "heads", heads, kv_heads, todo="pass enable_gqa=True where heads share keys")
     scores = (*batch, heads, query[-2], key[-2])
     for name in (mask_name, "keep"):
         spec = specs.get(name)
