@@ -200,7 +200,13 @@ def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
         shape = context[0] if context else (0, 0)
         require(len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in order")
         rows = (shape[0], *shape[2:-1], shape[1])
-        require(lse is not None and lse[0] == rows, "merge", f"lse of shape {rows}", lse and lse[0], "put its axes in this order")
+        require(
+            lse is not None and lse[0] == rows,
+            "merge",
+            f"lse of shape {rows}",
+            lse and lse[0],
+            "put its axes in this order",
+        )
 
 
 def check_floats(owner: str, name: str, spec: Spec | None) -> None:

@@ -499,6 +499,12 @@ def test_a_torch_module_keeps_its_projections_in_one_array_or_apart(tmp_path: Pa
         theirs.load_state_dict(back)
         assert all(torch.equal(back[name], p) for name, p in safetensors.torch.load_file(file).items())
     three: Any = contract.config("mha", d_model=6, num_heads=2, memory_keys=3)
+    both = torch.nn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True)
+    safetensors.torch.save_file(both.state_dict(), file)
+    with pytest.raises(
+        weights.UnexpectedKeysError, match="'sinks' without bias_k, got this tensor; pass variant='mha'"
+    ):
+        weights.read(file, layout="torch_mha", num_heads=2, variant="sinks")
     with pytest.raises(weights.ConfigMismatchError, match="memory_keys=3"):
         weights.write(file, three, drawn(three), layout="torch_mha")
     held = packed.state_dict()
