@@ -62,6 +62,8 @@ def positions_as_pattern(
         first_position = broadcast_to(first_position, q.shape[:1])
     spec = specs("attend", q=q, k=k, lengths=lengths, offset=first_position if is_array else None)
     contract.check_offset_and_lengths(spec, None if is_array else first_position, **masking)
+    if first_position is not None:
+        contract.check_offset(known_range(first_position) if is_array else (first_position,))
     contract.check_lengths(None if lengths is None else known_range(lengths))
     pattern, s, t = masking["pattern"], k.shape[1], q.shape[1]
     if first_position is not None and (is_array or first_position != s - t):
@@ -124,13 +126,14 @@ def attend(
         pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
         offset: the position of the first query, an integer or one for each sequence, `b`; s - t by default, so that the
             last query is at the last key. 0 counts from the first key, as `is_causal` of PyTorch and of jax.nn does.
-        lengths: `b`, how many keys of each sequence are real; blocks of the others are skipped.
+        lengths: `b`, how many keys of each sequence are real, at most all; others are skipped. Queries stay
+            where they are: `offset=lengths - t` puts the last one at the last real key.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap); 0 is none.
         sinks: `h`, one score for each head that takes part in the softmax and has no value; its own weight is
             exp(sink - lse), with the lse that `return_lse` gives.
         keep: True = not dropped; kept weights are divided by 1 - rate.
-        rate: the dropout rate that `keep` was drawn with.
+        rate: the dropout rate that `keep` was drawn with; this function draws nothing by itself.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
         softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
@@ -151,6 +154,7 @@ def attend(
     if offset is not None or lengths is not None:
         masking = positions_as_pattern(masking, to_python_scalar(offset), lengths, q, k)
     options = contract.numbers_of(to_python_scalar, scale, softcap, rate)
+    contract.check_rate(options["rate"], keep)
     if return_lse:
         contract.check_lse(normalize_over, softmax_fn is not None)
     added = relative_bias_of(terms, to_python_scalar(offset), q, k)

@@ -113,20 +113,25 @@ def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> 
 
 
 def swapped_axes_hint(specs: Mapping[str, Spec | None]) -> str:
-    """A hint for the end of an error where a call has the axes of PyTorch's function, `b h t k`; else nothing.
+    """A hint for the end of an error where a call may have the axes of PyTorch's function, `b h t k`; else nothing.
 
-    Then axis 1 is equal in q, k and v and axis 2, their lengths, need not be; or a mask has these two the other way.
+    Then axis 1 counts heads: k and v have as many, q as many or a multiple, and the lengths on axis 2 differ, or a mask
+    has the two lengths.
     """
     arrays, others = (specs["q"], specs["k"], specs["v"]), (specs["mask"], specs["bias"], specs["keep"])
     shapes = [spec[0] for spec in arrays if spec and len(spec[0]) == 4]
-    if len(shapes) < 3 or any(shape[1] != shapes[0][1] for shape in shapes):
+    if len(shapes) < 3:
         return ""
-    (q, k, _), heads = shapes, shapes[0][1]
+    (q, k, v), heads, kv_heads = shapes, shapes[0][1], shapes[1][1]
     pairs = [spec[0][-2:] for spec in others if spec and len(spec[0]) >= 2]
-    if q[2] == k[2] and (q[2], k[2]) not in pairs:
+    if v[1] != kv_heads or kv_heads == 0 or heads % kv_heads or (q[2] == k[2] and (q[2], k[2]) not in pairs):
         return ""
-    way = "swap axes 1 and 2, or call drop_in.scaled_dot_product_attention"
-    return f". Axis 1 is {heads} in all three: if that counts heads, {way}"
+    counts = (
+        f"{heads} in all three: if that counts"
+        if heads == kv_heads
+        else f"{heads} in q and {kv_heads} in k and v: if these count"
+    )
+    return f". Axis 1 is {counts} heads, swap axes 1 and 2, or call drop_in.scaled_dot_product_attention"
 
 
 def check(

@@ -59,7 +59,7 @@ def shape_of(spec: Spec | None) -> tuple[int, ...]:
     return () if spec is None else spec[0]
 
 
-def broadcast_size(who: str, name: str, *sizes: int) -> int:
+def broadcast_size(who: str, name: str, *sizes: int, fix: str = "broadcast them") -> int:
     """The size that some axes are broadcast to.
 
     Raises:
@@ -68,7 +68,7 @@ def broadcast_size(who: str, name: str, *sizes: int) -> int:
     whole = 1
     for size in sizes:
         fits = size == 1 or whole == 1 or size == whole
-        require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, "broadcast them")
+        require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, fix)
         whole = size if whole == 1 else whole
     return whole
 
@@ -111,7 +111,7 @@ def check_heads_first(
         fits, fix = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
         require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", fix)
     else:
-        heads = broadcast_size(who, "heads (enable_gqa=True for shared ones)", heads, kv_heads)
+        heads = broadcast_size(who, "heads", heads, kv_heads, fix="pass enable_gqa=True where heads share keys")
     scores = (*batch, heads, query[-2], key[-2])
     for name in (mask_name, "keep"):
         spec = specs.get(name)

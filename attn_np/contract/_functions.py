@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_np.contract import alibi, t5_bias
 from attn_np.contract._attend import Options
-from attn_np.contract._band import Limits
+from attn_np.contract._band import FAR, Limits
 from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, is_integer, is_number, require
 from attn_np.contract._patterns import Pattern, Window, check_pattern
 from attn_np.contract._rotary import LAYOUTS, Rotary
@@ -65,7 +65,7 @@ def check_offset_and_lengths(
         fits = spec is not None and len(spec[0]) in (3, 4)
         require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
     if offset is not None and (not is_integer(offset)):
-        expected = "offset as an integer, or integers of shape (b,)"
+        expected = "offset as an integer, or an array of integers of shape (b,)"
         raise field_error("attend", expected, repr(offset), "0 is the first key")
     for name in ("offset", "lengths"):
         spec, shape = specs[name], q[0][:1] if q else ()
@@ -109,7 +109,33 @@ def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) ->
         raise TypeError(f"{name}: expected floats from bias(relative_position), got {dtype}; convert them")
 
 
-def check_lengths(value_range: tuple[int, int] | None) -> None:
+def check_offset(values: tuple[int, ...] | None) -> None:
+    """Refuse positions of the first query beyond those that masks can tell apart.
+
+    Args:
+        values: the least and the largest, or the only one; None where they are not known.
+
+    Raises:
+        ValueError: naming the one that is too far.
+    """
+    for n in values or ():
+        if abs(n) > FAR // 2:
+            expected = f"offset from {-FAR // 2} to {FAR // 2}"
+            raise field_error("attend", expected, n, "count positions from the first key")
+
+
+def check_rate(rate: Any, keep: Any) -> None:
+    """Refuse a dropout rate without what is kept, which a function cannot draw.
+
+    Raises:
+        ValueError: naming the rate.
+    """
+    if keep is None and is_number(rate) and rate != 0:
+        fix = "draw it (b h t s, True where a weight is not dropped), or leave rate out"
+        raise field_error("attend", "keep= with rate=", f"rate={rate} alone", fix)
+
+
+def check_lengths(known: tuple[int, int] | None) -> None:
     """Refuse lengths below 0, if the least and the largest are known.
 
     Raises:
@@ -152,8 +178,10 @@ def checked_parts(parts: Any) -> list[Any]:
     """
     pairs = list(parts) if isinstance(parts, list | tuple) else []
     are_pairs = bool(pairs) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    are_triples = bool(pairs) and all(isinstance(one, list | tuple) and len(one) == 3 for one in pairs)
     got = f"a list of {len(pairs)}" if isinstance(parts, list | tuple) else type(parts).__name__
-    require(are_pairs, "merge", "a list of pairs (context, lse), at least one", got, "take them from return_lse=True")
+    got, fix = ("triples", "leave the weights out") if are_triples else (got, "take them from return_lse=True")
+    require(are_pairs, "merge", "a list of pairs (context, lse), at least one", got, fix)
     return pairs
 
 
@@ -172,7 +200,13 @@ def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
         shape = context[0] if context else (0, 0)
         require(len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in order")
         rows = (shape[0], *shape[2:-1], shape[1])
-        require(lse is not None and lse[0] == rows, "merge", f"lse of shape {rows}", lse and lse[0], "one for each row")
+        require(
+            lse is not None and lse[0] == rows,
+            "merge",
+            f"lse of shape {rows}",
+            lse and lse[0],
+            "put its axes in this order",
+        )
 
 
 def check_floats(owner: str, name: str, spec: Spec | None) -> None:
@@ -182,10 +216,8 @@ def check_floats(owner: str, name: str, spec: Spec | None) -> None:
         TypeError: naming the dtype.
     """
     if spec is None or spec[1] not in FLOATS:
-        got = "none" if spec is None else spec[1]
-        raise TypeError(
-            f"{owner}: expected {name} of a float dtype, got {got}; convert it to one of {', '.join(FLOATS)}"
-        )
+        got, fix = ("none", "give one") if spec is None else (spec[1], "convert it to one")
+        raise TypeError(f"{owner}: expected {name} of a float dtype, got {got}; {fix} of {', '.join(FLOATS)}")
 
 
 def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:

@@ -60,7 +60,7 @@ def read_table(
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
     keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys}
-    ignored = ignored_keys(file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.own)
+    ignored = ignored_keys(file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.own, config.variant)
     for applied in rules:
         for key in applied.keys:
             compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())

@@ -9,7 +9,7 @@ from attn_np.contract._base import is_integer
 from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, compare_keys, first_names
 from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import as_tuple
+from attn_np.weights.layouts._base import as_tuple, expand_rules
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,20 @@ def match_prefix(
     raise ValueError(f"{file}: expected one layer, got {len(matches)} ({first_names(matches)}); {fix}")
 
 
-def ignored_keys(file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str) -> list[str]:
-    """The keys under a layer's own prefix that the layout ignores.
+def ignored_keys(
+    file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str, variant: str
+) -> list[str]:
+    """The keys under the prefix `own` of a layer of a variant that the layout ignores.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
     """
     relevant, ignored = [], []
+    variants_with: dict[str, list[str]] = {}
+    for name, table in layout.tables.items():
+        for _, keys, _ in expand_rules(table):
+            for rest in keys:
+                variants_with.setdefault(rest, []).append(layout.variant_of(name))
     for key in file.entries:
         inside = key.startswith(own)
         patterns, rest = (layout.ignored, key[len(own) :]) if inside else (layout.elsewhere, key[len(prefix) :])
@@ -129,6 +136,10 @@ def ignored_keys(file: OpenFile, layout: Layout, needed: Sequence[str], prefix: 
             if part and key not in needed:
                 expected, fix = f"a module without {part}", "build the module without, or use its own library"
                 raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", fix)
+            others = variants_with.get(rest, []) if inside and key not in needed else []
+            if others and variant not in others:
+                fix = f"pass variant={others[0]!r} if the module is one; no layer here has the parts of both"
+                raise UnexpectedKeysError(file.path, key, f"{variant!r} without {rest}", "this tensor", fix)
             relevant.append(key)
     compare_keys(file.path, needed, relevant)
     return ignored

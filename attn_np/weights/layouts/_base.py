@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config, get
+from attn_np.contract._rotary import Rotary
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import Side, concatenation, parse, rearrange, reverse, shape_of, solve
 
@@ -346,14 +347,15 @@ def canonical(config: Config) -> Config:
     return config
 
 
-def sizes_with(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]] | None:
+def sizes_with(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]], int] | None:
     """Every size that a config fixes, with one field changed or as it is; None if the change is impossible.
 
-    A field that is no size (an integer scale) leaves them as they are, whatever its value.
+    A field that is not a size (an integer scale) leaves them as they are, whatever its value. How many dimensions are
+    rotated is a size that no array shows.
     """
     try:
         config = replace(config, **{change[0]: change[1]}) if change else config
-        return config.sizes(), config.shapes()
+        return config.sizes(), config.shapes(), config.rotary_width() if isinstance(config, Rotary) else 0
     except (ValueError, TypeError):
         return None
 

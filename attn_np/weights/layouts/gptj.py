@@ -16,7 +16,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "d_model": width,
         "num_heads": heads,
         "rope_layout": "interleaved",
-        **({"rotary_dim": rotary_dim} if rotary_dim * heads != width else {}),
+        "rotary_dim": rotary_dim if rotary_dim * heads != width else None,
     }
 
 

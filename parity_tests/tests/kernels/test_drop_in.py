@@ -624,6 +624,13 @@ def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
             tree.package.attend(q, k, k)
         with pytest.raises(ValueError, match=hint):
             tree.package.attend(q, q, q, mask=tree.array(np.ones((2, 1, 5, 5), bool)))
+        shared = tree.array(drawn(3, 2, 2, 7, 3))
+        with pytest.raises(
+            ValueError, match=r"Axis 1 is 4 in q and 2 in k and v: if these count heads, swap axes 1 and 2"
+        ):
+            tree.package.attend(q, shared, shared)
+        with pytest.raises(ValueError, match=r"equally many query heads$"):
+            tree.package.attend(q, *[tree.array(drawn(4, 2, 3, 7, 3))] * 2)
         with pytest.raises(ValueError, match=r"add axes of size 1 where it does not vary$"):
             tree.package.attend(q, q, q, mask=tree.array(np.ones((3, 4, 4), bool)))
 

@@ -209,6 +209,13 @@ C, L = np.zeros((2, 5, 3, 4)), np.zeros((2, 3, 5))
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no parts": ([], ValueError, "expected a list of pairs (context, lse), at least one, got a list of 0"),
     "no pairs": ([C], ValueError, "expected a list of pairs (context, lse), at least one, got a list of 1"),
+    "weights among them": (
+        [(C, None, L)],
+        ValueError,
+        "expected a list of pairs (context, lse), at least one, got triples",
+    ),
+    "no lse": ([(C, None)], TypeError, "expected lse of a float dtype, got none; give one of"),
+    "heads last": ([(C, L.swapaxes(1, 2))], ValueError, "expected lse of shape (2, 3, 5), got (2, 5, 3); put its axes"),
     "other rows": ([(C, L[:1])], ValueError, "expected lse of shape (2, 3, 5), got (1, 3, 5)"),
     "other queries": ([(C, L), (C[:, :1], L)], ValueError, "expected contexts of one shape and dtype"),
     "no floats": ([(C, L > 0)], TypeError, "expected lse of a float dtype, got bool"),
@@ -219,7 +226,10 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_merged_is_refused(tree: Tree, case: str) -> None:
     parts, error, words = REFUSED[case]
-    arrays = [tuple(tree.array(x) for x in part) if isinstance(part, tuple) else tree.array(part) for part in parts]
+    arrays = [
+        tuple(None if x is None else tree.array(x) for x in part) if isinstance(part, tuple) else tree.array(part)
+        for part in parts
+    ]
     with pytest.raises(error) as caught:
         tree.package.merge(arrays)
     assert str(caught.value).startswith(f"merge: {words}")

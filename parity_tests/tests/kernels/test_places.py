@@ -165,9 +165,21 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "offset of a flag": (
         {"offset": True},
         ValueError,
-        "expected offset as an integer, or integers of shape (b,), got T",
+        "expected offset as an integer, or an array of integers of shape (b,), got T",
     ),
-    "offset of a fraction": ({"offset": 1.5}, ValueError, "expected offset as an integer, or integers"),
+    "offset of a fraction": ({"offset": 1.5}, ValueError, "expected offset as an integer, or an array of"),
+    "offset of a list": ({"offset": [2, 1]}, ValueError, "expected offset as an integer, or an array of integers"),
+    "offset too far": (
+        {"offset": 2**29 + 1},
+        ValueError,
+        "expected offset from -536870912 to 536870912, got 536870913",
+    ),
+    "offsets too far": (
+        {"offset": np.array([0, -(2**30)], np.int32)},
+        ValueError,
+        "expected offset from -536870912 to 536870912, got -1073741824",
+    ),
+    "a rate alone": ({"rate": 0.25}, ValueError, "expected keep= with rate=, got rate=0.25 alone; draw it"),
     "offset of floats": ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
     "offset for others": ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
     "length of a number": ({"lengths": 5}, TypeError, "expected lengths as a "),
@@ -207,6 +219,17 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
     with pytest.raises(error) as caught:
         tree.package.attend(**tree.arrays(given(2)), **{name: in_tree(tree, x) for name, x in options.items()})
     assert str(caught.value).startswith(f"attend: {words}")
+
+
+@pytest.mark.parametrize("offset", [2**29, -(2**29)])
+def test_the_farthest_offsets(tree: Tree, offset: int) -> None:
+    """Causality and a window still mean what they say there: all keys are before, or all after the queries."""
+    arrays, each = tree.arrays(given(2)), tree.array(np.full(2, offset, np.int32))
+    want = tree.numpy(tree.package.attend(**arrays)[0])
+    for at in (offset, each):
+        got = tree.numpy(tree.package.attend(**arrays, causal=True, offset=at)[0])
+        assert same(got, want if offset > 0 else np.zeros_like(want))
+        assert not tree.numpy(tree.package.attend(**arrays, window=(9, 9), offset=at)[0]).any()
 
 
 def test_a_step_of_decoding_is_no_argument(tree: Tree) -> None:

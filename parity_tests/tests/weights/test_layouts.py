@@ -4,6 +4,8 @@ import dataclasses
 import json
 import runpy
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import compare
-from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of
+from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of, random_inputs, same
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = [name for name in layouts.names() if layouts.get(name).origin_variant is None]
@@ -254,6 +256,28 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
         weights.read(file)
 
 
+def changed_sizes(config: Config) -> Iterator[Config]:
+    """The config with other sizes, one optional field at a time: what a file's reader may find or be told."""
+    optional = [field.name for field in dataclasses.fields(config) if field.default is None]
+    widths = [{}, {"head_dim": 4}, {"head_dim": 6}] if "head_dim" in config.fields() else [{}]
+    for width, name, value in product(widths, optional, (1, 2, 4, 6)):
+        with suppress(ValueError, TypeError):  # not possible with the other fields
+            yield dataclasses.replace(config, **width | {name: value})
+
+
+@pytest.mark.parametrize("variant", contract.variants())
+def test_a_size_that_is_left_out_is_the_default(variant: str) -> None:
+    """`canonical` leaves out sizes that repeat their default, and so never changes what a layer computes."""
+    for example in contract.examples(variant).values():
+        for config in [config for config in changed_sizes(example) if _base.canonical(config) != config]:
+            values, inputs = drawn(config), random_inputs(config, "plain")
+            both = [
+                numpy_layer(Case(variant, "given", "plain", "float64", given=c), values)(**inputs)
+                for c in (config, _base.canonical(config))
+            ]
+            assert same(*(np.asarray(x[0] if isinstance(x, tuple) else x) for x in both)), config
+
+
 @pytest.mark.parametrize(
     ("name", "variant", "fields"), [("kimi_linear", "kda", {}), ("qwen3_next", "gated_delta", {"num_key_heads": 2})]
 )
@@ -475,6 +499,12 @@ def test_a_torch_module_keeps_its_projections_in_one_array_or_apart(tmp_path: Pa
         theirs.load_state_dict(back)
         assert all(torch.equal(back[name], p) for name, p in safetensors.torch.load_file(file).items())
     three: Any = contract.config("mha", d_model=6, num_heads=2, memory_keys=3)
+    both = torch.nn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True)
+    safetensors.torch.save_file(both.state_dict(), file)
+    with pytest.raises(
+        weights.UnexpectedKeysError, match="'sinks' without bias_k, got this tensor; pass variant='mha'"
+    ):
+        weights.read(file, layout="torch_mha", num_heads=2, variant="sinks")
     with pytest.raises(weights.ConfigMismatchError, match="memory_keys=3"):
         weights.write(file, three, drawn(three), layout="torch_mha")
     held = packed.state_dict()

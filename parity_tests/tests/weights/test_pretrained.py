@@ -111,6 +111,8 @@ def test_fields_that_no_file_states(tmp_path: Path) -> None:
             weights.ConfigMismatchError, match=r"config.json: 'num_heads': expected \d+, as the model has"
         ):
             tree.package.load_pretrained(folder, 0, num_heads=2)
+        with pytest.raises(weights.ConfigMismatchError, match="'rotary_dim': expected None, as the model has it"):
+            tree.package.load_pretrained(folder, 0, rotary_dim=2)
         with pytest.raises(weights.ConfigMismatchError, match="got none for sinks"):
             tree.package.load_pretrained(folder, 0, sinks=True)
         with pytest.raises(TypeError, match="decoder: expected one of its fields"):
