@@ -8,8 +8,8 @@ from attn_jax._ops import Array, dtype_name
 
 
 def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
-    """Whether cuDNN's kernel takes these arrays and this window, and means the same; `attend` checks the
-    other arguments.
+    """Whether cuDNN's kernel takes these arrays and this window, and computes the same function; `attend` checks
+    the other arguments.
 
     It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
     no sinks. It keeps the weights in the type of the arrays, so it supports 16-bit types alone.
@@ -32,7 +32,7 @@ def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | 
 def attend_with_cudnn(
     q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
 ) -> Array:
-    """The call of JAX's function that means the same where `cudnn_supports`."""
+    """The context by `jax.nn.dot_product_attention` on cuDNN; call it only if `cudnn_supports`."""
     window = None if left is None else (left, 0)
     causal = right == 0
     return jax.nn.dot_product_attention(

@@ -1,4 +1,4 @@
-"""Parts of arrays, read and added to by blocks, at places that numbers of the call decide."""
+"""Parts of arrays, read and added to by blocks, at offsets known only at run time."""
 
 from functools import partial
 from typing import Any

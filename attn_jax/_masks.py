@@ -140,7 +140,7 @@ def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
 def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
     """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
-    Where fewer are allowed, the length of the axis, which is no index. Without a gradient.
+    Where fewer are allowed, the length of the axis, which is not an index. Without a gradient.
     """
     n, indices = scores.shape[-1], []
     for _ in range(count):

@@ -66,7 +66,7 @@ def relative_buckets(
 
     Raises:
         ValueError: options that cannot be right.
-        TypeError: relative positions that are no signed integers.
+        TypeError: relative positions that are not signed integers.
     """
     spec = specs("relative_buckets", relative_positions=relative_positions)
     contract.check_relative_positions(spec["relative_positions"])

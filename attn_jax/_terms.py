@@ -1,4 +1,4 @@
-"""Terms: what is added to the scores as a function of the relative position, in place of an array of `t s`.
+"""Terms: what is added to the scores as a function of the relative position, instead of an array of `t s`.
 
     y, _ = attend(q, k, v, causal=True, terms=terms.Slopes(slopes))
 
@@ -144,7 +144,7 @@ def relative_bias_of(terms: Any, first_position: Any, q: Array, k: Array) -> Rel
     """What the terms of a call add; None for no terms.
 
     Raises:
-        TypeError: what is no term.
+        TypeError: what is not a term.
     """
     contract.check_terms(terms, Term)
     return None if terms is None or terms in ((), []) else RelativeBias(terms, first_position, q, k)

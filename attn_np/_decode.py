@@ -112,7 +112,9 @@ class DecodeStep:
 def empty_cache(
     config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state_like: Array
 ) -> Cache:
-    """An empty cache: entries with the device and dtype of `like`, states those of `state_like`, ids of tokens."""
+    """An empty cache: entries with the dtype of `like`, states with that of `state_like`, cached integer arguments as
+    integers; all on `like`'s device.
+    """
     shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cache_axes()
     zero = 0 * arange(batch_size, like)
     likes = {name: zero if arg.kind == "integers" else like for name, arg in config.arguments().items()}

@@ -214,7 +214,7 @@ def dot_product_attention_vjp(
     scale: float | None,
     **_: Any,
 ) -> dict[str, Array | None]:
-    """The gradients of query, key, value and bias; a row that sees nothing passes its own on to all values alike."""
+    """The gradients of query, key, value and bias; a row without keys spreads its gradient evenly over all values."""
     kv_heads, s = key.shape[-2], key.shape[-3]
     dy = dy if dy.ndim == 4 else dy[None]
     dcontext = dy if "real_queries" not in tape else where(tape["seen"], dy, 0.0)

@@ -138,7 +138,7 @@ class ForwardResult:
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
-    """Plain arrays and memmaps only: other types bring operations of their own, which the textbook path calls."""
+    """Whether the arrays are ndarrays or memmaps: others bring their own operations, which the textbook path calls."""
     return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
 
 
@@ -193,9 +193,9 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     """The arguments with a bias `h n`. Where `forward` may skip looking for the largest score, the bias is moved by a
     constant for each head so that no score is above `SAFE_SCORE`.
 
-    It may where queries are not few, products, values and the constant not large, and no sinks, softcap or other bias
-    are given. The constant is the largest bias, or 15 less, so that later keys hardly ever move the roundings of
-    earlier queries.
+    That is allowed with at least `FEW_QUERIES` queries, small products, moderate values, a small constant, and no
+    sinks, softcap or other bias. The constant is the largest bias, or 15 less, so that later keys hardly ever move the
+    roundings of earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
@@ -476,7 +476,7 @@ def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tu
         weights = scratch("weights", (*shape[:2], part.queries.length, count_of(keys)), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
-            # Of hidden scores too: that of -inf takes several times as long.
+            # Hidden scores are exponentiated too and zeroed after: exp(-inf) takes several times as long.
             args.exp_(weights, least if low < least else None)
             zero_hidden_(weights, hidden)
         else:

@@ -70,7 +70,7 @@ def rotary_angles(
 
     Raises:
         ValueError: options that cannot be right, or positions beyond their limit.
-        TypeError: positions that are no integers, or an unknown option.
+        TypeError: positions that are not integers, or an unknown option.
     """
     name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
     low, high = known_range(positions) or (0, 0)

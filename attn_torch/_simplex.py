@@ -101,7 +101,7 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
 
     Raises:
         ValueError: a mask or an axis that does not fit.
-        TypeError: scores that are no floats, or a mask that is not boolean.
+        TypeError: scores that are not floats, or a mask that is not boolean.
     """
     spec = specs("softmax", scores=scores, mask=mask)
     axis = contract.numpy_scalar_to_python(axis)
@@ -124,7 +124,7 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
 
     Raises:
         ValueError: a mask, an axis or an alpha that does not fit.
-        TypeError: scores that are no floats, or a mask that is not boolean.
+        TypeError: scores that are not floats, or a mask that is not boolean.
     """
     spec = specs("entmax", scores=scores, mask=mask)
     axis, alpha = contract.numpy_scalar_to_python(axis), contract.numpy_scalar_to_python(alpha)

@@ -79,7 +79,7 @@ def takes_fast_path(
         supported: whether the fast path supports the arrays: those of the tree's own type.
 
     Raises:
-        ValueError: "fused" with an argument that needs the weights or with other arrays; `softmax_fn` is no function.
+        ValueError: "fused" with an argument that needs the weights or with other arrays; a `softmax_fn` not callable.
     """
     if softmax_fn is not None and not callable(softmax_fn):
         expected = "softmax_fn to be a function of the scores and the mask, or None"

@@ -80,7 +80,7 @@ class Preset:
 
 
 def is_integer(x: object) -> TypeGuard[int]:
-    """Whether it is an integer: True and False are none, though Python counts with them."""
+    """Whether it is an integer, bools excluded."""
     return isinstance(x, int) and not isinstance(x, bool)
 
 
@@ -96,7 +96,7 @@ def require(condition: bool, variant: str, expected: str, got: object, fix: str)
 
 
 def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument, in the common form. Raised by itself where its words need the value."""
+    """The error of a field or an argument. Call sites whose message needs the value raise it directly."""
     return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
 
 

@@ -34,11 +34,11 @@ class PositionsFirst(Config):
 
 
 class JaxArguments(PositionsFirst):
-    """Those of `jax.nn.dot_product_attention`."""
+    """The arguments of `jax.nn.dot_product_attention`."""
 
 
 class FlaxArguments(PositionsFirst):
-    """Those of an `attention_fn`."""
+    """The arguments of an `attention_fn`."""
 
 
 JaxArguments.variant, FlaxArguments.variant = JAX, FLAX
@@ -165,7 +165,7 @@ def check_torch(
 
 
 def check_scale(who: str, name: str, value: Any) -> None:
-    """Refuse a factor on the scores that is no finite number.
+    """Refuse a factor on the scores that is not a finite number.
 
     Raises:
         ValueError: naming the argument.

@@ -49,12 +49,12 @@ def check_offset_and_lengths(
 
     Args:
         specs: of q, k, lengths and of an offset that is an array.
-        offset: one that is no array.
+        offset: one that is not an array.
         causal, window, pattern: as `attend` gets them.
 
     Raises:
-        ValueError: a shape that does not fit, an offset that is no integer, or a window that cannot be right.
-        TypeError: an offset or lengths that are no integers, or what is no pattern.
+        ValueError: a shape that does not fit, an offset that is not an integer, or a window that cannot be right.
+        TypeError: an offset or lengths that are not integers, or what is not a pattern.
     """
     words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
     Options(causal=causal, window=window, **words)
@@ -76,7 +76,7 @@ def check_offset_and_lengths(
 
 
 def check_terms(terms: Any, term: type) -> None:
-    """Refuse what are no terms.
+    """Refuse `terms` that are not `Term`s.
 
     Args:
         terms: as `attend` gets them.
@@ -146,7 +146,7 @@ def check_lengths(known: tuple[int, int] | None) -> None:
 
 
 def check_weights(spec: Spec | None, shape: tuple[int, ...]) -> None:
-    """Refuse what a `softmax_fn` returned where it is no weights for scores of a shape.
+    """Refuse what a `softmax_fn` returned unless it is an array of weights of this shape.
 
     Raises:
         ValueError: nothing, or another shape.
@@ -174,7 +174,7 @@ def checked_parts(parts: Any) -> list[Any]:
     """The parts of a call of `merge`, which must be pairs.
 
     Raises:
-        ValueError: there is none, or one is no pair.
+        ValueError: there is none, or one is not a pair.
     """
     pairs = list(parts) if isinstance(parts, list | tuple) else []
     are_pairs = bool(pairs) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
@@ -221,7 +221,7 @@ def check_floats(owner: str, name: str, spec: Spec | None) -> None:
 
 
 def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:
-    """Refuse what has no weights: scores that are no floats, a mask that does not fit, an axis or alpha that is none.
+    """Refuse scores that are not floats, a mask that does not fit, or an axis or alpha that cannot be right.
 
     Raises:
         ValueError: a shape, an axis or an alpha that cannot be right.
@@ -279,7 +279,7 @@ class RotaryAnglesOptions(Rotary):
         return {"k": self.width}
 
     def check_positions(self, spec: Spec | None, limited: bool) -> None:
-        """Refuse positions that are no integers, lack the axis of sections, or have no limit.
+        """Refuse positions that are not integers, lack the axis of sections, or have no limit.
 
         Args:
             spec: of the positions.
@@ -387,7 +387,7 @@ RelativeBucketsOptions.variant = "relative_buckets"
 
 
 def check_relative_positions(spec: Spec | None) -> None:
-    """Refuse relative positions that are no signed integers.
+    """Refuse relative positions that are not signed integers.
 
     Raises:
         TypeError: naming the dtype.

@@ -62,7 +62,7 @@ class Heads(_base.Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Heads):
-    """Fields that most of them have; a contract adds its own and documents them all."""
+    """The fields most of these variants share; each contract adds its own and documents all."""
 
     d_model: int
     num_heads: int
@@ -177,7 +177,7 @@ class CrossConfig(_base.Config):
 
 
 def shared_heads(params: dict[str, Param]) -> dict[str, Param]:
-    """Parameters of a `CrossConfig` with keys and values of g heads in place of h."""
+    """Parameters of a `CrossConfig` with keys and values of g heads instead of h."""
     shared = {
         "w_k": Param("i g k", "i"),
         "w_v": Param("j g v", "j"),

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-# The functions of every tree, by the module that they stand in.
+# The functions of every tree, and the module that defines each.
 FUNCTIONS = {
     "alibi_slopes": "_relative",
     "attend": "_functions",

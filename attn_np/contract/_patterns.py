@@ -1,18 +1,18 @@
-"""Patterns: who may attend to whom, as a condition on positions, in place of an array of `t s`.
+"""Patterns: who may attend to whom, as a condition on positions, instead of an array of `t s`.
 
     causal_in_chunks = patterns.Chunks(128) & patterns.Causal()
     y, _ = attend(q, k, v, pattern=causal_in_chunks | patterns.GlobalKeys(marks))
 
 A pattern is one method, `allows(query, key)`: sums, differences and distances (`abs`) of positions, which may be
-multiplied by an integer, divided (`//`) or reduced (`%`) by one, comparisons of these, and `& | ~` between comparisons.
+multiplied, floor-divided (`//`) or taken modulo (`%`) an integer, comparisons of these, and `& | ~` between them.
 Kernels call it twice:
 
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
-- before that, with an `Interval` for each block in place of its positions: by interval arithmetic the same expression
+- before that, with an `Interval` for each block instead of its positions: by interval arithmetic the same expression
   says whether any query of the block may see any key of the other, and whether all see all. So blocks that are hidden
   whole cost nothing, for every pattern that can be written down, and those visible whole need no
-  mask (JAX makes it all the same).
+  mask (JAX builds one anyway).
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:
 
@@ -95,7 +95,7 @@ class Interval:
         return Interval(self.low // divisor, self.high // divisor)
 
     def __mod__(self, divisor: int) -> "Interval":
-        """All remainders, unless the interval lies between two multiples. Conditions are 0 or 1 in place of a `where`,
+        """All remainders, unless the interval lies between two multiples. Conditions are 0 or 1 instead of a `where`,
         which the three frameworks do not share.
         """
         check_operand("divisor", divisor, 1)
@@ -136,7 +136,10 @@ def check_operand(name: str, x: Any, least: int | None = None) -> None:
     """
     if not is_integer(x) or (least is not None and x < least):
         start = "" if least is None else f" from {least}"
-        raise TypeError(f"pattern: expected a {name} that is a whole number{start}, got {x!r}; choose one")
+        got, fix = repr(x), "choose one"
+        if isinstance(x, Interval):
+            got, fix = "a position", "positions may be multiplied and divided only by integers"
+        raise TypeError(f"pattern: expected a {name} that is a whole number{start}, got {got}; {fix}")
 
 
 def as_interval(x: Any) -> Interval:
@@ -164,7 +167,7 @@ class Pattern:
         CLASSES[full_name(cls)] = cls
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Whether queries at some positions see keys at some positions: the last query is at the last key."""
+        """Whether a query at each position sees a key at each position: the last query is at the last key."""
         raise NotImplementedError(f"{type(self).__name__}: expected a method allows(query, key), got none; write it")
 
     @property
@@ -247,7 +250,7 @@ def check_class(pattern: Pattern) -> None:
     """Refuse a pattern that cannot be taken apart and put together again.
 
     Raises:
-        TypeError: its class is no frozen dataclass, or a field is neither a number, None, a pattern nor an array.
+        TypeError: its class is not a frozen dataclass, or a field is neither a number, None, a pattern nor an array.
     """
     name = type(pattern).__name__
     for cls in type(pattern).__mro__[: type(pattern).__mro__.index(Pattern)]:
@@ -287,7 +290,7 @@ def check_field(pattern: Pattern, name: str, least: int, optional: bool = False)
 def check_pattern(
     owner: str, pattern: Any, sizes: Mapping[str, int], spec_of: Callable[[str, str, Any], Spec | None]
 ) -> None:
-    """Refuse what is no pattern, and arrays in one that do not fit the call.
+    """Refuse what is not a pattern, and arrays in one that do not fit the call.
 
     Raises:
         ValueError: an array of another shape.
@@ -343,7 +346,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Not(Pattern):
-    """What a pattern does not allow: `~pattern`, or `Not(pattern)` where torch.compile should follow."""
+    """What a pattern does not allow: `~pattern`, or `Not(pattern)` where torch.compile must trace it."""
 
     pattern: Pattern
 

@@ -10,8 +10,8 @@ def record(tape: Any, **values: Any) -> Any:
     """Write values under their names and return them: `q, k = record(tape, q=q, k=k)`.
 
     `tape=None` writes nothing. Values that are None are returned and not written. A tape with a method `tap(name,
-    value)` may return another value to continue with: the judge continues the reference from a candidate's
-    numbers by it, and reads JAX's cotangents.
+    value)` may return another value to continue with: the judge uses it to continue the reference from a
+    candidate's numbers and to read JAX's cotangents.
     """
     if tape is not None:
         tap = getattr(tape, "tap", None)

@@ -46,8 +46,9 @@ class Config(_heads.Config):
     )
     equals = ("mha with the biases -m_h |t - s| passed as bias=",)
     traps = (
-        "slopes 2^(-8 (h + 1) / H) for a number of heads that is no power of two: the authors take those of the next "
-        "lower power and then every second one of twice that power, so checkpoints have other slopes, in this order",
+        "slopes 2^(-8 (h + 1) / H) for a number of heads that is not a power of two: the authors take those of the "
+        "next lower power and then every second one of twice that power, so checkpoints have other slopes, in this "
+        "order",
         "a bias m_h s of the key's position alone, as some models have it, gives the same weights as long as every "
         "key precedes the query, but without causality it rewards later keys",
         "a bias that is added before the scores are scaled, as in Falcon: scale_slopes; elsewhere it is a mistake that "

@@ -41,7 +41,7 @@ class Config(_heads.BidirectionalConfig):
     )
     notation = {
         "b (block size)": "block_size, c in the formula",
-        "w (window)": "2 near_blocks + 1 blocks, the own one among them",
+        "w (window)": "2 near_blocks + 1 blocks, its own block among them",
         "g (global), G": "global_blocks at each end",
         "r (random), R_i": "random_blocks; those of block i: drawn_blocks",
     }

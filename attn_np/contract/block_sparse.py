@@ -38,7 +38,7 @@ class Config(_heads.Heads):
     )
     notation = {
         "B (block size)": "block_size, c in the formula",
-        "k (top-k)": "chosen_blocks + 1: the own block is among the k",
+        "k (top-k)": "chosen_blocks + 1: its own block is among the k",
         "s_i (affinity of a query and a block)": "affinity",
         "I_i, the blocks of a query": "chosen, by number",
     }
@@ -55,7 +55,7 @@ class Config(_heads.Heads):
         "as many chosen blocks as there are others: mha",
     )
     traps = (
-        "the own block is always seen, and causally: its mean holds later keys, so it must not be scored",
+        "its own block is always seen by a query, and causally: its mean holds later keys, so it must not be scored",
         "a mean over a block that is not full divides by the positions that it has",
         "the choice has no gradient: keys learn as keys, not as parts of a mean",
         "each head chooses for itself",

@@ -22,7 +22,7 @@ class Config(Rotary):
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit. A model
             with a window of W tokens, the query's own included, has left = W - 1.
-        chunk_size: a query sees the keys of its own chunk of so many positions; None: no chunks.
+        chunk_size: a query sees the keys of its own chunk of this many positions; None: no chunks.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         qkv_bias: biases on the projections of queries, keys, values and gates.

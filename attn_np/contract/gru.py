@@ -86,7 +86,7 @@ class Config(_base.Config):
     traps = (
         "the paper resets the state before the recurrent product, reset_after=False, PyTorch the product: the numbers "
         "differ",
-        "a bidirectional unit sees the whole sequence: its outputs are no features for predicting the next position",
+        "a bidirectional unit sees the whole sequence: its outputs are not features for predicting the next position",
         "some layers keep one bias for each gate (flax.nnx.GRUCell has none on the recurrent product of n): "
         "they cannot hold weights trained with two",
         "the order of the gates differs (Keras z r h, PyTorch r z n), and so does the meaning of z = 1: here the "

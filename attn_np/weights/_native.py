@@ -115,7 +115,7 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
 
     Raises:
         MissingKeysError: no such prefix, with the nearest of the file; or a parameter that is not there.
-        UnexpectedKeysError: a key with the prefix that is no parameter.
+        UnexpectedKeysError: a key with the prefix that is not a parameter.
     """
     keys = {name: prefix + name for name in config.shapes()}
     present = [key for key in file.entries if key.startswith(prefix)]

@@ -149,7 +149,7 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
 
     Raises:
         ConfigMismatchError: an unknown family, or another than the caller's.
-        ValueError: the caller names a layout that is no family.
+        ValueError: the caller names a layout that is not a family.
     """
     layout_of, model_type = families(), hf.get("model_type")
     if name is not None:

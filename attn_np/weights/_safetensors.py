@@ -68,7 +68,7 @@ READABLE = {
 }
 CODES = {dtype.name: code for code, dtype in READABLE.items()}
 
-# How files begin that are easily taken for weights. Compared only if the first eight bytes are no possible length.
+# How files begin that are easily taken for weights. Compared only if the first eight bytes are not a possible length.
 PICKLE = "save the tensors as safetensors with the library that made them; a pickle can run code when it is opened"
 ARCHIVE = "save its arrays as safetensors with the library that made it; an archive can contain pickles"
 OTHER_FORMATS: tuple[tuple[bytes, type[WeightFileError], str, str], ...] = (
@@ -318,7 +318,7 @@ def check_name(path: str, name: str) -> None:
     """
     parts = name.replace("\\", "/").split("/")
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in parts or parts[0] == "":
-        expected = f"a name of 1 to {MAX_NAME} printable characters that is no path upwards"
+        expected = f"a name of 1 to {MAX_NAME} printable characters that is not a path upwards"
         raise KeyNameError(path, name[:80], expected, f"{len(name)} characters", "rename the tensor")
 
 

@@ -1,8 +1,9 @@
-"""The fast path of `attend`: for calls without returned weights, dropout and, unless they ask for "fused", a tape.
+"""The fast path of `attend`: for calls without returned weights, dropout, `softmax_fn`, weights that add up over the
+queries and, unless they ask for "fused", a tape.
 
 First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
-window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. One of
-three computes the rest:
+window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
+pattern hides `blocks` sets to 0 itself.) One of three computes the rest:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every

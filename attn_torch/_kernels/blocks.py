@@ -25,7 +25,7 @@ from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
 
-# A block takes more heads up to so many scores: on a CPU they should stay in its caches, a GPU wants large products.
+# A block takes more heads up to this many scores: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_SCORES, GPU_SCORES = 2**20, 2**25
 CPU_QUERIES, GPU_QUERIES = 128, 1024  # of one head in a block
 PATTERN_KEYS = 64  # a pattern is asked about this many keys at a time

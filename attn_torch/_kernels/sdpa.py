@@ -17,17 +17,17 @@ from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
 from attn_torch._ops import skew
 
-# So many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
+# This many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
 # fewer than 768 it is slow.
 ROWS_PER_CALL = 1024
-# Keys so many times as wide as values, or values as keys, go by blocks on a CPU: the kernel takes one width for both.
+# On a CPU, calls whose key and value widths differ by this factor use `blocks`: the kernel takes one width for both.
 UNEQUAL = 3
 
 
 def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
-    """Whether the kernel means what we mean, does not form all scores, and is no slower than blocks."""
+    """Whether the kernel computes the same function, does not form all scores, and is no slower than blocks."""
     if 0 in (*q.shape, *k.shape, *v.shape) or under_torch_func(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]

@@ -1,4 +1,5 @@
-"""Few scores: all of them at once, by plain operations, which have derivatives of every order and every transform."""
+"""Few scores: all of them at once, by plain operations, which support every transform and derivatives of every
+order."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FlexOlmo as `transformers` names it: OLMo 2's norms, and experts, which are no part of attention."""
+"""FlexOlmo as `transformers` names it: OLMo 2's norms, and experts, which are not part of attention."""
 
 from typing import Any
 

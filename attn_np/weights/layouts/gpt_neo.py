@@ -10,7 +10,7 @@ from attn_np.weights.layouts.gpt2 import SUMMARY
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `GPTNeoConfig`: the model was trained with larger weights in the place of a scale."""
+    """The table and fields of a `GPTNeoConfig`: the model was trained with larger weights instead of a scale."""
     hf.check_layer("num_layers", layer)
     hf.skip("num_layers", "activation_function", "resid_dropout", "embed_dropout", "attention_layers")
     hf.skip(*(f"summary_{name}" for name in SUMMARY))

@@ -1,4 +1,4 @@
-"""Mixtral as `transformers` names it: Llama without biases, whose experts are no part of attention."""
+"""Mixtral as `transformers` names it: Llama without biases, whose experts are not part of attention."""
 
 from typing import Any
 

@@ -7,7 +7,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `ModernBertConfig`: `local_attention` counts both sides, without the own position."""
+    """The table and fields of a `ModernBertConfig`: `local_attention` counts both sides without the query's own."""
     hf.skip(*OTHER_FIELDS)
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     every, side = hf.integer("global_attn_every_n_layers", 3), hf.integer("local_attention", 128) // 2

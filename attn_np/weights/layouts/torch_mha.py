@@ -1,6 +1,6 @@
 """`torch.nn.MultiheadAttention`: three projections in one array, or apart if the widths of the inputs differ.
 
-The biases are packed either way. The heads are in order along the rows. The mask is no part of the file: True hides a
+The biases are packed either way. The heads are in order along the rows. The mask is not part of the file: True hides a
 key there and allows it here. `bias_k` and `bias_v` are a memory of one key. The key of zeros of `add_zero_attn` leaves
 no trace in a file: a caller who passes `variant="sinks"` says that it is there.
 """

@@ -287,8 +287,12 @@ def test_classes_that_cannot_be_taken_apart_are_refused(pattern: Pattern, messag
         (lambda q, k: 0 <= q - k < 4, "joined by & | ~, got and, or, not"),
         (lambda q, k: (k <= q) and (q < 8), "joined by & | ~, got and, or, not"),
         (lambda q, k: (q - k) % 0 == 0, "expected a divisor that is a whole number from 1, got 0"),
-        (lambda q, k: q // k == 1, "expected a divisor that is a whole number from 1"),
-        (lambda q, k: q * k >= 1, "expected a factor that is a whole number"),
+        (
+            lambda q, k: q // k == 1,
+            "a divisor that is a whole number from 1, got a position; positions may be multiplied",
+        ),
+        (lambda q, k: q * k >= 1, "expected a factor that is a whole number, got a position; positions may be"),
+        (lambda q, k: q * 1.5 >= k, "expected a factor that is a whole number, got 1.5; choose one"),
     ],
 )
 def test_what_intervals_cannot_answer_is_refused(condition: Callable[[Any, Any], Any], message: str) -> None:

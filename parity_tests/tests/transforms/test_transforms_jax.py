@@ -38,9 +38,9 @@ TRANSFORMS: dict[str, str] = {
     "jax.export": "`jax.export`, and the call of what it makes",
     "shard_map": "`jax.shard_map`, batch rows on a mesh's axis: outputs and gradients",
     "mesh, Auto": (
-        "eight devices, batch and heads sharded: nothing moves but one sum, after the output projection (and booleans: "
-        "for blocks where a pattern has arrays, `segments`, `longformer`, `prefix`; for whether a row of `sparsemax` "
-        "or `entmax15` still moves)"
+        "eight devices, batch and heads sharded: the only communication is one all-reduce after the output projection "
+        "(and booleans: for blocks where a pattern has arrays, `segments`, `longformer`, `prefix`; for whether a row "
+        "of `sparsemax` or `entmax15` still moves)"
     ),
     "mesh, Explicit": "the same with explicit axes, and the result's sharding",
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",

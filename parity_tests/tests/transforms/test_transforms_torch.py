@@ -46,9 +46,9 @@ TRANSFORMS: dict[str, str] = {
     "FSDP2": "`fully_shard` over two processes: outputs and gradients",
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
-        "parameters as DTensors with the heads over two processes: nothing is sent but one sum after the output "
-        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda` and `retention` more "
-        "is)"
+        "parameters as DTensors with the heads over two processes: the only communication is one all-reduce after the "
+        "output projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda` and `retention` there "
+        "is more)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
     "deepcopy": "a copy with the same bits and nothing in common",
