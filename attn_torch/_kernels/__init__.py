@@ -5,7 +5,7 @@ First, without a pattern, the first queries that see no key and the first keys t
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
 pattern hides `blocks` sets to 0 itself.) One of three computes the rest:
 
-- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
+- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it computes the same function;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every
   transform knows;
 - `blocks`: else a block of queries at a time, with every feature, in memory that grows with t.

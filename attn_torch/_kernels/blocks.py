@@ -504,7 +504,7 @@ class BlockAttention(Function):
         delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
         dq, dk, dv, *more = BlockGradients.apply(dcontext, delta, *arrays, *ctx.options, with_bias, with_skewed_bias)
         dsinks, dbias, dskewed_bias = (
-            more.pop(0) if given else None for given in (sinks is not None, with_bias, with_skewed_bias)
+            more.pop(0) if present else None for present in (sinks is not None, with_bias, with_skewed_bias)
         )
         return dq, dk, dv, None, dbias, dsinks, None, None, None, dskewed_bias, *[None] * 6
 
