@@ -135,7 +135,7 @@ def check_rate(rate: Any, keep: Any) -> None:
         raise field_error("attend", "keep= with rate=", f"rate={rate} alone", fix)
 
 
-def check_lengths(known: tuple[int, int] | None) -> None:
+def check_lengths(value_range: tuple[int, int] | None) -> None:
     """Refuse lengths below 0, if the least and the largest are known.
 
     Raises:

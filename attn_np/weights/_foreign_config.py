@@ -41,9 +41,9 @@ def layer_config(
         raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], fix) from None
     caller_fields = dict(caller_fields or {})
     complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
-    stated = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
+    model_fields = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
     # A family that says how fast heads rotate says how much of them, if only by leaving it out.
-    stated |= {"rotary_dim"} if "rope_base" in fields else set()
+    model_fields |= {"rotary_dim"} if "rope_base" in fields else set()
     for name in differences(config, complete):
         if name in model_fields:
             fix = f"leave {name}= out, or change it in a copy of the layer"
