@@ -263,7 +263,8 @@ class Given(ast.NodeTransformer):
 def recurrent_lines(function: Callable[..., Any], call: ast.Call) -> list[tuple[str, str]]:
     """The lines of a recurrence from position to position, as a layer's call of it reads, and their formulas."""
     names = list(inspect.signature(import_module(function.__module__).recurrence).parameters)
-    given = {name: arg.value for name, arg in zip(names, call.args, strict=False) if isinstance(arg, ast.Constant)}
+    arguments = dict(zip(names, call.args, strict=False)) | {word.arg: word.value for word in call.keywords if word.arg}
+    given = {name: arg.value for name, arg in arguments.items() if isinstance(arg, ast.Constant)}
     tree = Given(given).visit(tree_of(function))
     rows = []
     for name, value, _ in assignments(tree):
