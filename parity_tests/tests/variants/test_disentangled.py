@@ -19,6 +19,7 @@ from parity_tests.tests.witness import (
     heads_by_hand,
     layer_of,
     ratio,
+    separate,
     stacked,
     torch_gradients,
     weights_of,
@@ -61,10 +62,10 @@ def normed(row: list[float], gain: list[float], shift: list[float], eps: float) 
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: the terms one by one."""
-    x, d = inputs["query"], config.d_model
+    words, d = separate(inputs), config.d_model
+    t, s = (x.shape[1] for x in words[:2])
     limits = config.max_distance, config.buckets_per_side
-    b, t, _ = x.shape
-    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    config, rows = each_row(config, inputs, words, (len(words[0]), config.num_heads, t, s))
     w = {name: p.tolist() for name, p in params.items()}
     if config.norm_rel:
         w["w_rel"] = [normed(row, w["w_rel_norm"], w["b_rel"], config.norm_eps) for row in w["w_rel"]]
