@@ -252,3 +252,20 @@ def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
         f"an even number of buckets below 2 max_distance - 2 = 14, got {buckets}; half of them hold one distance each"
     )
     assert str(caught.value) == f"disentangled: expected {words}, the others reach to max_distance"
+
+
+def test_keys_of_another_width_have_projections_of_their_own(tree: Tree) -> None:
+    """What projects the keys projects embeddings only where they have the queries' width; c2p needs it, p2c does not."""
+    fields = {"d_model": 6, "num_heads": 2, "key_dim": 5, "share_projections": True}
+    words = "disentangled: expected key_dim=6, as d_model, with share_projections and c2p, got key_dim=5; w_k projects"
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("disentangled", **fields)
+    assert str(caught.value) == f"{words} embeddings of width d_model too: set share_projections=False"
+    assert set(tree.package.build("disentangled", **fields | {"key_dim": 6}).params()) >= {"w_k", "w_rel"}
+    config, rng = Config(**fields, score_terms=("p2c",), max_distance=2), np.random.default_rng(0)
+    inputs = {"query": rng.normal(size=(2, 3, 6)), "key": rng.normal(size=(2, 7, 5))}
+    w = weights_of(config)
+    want, found = bounded(config, inputs, w), witness(config, inputs, w)
+    y, weights = tree(layer_of(tree, config, w), inputs, return_weights=True)
+    assert max(ratio(x, want[name]) for name, x in {"y": y, "out1": weights}.items()) <= 1
+    assert max(ratio(x, want[name]) for name, x in found.items()) <= 1
