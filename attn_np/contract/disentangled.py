@@ -209,6 +209,6 @@ EXAMPLES = {
         p2c_view="query", rel_projection_bias=True,
     ),
     "cross": Config(
-        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, key_dim=13, value_dim=11, max_distance=2,
+        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, key_dim=13, value_dim=11, max_distance=3,
     ),
 }  # fmt: skip

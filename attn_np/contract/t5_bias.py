@@ -134,6 +134,6 @@ EXAMPLES = {
         max_distance=4,
     ),
     "cross": Config(
-        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, key_dim=13, value_dim=11, num_buckets=8, max_distance=3,
+        d_model=6, num_heads=3, value_head_dim=7, key_dim=13, value_dim=11, num_buckets=12, max_distance=5,
     ),
 }  # fmt: skip
