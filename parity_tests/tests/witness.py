@@ -19,7 +19,7 @@ from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare, reference
-from parity_tests.tests.inputs import Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, random_inputs
 
 
 def weights_of(config: Config, seed: int = 0) -> Arrays:
@@ -192,11 +192,15 @@ def of_heads(
     return y, weights
 
 
-def disagreement(witness: Callable[..., Arrays], case: Case) -> str:
-    """Where the reference leaves its bounds around the witness, in words; empty where it does not."""
+def disagreement(witness: Callable[..., Arrays], case: Case, **sizes: int) -> str:
+    """Where the reference leaves its bounds around the witness, in words; empty where it does not.
+
+    With sizes of axes, the inputs are others than those of the case.
+    """
     drawn = draw(case)
-    want = bounded(case.config, drawn.inputs, drawn.params)
-    found = {name: ratio(x, want[name]) for name, x in witness(case.config, drawn.inputs, drawn.params).items()}
+    inputs = random_inputs(case.config, case.call, **sizes) if sizes else drawn.inputs
+    want = bounded(case.config, inputs, drawn.params)
+    found = {name: ratio(x, want[name]) for name, x in witness(case.config, inputs, drawn.params).items()}
     return ", ".join(f"{name}: error/bound {r:.3g}" for name, r in found.items() if not r <= 1)
 
 

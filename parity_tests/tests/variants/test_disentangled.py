@@ -100,6 +100,12 @@ def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("disentangled", example, call, "float64"))
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("disentangled", example, "full", "float64"), t=7, s=3)
+
+
 # The terms in PyTorch -------------------------------------------------------------------------------------------------
 
 

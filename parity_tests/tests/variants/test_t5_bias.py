@@ -70,6 +70,12 @@ def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("t5_bias", example, call, "float64"))
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("t5_bias", example, "full", "float64"), t=7, s=3)
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_are_the_authors(bidirectional: bool) -> None:
     """With the default table, for all relative positions up to twice the largest distance."""
