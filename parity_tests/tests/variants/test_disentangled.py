@@ -261,7 +261,7 @@ def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
 
 
 def test_keys_of_another_width_have_projections_of_their_own(tree: Tree) -> None:
-    """What projects the keys projects embeddings only where they have the queries' width; c2p needs it, p2c does not."""
+    """What projects the keys projects embeddings only where they have the queries' width: c2p needs it, not p2c."""
     fields = {"d_model": 6, "num_heads": 2, "key_dim": 5, "share_projections": True}
     words = "disentangled: expected key_dim=6, as d_model, with share_projections and c2p, got key_dim=5; w_k projects"
     with pytest.raises(ValueError) as caught:
