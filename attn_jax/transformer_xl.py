@@ -36,8 +36,8 @@ class TransformerXLAttention(Layer[Config]):
     """Contents and distances are scored apart, each with a bias of its own."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
-    w_v: Float[Array, "d h v"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
     w_o: Float[Array, "h v o"]
     w_r: Float[Array, "d h k"]
     b_content: Float[Array, "h k"]
@@ -50,6 +50,8 @@ class TransformerXLAttention(Layer[Config]):
     def __call__(
         self,
         query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
         *,
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
@@ -59,15 +61,15 @@ class TransformerXLAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        low, high = 0 if c.causal else 1 - q.shape[1], k.shape[1]
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 

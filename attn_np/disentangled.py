@@ -68,8 +68,8 @@ class DisentangledAttention(Layer[Config]):
     """Contents look at contents, contents at positions, and positions at contents."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
-    w_v: Float[Array, "d h v"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
     w_o: Float[Array, "h v o"]
     w_rel: Float[Array, "x d"]
     w_rel_norm: Float[Array, "d"] | None
@@ -86,6 +86,8 @@ class DisentangledAttention(Layer[Config]):
     def __call__(
         self,
         query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
         *,
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
@@ -94,16 +96,16 @@ class DisentangledAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
-        k = linear("bsd,dhk->bshk", key, w_k, b_k)
-        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,ihk->bshk", key, w_k, b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
@@ -260,8 +262,8 @@ class DisentangledAttention(Layer[Config]):
             drel, names = record(tape, drel=dw["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
             dnorm = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
             dw |= dict(zip(names, dnorm, strict=True))
-        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dw |= {
             name: dp if dw.get(name) is None else sum_grads(dw[name], dp)

@@ -46,8 +46,8 @@ class ShawAttention(Layer[Config]):
     """A learned vector for each distance is added to keys and values."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
-    w_v: Float[Array, "d h v"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
     w_o: Float[Array, "h v o"]
     w_rel_k: Float[Array, "x k"]
     w_rel_v: Float[Array, "x v"] | None
@@ -59,6 +59,8 @@ class ShawAttention(Layer[Config]):
     def __call__(
         self,
         query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
         *,
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
@@ -67,14 +69,14 @@ class ShawAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
 
@@ -197,7 +199,7 @@ class ShawAttention(Layer[Config]):
             d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         dw |= d
-        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

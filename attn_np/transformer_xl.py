@@ -44,8 +44,8 @@ class TransformerXLAttention(Layer[Config]):
     """Contents and distances are scored apart, each with a bias of its own."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
-    w_v: Float[Array, "d h v"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
     w_o: Float[Array, "h v o"]
     w_r: Float[Array, "d h k"]
     b_content: Float[Array, "h k"]
@@ -58,6 +58,8 @@ class TransformerXLAttention(Layer[Config]):
     def __call__(
         self,
         query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
         *,
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
@@ -67,15 +69,15 @@ class TransformerXLAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        low, high = 0 if c.causal else 1 - q.shape[1], k.shape[1]
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
@@ -177,10 +179,10 @@ class TransformerXLAttention(Layer[Config]):
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         dw |= d
         if "rel" in dw:
-            low, high = 0 if c.causal else 1 - dk.shape[1], dk.shape[1]
+            low, high = 0 if c.causal else 1 - dq.shape[1], dk.shape[1]
             table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
             _, dw["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=dw.pop("rel")))
-        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
-        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -13,8 +13,8 @@ class T5Attention(Layer[Config]):
     """A learned number for each head and each bucket of distances is added to the scores."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d h k"]
-    w_v: Float[Array, "d h v"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
     w_o: Float[Array, "h v o"]
     w_bias: Float[Array, "x h"]
     b_q: Float[Array, "h k"] | None
@@ -25,6 +25,8 @@ class T5Attention(Layer[Config]):
     def forward(
         self,
         query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
         *,
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
@@ -34,14 +36,14 @@ class T5Attention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
-        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
         def relative_bias(relative_position: Array) -> Array:

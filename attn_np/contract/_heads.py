@@ -96,9 +96,48 @@ class BidirectionalConfig(Heads):
     use_bias: bool = True
 
 
+class CrossHeads(Heads):
+    """The same of variants whose keys and values may come from another sequence, with widths of their own."""
+
+    key_dim: int | None
+    value_dim: int | None
+    causal: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("key_dim", "value_dim")
+        self.check_flag("causal")
+
+    def sizes(self) -> dict[str, int]:
+        i = self.key_dim or self.d_model
+        return super().sizes() | {"i": i, "j": self.value_dim or i}
+
+    def own_params(self) -> dict[str, Param]:
+        separate = {
+            "w_k": Param("i h k", "i"),
+            "w_v": Param("j h v", "j"),
+            "b_k": Param("h k", "i"),
+            "b_v": Param("h v", "j"),
+        }
+        return {name: separate.get(name, param) for name, param in super().own_params().items()}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t d"),
+            "key": Arg("b s i", falls_back_to="query"),
+            "value": Arg("b s j", falls_back_to="key"),
+            "mask": Arg("b h t s", "mask", optional=True),
+            "bias": Arg("b h t s", "bias", optional=True),
+            "keep": Arg("b h t s", "keep", optional=True),
+        }
+
+    def cache_axes(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+
+
 @dataclass(frozen=True, kw_only=True)
-class CrossConfig(_base.Config):
-    """Fields of variants whose keys and values may come from another sequence, with widths of their own."""
+class CrossConfig(CrossHeads):
+    """Fields that most of them have."""
 
     d_model: int
     num_heads: int
@@ -115,13 +154,9 @@ class CrossConfig(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
-        self.check_number("scale")
+        super().__post_init__()
         self.check_number("softcap", above=0.0)
         self.check_limits("window")
-        self.check_rate("dropout")
-        self.check_flag("causal", "use_bias")
-        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def check_groups(self, num_kv_heads: int | None) -> None:
         """The heads of keys and values, None for as many as queries have, are shared by equal groups of query heads."""
@@ -134,46 +169,26 @@ class CrossConfig(_base.Config):
             "give every key/value head the same number of query heads",
         )
 
-    def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        i = self.key_dim or self.d_model
-        return {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "k": k,
-            "v": self.value_head_dim or k,
-            "i": i,
-            "j": self.value_dim or i,
-            "o": self.output_dim or self.d_model,
-        }
 
-    def own_params(self) -> dict[str, Param]:
-        weights = {
-            "w_q": Param("d h k", "d"),
-            "w_k": Param("i h k", "i"),
-            "w_v": Param("j h v", "j"),
-            "w_o": Param("h v o", "h v"),
-        }
-        biases = {
-            "b_q": Param("h k", "d"),
-            "b_k": Param("h k", "i"),
-            "b_v": Param("h v", "j"),
-            "b_o": Param("o", "h v"),
-        }
-        return weights | biases if self.use_bias else weights
+@dataclass(frozen=True, kw_only=True)
+class DistanceConfig(CrossHeads):
+    """Fields of those whose scores depend on the distance of queries and keys; they have no window and no softcap."""
 
-    def arguments(self) -> dict[str, Arg]:
-        return {
-            "query": Arg("b t d"),
-            "key": Arg("b s i", falls_back_to="query"),
-            "value": Arg("b s j", falls_back_to="key"),
-            "mask": Arg("b h t s", "mask", optional=True),
-            "bias": Arg("b h t s", "bias", optional=True),
-            "keep": Arg("b h t s", "keep", optional=True),
-        }
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    key_dim: int | None = None
+    value_dim: int | None = None
+    output_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    use_bias: bool = True
 
-    def cache_axes(self) -> dict[str, str]:
-        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+    def exempt(self) -> dict[str, str]:
+        names = ("keys_have_no_order", "queries_have_no_order", "every_key_twice_changes_nothing")
+        return dict.fromkeys(names, "scores depend on the distance of queries and keys")
 
 
 def shared_heads(params: dict[str, Param]) -> dict[str, Param]:

@@ -9,17 +9,20 @@ TERMS = ("c2p", "p2c")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.DistanceConfig):
     """Fields of disentangled attention.
 
     Attributes:
-        d_model: width of the input and of the embeddings of relative positions.
+        d_model: width of the queries and of the embeddings of relative positions.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, all terms; 1/sqrt(head_dim * number of terms) by default.
-        causal: a position sees itself and earlier ones. The paper's encoder is not causal.
+        causal: query i sees the keys up to its own position, aligned at the last key. The paper's encoder is not
+            causal.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         max_distance: k of the paper: relative positions from -k + 1 to k - 1 have a row each, others share the outer
@@ -59,7 +62,7 @@ class Config(_heads.Config):
         "share_att_key of the code": "share_projections",
         "A~ (terms a, b, c)": "content_scores, c2p_scores, p2c_scores; their sum, scaled: scores",
     }
-    cost = "time b t t h (k + v) and 2 b t x h k; memory b h t (t + x) on the textbook path"
+    cost = "time b t s h (k + v) and b (t + s) x h k; memory b h (t s + (t + s) x) on the textbook path"
     paper = (
         "He, Liu, Gao, Chen 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention, arXiv:2006.03654, "
         "section 3.1, equations 2 to 4"
@@ -112,6 +115,14 @@ class Config(_heads.Config):
             "share_projections=True",
             fix,
         )
+        key_dim = self.sizes()["i"]
+        _base.require(
+            key_dim == self.d_model or not self.share_projections or "c2p" not in self.score_terms,
+            self.variant,
+            f"key_dim={self.d_model}, as d_model, with share_projections and c2p",
+            f"key_dim={key_dim}",
+            "w_k projects embeddings of width d_model too: set share_projections=False",
+        )
         _base.require(
             self.buckets_per_side is None
             or (self.buckets_per_side % 2 == 0 and self.buckets_per_side < 2 * self.max_distance - 2),
@@ -146,8 +157,7 @@ class Config(_heads.Config):
         return super().own_params() | more
 
     def exempt(self) -> dict[str, str]:
-        return {
-            "keys_have_no_order": "scores depend on relative positions",
+        return super().exempt() | {
             "the_default_scale_is_that_of_the_head": "the scale counts the terms too",
         }
 
@@ -197,5 +207,8 @@ EXAMPLES = {
         d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, score_terms=("p2c",),
         buckets_per_side=6,
         p2c_view="query", rel_projection_bias=True,
+    ),
+    "cross": Config(
+        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, key_dim=13, value_dim=11, max_distance=3,
     ),
 }  # fmt: skip

@@ -7,17 +7,19 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.DistanceConfig):
     """Fields of attention with relative position representations.
 
     Attributes:
-        d_model: width of the input.
+        d_model: width of the queries.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, positions included; 1/sqrt(head_dim) by default.
-        causal: a position sees itself and earlier ones.
+        causal: query i sees the keys up to its own position, aligned at the last key.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         max_distance: offsets beyond it, on either side, are clipped to it.
@@ -43,7 +45,7 @@ class Config(_heads.Config):
         "e_ij, alpha_ij, z_i": "scores (content and position, scaled), probs, context",
         "q . a^K": "position_scores, before the scale; q . k is content_scores",
     }
-    cost = "time b t t h (k + v), twice; memory b t t (h + k + v) on the textbook path, for the vectors of all pairs"
+    cost = "time b t s h (k + v), twice; memory b t s (h + k + v) on the textbook path, for the vectors of all pairs"
     paper = (
         "Shaw, Uszkoreit, Vaswani 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155, "
         "sections 3.1 and 3.2"
@@ -75,11 +77,10 @@ class Config(_heads.Config):
         return super().own_params() | keys | values
 
     def exempt(self) -> dict[str, str]:
-        order = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
         if not self.use_values:
-            return order
+            return super().exempt()
         added = "a vector for the distance is added to values"
-        return order | {"the_output_is_the_weights_times_the_values": added}
+        return super().exempt() | {"the_output_is_the_weights_times_the_values": added}
 
 
 EXAMPLES = {
@@ -88,4 +89,5 @@ EXAMPLES = {
         d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.75, causal=True, use_bias=False, max_distance=6
     ),
     "keys": Config(d_model=7, num_heads=2, head_dim=5, max_distance=8, use_values=False),
+    "cross": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, key_dim=13, value_dim=11, max_distance=2),
 }

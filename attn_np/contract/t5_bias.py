@@ -7,17 +7,19 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.DistanceConfig):
     """Fields of attention with T5's relative position biases.
 
     Attributes:
-        d_model: width of the input.
+        d_model: width of the queries.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
-        causal: a position sees itself and earlier ones.
+        causal: query i sees the keys up to its own position, aligned at the last key.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; T5 has none, so they are off by default.
         num_buckets: rows of the table; bidirectional buckets are half for earlier and half for later keys.
@@ -43,7 +45,7 @@ class Config(_heads.Config):
         "D": "max_distance",
         "n": "t - s of an earlier key; of a later one, where bidirectional, s - t, with B added to the bucket",
     }
-    cost = "time b t t h (k + v); memory b h t t on the textbook path; num_buckets h parameters"
+    cost = "time b t s h (k + v); memory b h t s on the textbook path; num_buckets h parameters"
     paper = (
         "Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, "
         "arXiv:1910.10683, section 2.1; the buckets as in the authors' code (mesh-tensorflow)"
@@ -93,10 +95,8 @@ class Config(_heads.Config):
         return super().own_params() | {"w_bias": Param("x h", "x")}
 
     def exempt(self) -> dict[str, str]:
-        order = "scores depend on the distance of queries and keys"
         added = "a part of the scores does not depend on the queries"
-        return {
-            "keys_have_no_order": order,
+        return super().exempt() | {
             "twice_the_scores_square_the_weights": added,
             "indifferent_scores_share_evenly": added,
         }
@@ -132,5 +132,8 @@ EXAMPLES = {
     "decoder": Config(
         d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.5, causal=True, num_buckets=6,
         max_distance=4,
+    ),
+    "cross": Config(
+        d_model=6, num_heads=3, value_head_dim=7, key_dim=13, value_dim=11, num_buckets=12, max_distance=5,
     ),
 }  # fmt: skip

@@ -7,17 +7,19 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.DistanceConfig):
     """Fields of Transformer-XL's attention. The memory of earlier segments is the cache: see `init_cache` and `step`.
 
     Attributes:
-        d_model: width of the input and of the encodings of distances, an even number.
+        d_model: width of the queries and of the encodings of distances, an even number.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, both parts; 1/sqrt(head_dim) by default.
-        causal: a position sees itself and earlier ones.
+        causal: query i sees the keys up to its own position, aligned at the last key.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; Transformer-XL has none, so they are off by default.
         base: the slowest sine of the encodings turns once in 2 pi base positions, or nearly.
@@ -44,7 +46,7 @@ class Config(_heads.Config):
         "v": "b_position, h k, above b^P; (b) + (d): position_scores, of q_position = q + b_position",
         "h~ (segments before)": "the keys and values in the cache",
     }
-    cost = "time b t t h (2 k + v); memory b h t t on the textbook path, twice that without causality"
+    cost = "time b t s h (2 k + v); memory b h t s on the textbook path, twice that without causality"
     paper = (
         "Dai, Yang, Yang, Carbonell, Le, Salakhutdinov 2019, Transformer-XL: Attentive Language Models Beyond a "
         "Fixed-Length Context, arXiv:1901.02860, section 3.3; segments: section 3.2"
@@ -77,11 +79,9 @@ class Config(_heads.Config):
         more = {"w_r": Param("d h k", "d"), "b_content": Param("h k", "d"), "b_position": Param("h k", "d")}
         return super().own_params() | more
 
-    def exempt(self) -> dict[str, str]:
-        return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
-
 
 EXAMPLES = {
     "both": Config(d_model=6, num_heads=3, output_dim=5, dropout=0.25, use_bias=True, base=100.0),
     "causal": Config(d_model=10, num_heads=2, head_dim=5, value_head_dim=7, scale=0.5, causal=True),
+    "cross": Config(d_model=6, num_heads=2, head_dim=5, value_head_dim=3, key_dim=13, value_dim=11, base=100.0),
 }

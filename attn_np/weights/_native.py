@@ -182,9 +182,20 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | 
     except (ValueError, TypeError) as error:
         raise ConfigMismatchError(file.path, "config", f"a config of {file_variant}", str(error), fix) from error
     axes = {name: param.axes for name, param in config.params().items()}
-    if metadata_object(file, metadata, "axes") != axes:
+    if metadata_object(file, metadata, "axes") not in (axes, axes_by_query_width(config)):
         raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], fix)
     return config
+
+
+def axes_by_query_width(config: Config) -> dict[str, str]:
+    """The axes of every parameter, with the letter of the queries' width for widths of keys and values equal to it.
+
+    So they stand in files of variants that took queries alone.
+    """
+    sizes, axes = config.sizes(), {name: param.axes for name, param in config.params().items()}
+    widths = [letter for letter in "ij" if sizes.get(letter) == sizes.get("d")]
+    own = {name: axes[name].split() for name in config.own_params()}
+    return axes | {name: " ".join("d" if x in widths else x for x in letters) for name, letters in own.items()}
 
 
 def caller_config(

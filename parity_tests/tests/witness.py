@@ -19,7 +19,7 @@ from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare, reference
-from parity_tests.tests.inputs import Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, random_inputs
 
 
 def weights_of(config: Config, seed: int = 0) -> Arrays:
@@ -70,19 +70,30 @@ def each_row(
     return (config if "keep" in inputs else replace(config, dropout=0.0)), rows
 
 
+def separate(inputs: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, key and value of a call: a missing key is the query, a missing value the key."""
+    key = inputs.get("key", inputs["query"])
+    return inputs["query"], key, inputs.get("value", key)
+
+
 def heads_by_hand(
     config: Any, w: Any, row: Any, score: Callable[..., float], value: Callable[..., Any] = lambda i, j, v: v
 ) -> tuple[Any, Any]:
-    """Self-attention of one batch row, one number at a time: its output, and the weights of every head.
+    """Attention of one batch row, one number at a time: its output, and the weights of every head.
+
+    The last query stands at the last key.
 
     Args:
         config: says causal, window and dropout.
         w: the parameters as lists; w_q, w_k, w_v, w_o and their biases are projections of each head.
-        row: the words, then mask, bias and keep-mask of every head.
+        row: the words of self-attention, or those of queries, keys and values; then mask, bias and keep-mask of every
+            head.
         score: of head h, positions i and j, a query and a key; without the bias that was given.
         value: of positions i and j and a value: what j gives to i.
     """
-    words, mask, bias, keep = row
+    *words, mask, bias, keep = row
+    rows = dict(zip("qkv", words if len(words) == 3 else 3 * words, strict=True))
+    first = len(rows["k"]) - len(rows["q"])  # the position of the first query
     left, right = getattr(config, "window", None) or (None, None)
 
     def part(name: str, h: int) -> list[list[float]]:
@@ -90,25 +101,27 @@ def heads_by_hand(
         offset = w[f"b_{name}"][h] if f"b_{name}" in w else [0.0] * len(columns[0])
         return [
             [sum(a * line[c] for a, line in zip(word, columns, strict=True)) + offset[c] for c in range(len(offset))]
-            for word in words
+            for word in rows[name]
         ]
 
-    def sees(h: int, i: int, j: int) -> bool:
-        hidden = not mask[h][i][j] or (config.causal and j > i)
-        return not (hidden or (left is not None and j < i - left) or (right is not None and j > i + right))
+    def sees(i: int, j: int) -> bool:
+        late = (config.causal and j > i) or (right is not None and j > i + right)
+        return not (late or (left is not None and j < i - left))
 
     d = len(w["w_o"][0][0])
-    y, weights = [list(w.get("b_o", [0.0] * d)) for _ in words], []
+    y, weights = [list(w.get("b_o", [0.0] * d)) for _ in rows["q"]], []
     for h, w_o in enumerate(w["w_o"]):
         q, k, v = (part(name, h) for name in "qkv")
         alpha = []
-        for i in range(len(words)):
+        for i, query in enumerate(q):
+            at = first + i
             raised = [
-                exp(score(h, i, j, q[i], k[j]) + bias[h][i][j]) if sees(h, i, j) else 0.0 for j in range(len(words))
+                exp(score(h, at, j, query, key) + bias[h][i][j]) if mask[h][i][j] and sees(at, j) else 0.0
+                for j, key in enumerate(k)
             ]
             alpha.append([e / sum(raised) if e else 0.0 for e in raised])
             used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(alpha[i], keep[h][i], strict=True)]
-            given = [value(i, j, word) for j, word in enumerate(v)]
+            given = [value(at, j, word) for j, word in enumerate(v)]
             for c, line in enumerate(w_o):
                 found = sum(a * word[c] for a, word in zip(used, given, strict=True))
                 y[i] = [total + found * x for total, x in zip(y[i], line, strict=True)]
@@ -179,11 +192,15 @@ def of_heads(
     return y, weights
 
 
-def disagreement(witness: Callable[..., Arrays], case: Case) -> str:
-    """Where the reference leaves its bounds around the witness, in words; empty where it does not."""
+def disagreement(witness: Callable[..., Arrays], case: Case, **sizes: int) -> str:
+    """Where the reference leaves its bounds around the witness, in words; empty where it does not.
+
+    With sizes of axes, the inputs are others than those of the case.
+    """
     drawn = draw(case)
-    want = bounded(case.config, drawn.inputs, drawn.params)
-    found = {name: ratio(x, want[name]) for name, x in witness(case.config, drawn.inputs, drawn.params).items()}
+    inputs = random_inputs(case.config, case.call, **sizes) if sizes else drawn.inputs
+    want = bounded(case.config, inputs, drawn.params)
+    found = {name: ratio(x, want[name]) for name, x in witness(case.config, inputs, drawn.params).items()}
     return ", ".join(f"{name}: error/bound {r:.3g}" for name, r in found.items() if not r <= 1)
 
 

@@ -39,8 +39,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 RULES: dict[Names, tuple[Names, str]] = {
     "w_q": ("attention.self.query_proj.weight", "(h k) d -> d h k"),
-    "w_k": ("attention.self.key_proj.weight", "(h k) d -> d h k"),
-    "w_v": ("attention.self.value_proj.weight", "(h v) d -> d h v"),
+    "w_k": ("attention.self.key_proj.weight", "(h k) i -> i h k"),
+    "w_v": ("attention.self.value_proj.weight", "(h v) j -> j h v"),
     "w_o": ("attention.output.dense.weight", "o (h v) -> h v o"),
     "b_q": ("attention.self.query_proj.bias", "(h k) -> h k"),
     "b_k": ("attention.self.key_proj.bias", "(h k) -> h k"),

@@ -44,8 +44,8 @@ LAYOUT = Layout(
         "t5_bias": Table(
             rules={
                 "w_q": ("SelfAttention.q.weight", "(h k) d -> d h k"),
-                "w_k": ("SelfAttention.k.weight", "(h k) d -> d h k"),
-                "w_v": ("SelfAttention.v.weight", "(h v) d -> d h v"),
+                "w_k": ("SelfAttention.k.weight", "(h k) i -> i h k"),
+                "w_v": ("SelfAttention.v.weight", "(h v) j -> j h v"),
                 "w_o": ("SelfAttention.o.weight", "o (h v) -> h v o"),
                 "w_bias": ("SelfAttention.relative_attention_bias.weight", "x h -> x h"),
             },

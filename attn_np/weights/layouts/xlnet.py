@@ -36,8 +36,8 @@ LAYOUT = Layout(
         "transformer_xl": Table(
             rules={
                 "w_q": ("rel_attn.q", "d h k -> d h k"),
-                "w_k": ("rel_attn.k", "d h k -> d h k"),
-                "w_v": ("rel_attn.v", "d h v -> d h v"),
+                "w_k": ("rel_attn.k", "i h k -> i h k"),
+                "w_v": ("rel_attn.v", "j h v -> j h v"),
                 "w_r": ("rel_attn.r", "d h k -> d h k"),
                 "w_o": ("rel_attn.o", "o h v -> h v o"),
                 "b_content": ("rel_attn.r_w_bias", "h k -> h k"),

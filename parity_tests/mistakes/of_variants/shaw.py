@@ -1,8 +1,8 @@
 """Mistakes that stand in shaw's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import at
+from parity_tests.mistakes.plant import SHARED, at
 
-both, causal, keys = (at("shaw.py", "shaw", example) for example in ("both", "causal", "keys"))
+both, causal, keys, cross = (at("shaw.py", "shaw", example) for example in ("both", "causal", "keys", "cross"))
 MUTANTS = (
     both(
         "row of query minus key",
@@ -40,5 +40,12 @@ MUTANTS = (
         "dq=sum_grads(dq, dq_rel)",
         "dq=dq",
         trees=("attn_np",),
+    ),
+    cross(
+        "distances counted from the first key",
+        "the last query stands at the last key: query i at position i + s - t",
+        "return key_positions[:, None, :] - query_positions[:, :, None]",
+        "return key_positions[:, None, :] - query_positions[:, :, None] + (s - t)",
+        file=SHARED,
     ),
 )

@@ -13,6 +13,7 @@ from flax import nnx
 
 from attn_np import contract, value_and_vjp
 from parity_tests.bounds.precision import fast_precision_of
+from parity_tests.judge import kernels
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import compare, reference
 from parity_tests.judge.kernels import visible
@@ -20,20 +21,24 @@ from parity_tests.tests.inputs import TREES, Arrays, flat, random_inputs
 from parity_tests.tests.mutation import checks_rows as whole_numbers
 from parity_tests.tests.witness import cotangent, layer_of, weights_of
 
-VARIANTS = ("alibi", "t5_bias", "shaw", "transformer_xl", "disentangled", "talking_heads", "differential")
+BY_DISTANCE = ("t5_bias", "shaw", "transformer_xl", "disentangled")
+VARIANTS = ("alibi", *BY_DISTANCE, "talking_heads", "differential")
 VARIANTS += ("sigmoid_attention", "sparsemax", "entmax15", "hard")
 VARIANTS += ("additive", "luong")
 SMALL = {"MIN_ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 4, "CPU_BLOCK_SCORES": 4, "PARTS": 2}
 T, S = 11, 13
 
 
-def ratios(tree: str, variant: str, example: str, shared: tuple[int, ...] = ()) -> dict[str, float]:
+def ratios(
+    tree: str, variant: str, example: str, shared: tuple[int, ...] = (), t: int = T, s: int = S, dropout: float = 0.0
+) -> dict[str, float]:
     """Error/bound of every output and gradient of an example's layer, whose mask and bias have length 1 on some axes,
     counted from the last.
     """
-    config = replace(contract.examples(variant)[example], dropout=0.0)
-    inputs = random_inputs(config, "full", t=T, s=S)
-    inputs.pop("keep", None)
+    config = replace(contract.examples(variant)[example], dropout=dropout)
+    inputs = random_inputs(config, "full", t=t, s=s)
+    if dropout == 0:
+        inputs.pop("keep", None)
     for name in {"mask", "bias"} & set(inputs):
         for axis in shared:
             inputs[name] = inputs[name].take([0], axis) if -axis <= inputs[name].ndim else inputs[name]
@@ -101,6 +106,22 @@ def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: py
         for shared in ((), (-4, -1) if i % 2 else (-4, -2), (-3,))[: 3 if i < 2 else 1]:
             found = ratios(tree, variant, example, shared)
             assert found and all(ratio <= 1 for ratio in found.values()), (example, shared, found)
+
+
+# Queries, keys and dropout, with which rows go block by block where other paths take all.
+APART = [(13, 5, 0.0), (13, 5, 0.25), (5, 13, 0.0), (5, 13, 0.25)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("variant", BY_DISTANCE)
+def test_the_last_query_stands_at_the_last_key(tree: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more queries than keys too, and the fast path in small blocks as well. In JAX, which compiles each, two."""
+    in_small_blocks(monkeypatch, tree)
+    for example in ["cross"] if tree == "jax" else contract.examples(variant):
+        for t, s, dropout in APART[:2] if tree == "jax" else APART:
+            with kernels.blocks(TREES[tree].package.__name__, kernels.SMALL[tree][0]):
+                found = ratios(tree, variant, example, t=t, s=s, dropout=dropout)
+            assert found and all(ratio <= 1 for ratio in found.values()), (example, t, s, dropout, found)
 
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])

@@ -206,11 +206,12 @@ class Port:
 
     def position_bias(self, scores: Any) -> Any:
         """What ALiBi and T5 add to the scores."""
-        t = np.arange(scores.shape[-1])
+        t, s = scores.shape[-2:]
+        query, key = np.arange(s - t, s)[:, None], np.arange(s)
         if self.c.variant == "alibi":
-            return self.constant(-self.slopes()[:, None, None] * self.distance(t[:, None], t), scores)
+            return self.constant(-self.slopes()[:, None, None] * self.distance(query, key), scores)
         if self.c.variant == "t5_bias":
-            return self.lib.stack([row[self.buckets(t[:, None], t)] for row in self.w["w_bias"].swapaxes(0, 1)])
+            return self.lib.stack([row[self.buckets(query, key)] for row in self.w["w_bias"].swapaxes(0, 1)])
         return None
 
     def slopes(self) -> np.ndarray:

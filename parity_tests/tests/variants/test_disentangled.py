@@ -19,6 +19,7 @@ from parity_tests.tests.witness import (
     heads_by_hand,
     layer_of,
     ratio,
+    separate,
     stacked,
     torch_gradients,
     weights_of,
@@ -61,10 +62,10 @@ def normed(row: list[float], gain: list[float], shift: list[float], eps: float) 
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: the terms one by one."""
-    x, d = inputs["query"], config.d_model
+    words, d = separate(inputs), config.d_model
+    t, s = (x.shape[1] for x in words[:2])
     limits = config.max_distance, config.buckets_per_side
-    b, t, _ = x.shape
-    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    config, rows = each_row(config, inputs, words, (len(words[0]), config.num_heads, t, s))
     w = {name: p.tolist() for name, p in params.items()}
     if config.norm_rel:
         w["w_rel"] = [normed(row, w["w_rel_norm"], w["b_rel"], config.norm_eps) for row in w["w_rel"]]
@@ -97,6 +98,12 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("disentangled", example, call, "float64"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("disentangled", example, "full", "float64"), t=7, s=3)
 
 
 # The terms in PyTorch -------------------------------------------------------------------------------------------------
@@ -251,3 +258,20 @@ def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
         f"an even number of buckets below 2 max_distance - 2 = 14, got {buckets}; half of them hold one distance each"
     )
     assert str(caught.value) == f"disentangled: expected {words}, the others reach to max_distance"
+
+
+def test_keys_of_another_width_have_projections_of_their_own(tree: Tree) -> None:
+    """What projects the keys projects embeddings only where they have the queries' width: c2p needs it, not p2c."""
+    fields = {"d_model": 6, "num_heads": 2, "key_dim": 5, "share_projections": True}
+    words = "disentangled: expected key_dim=6, as d_model, with share_projections and c2p, got key_dim=5; w_k projects"
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("disentangled", **fields)
+    assert str(caught.value) == f"{words} embeddings of width d_model too: set share_projections=False"
+    assert set(tree.package.build("disentangled", **fields | {"key_dim": 6}).params()) >= {"w_k", "w_rel"}
+    config, rng = Config(**fields, score_terms=("p2c",), max_distance=2), np.random.default_rng(0)
+    inputs = {"query": rng.normal(size=(2, 3, 6)), "key": rng.normal(size=(2, 7, 5))}
+    w = weights_of(config)
+    want, found = bounded(config, inputs, w), witness(config, inputs, w)
+    y, weights = tree(layer_of(tree, config, w), inputs, return_weights=True)
+    assert max(ratio(x, want[name]) for name, x in {"y": y, "out1": weights}.items()) <= 1
+    assert max(ratio(x, want[name]) for name, x in found.items()) <= 1

@@ -19,6 +19,7 @@ from parity_tests.tests.witness import (
     heads_by_hand,
     layer_of,
     ratio,
+    separate,
     stacked,
     torch_gradients,
     weights_of,
@@ -39,9 +40,9 @@ def clipped(x: int, k: int) -> int:
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head."""
-    x, limit = inputs["query"], config.max_distance
-    b, t, _ = x.shape
-    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    words, limit = separate(inputs), config.max_distance
+    t, s = (x.shape[1] for x in words[:2])
+    config, rows = each_row(config, inputs, words, (len(words[0]), config.num_heads, t, s))
     w = {name: p.tolist() for name, p in params.items()}
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
@@ -61,6 +62,12 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("shaw", example, call, "float64"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("shaw", example, "full", "float64"), t=7, s=3)
 
 
 # Identities -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from parity_tests.tests.witness import (
     heads_by_hand,
     layer_of,
     ratio,
+    separate,
     stacked,
     weights_of,
 )
@@ -49,9 +50,9 @@ def bucket(relative_position: int, bidirectional: bool, buckets: int, most: int)
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head."""
-    x, table = inputs["query"], params["w_bias"].tolist()
-    b, t, _ = x.shape
-    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    words, table = separate(inputs), params["w_bias"].tolist()
+    t, s = (x.shape[1] for x in words[:2])
+    config, rows = each_row(config, inputs, words, (len(words[0]), config.num_heads, t, s))
     w = {name: p.tolist() for name, p in params.items()}
     both = not config.causal if config.bidirectional is None else config.bidirectional
 
@@ -67,6 +68,12 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("t5_bias", example, call, "float64"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("t5_bias", example, "full", "float64"), t=7, s=3)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -105,21 +112,23 @@ def test_buckets_grow_by_one_or_stay(side: int, most: int) -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_multi_head_attention_with_the_biases_given(tree: Tree, example: str) -> None:
     """Outputs and gradients; the table's gradient is the bias's, added up over the places of a bucket."""
-    config, t = EXAMPLES[example], 11
+    config, t, s = EXAMPLES[example], 11, 13 if example == "cross" else 11
     own = {name: value for name, value in config.as_dict().items() if name in mha.Config.fields()}
     w, rng = weights_of(config), np.random.default_rng(0)
-    inputs = {"query": rng.normal(size=(2, t, config.d_model)), "mask": rng.random((2, 1, t, t)) < 0.7}
-    inputs |= {"bias": rng.normal(size=(2, 1, 1, t)), "keep": rng.random((2, config.num_heads, t, t)) < 0.7}
+    inputs = {"query": rng.normal(size=(2, t, config.d_model)), "mask": rng.random((2, 1, t, s)) < 0.7}
+    inputs |= {"bias": rng.normal(size=(2, 1, 1, s)), "keep": rng.random((2, config.num_heads, t, s)) < 0.7}
+    if example == "cross":
+        inputs |= {name: rng.normal(size=(2, s, getattr(config, f"{name}_dim"))) for name in ("key", "value")}
     both = bool(config.bidirectional)
     rows = np.array(
-        [[bucket(j - i, both, config.num_buckets, config.max_distance) for j in range(t)] for i in range(t)]
+        [[bucket(j - i, both, config.num_buckets, config.max_distance) for j in range(s)] for i in range(s - t, s)]
     )
     added = np.moveaxis(w["w_bias"][rows], -1, 0) + inputs["bias"]
     rest = {name: x for name, x in w.items() if name != "w_bias"}
     want = bounded(mha.Config(**own), inputs | {"bias": added}, rest)
     hot = (rows[..., None] == np.arange(config.num_buckets)).astype(np.float64)
     spread = want.pop("dbias")
-    want["dbias"] = np.sum(spread, axis=(1, 2)).reshape(2, 1, 1, t)
+    want["dbias"] = np.sum(spread, axis=(1, 2)).reshape(2, 1, 1, s)
     each = spread.reshape(*spread.shape, 1) * hot
     want["dw_bias"] = np.sum(each, axis=(0, 2, 3)).swapaxes(0, 1)
     layer = layer_of(tree, config, w)

@@ -18,6 +18,7 @@ from parity_tests.tests.witness import (
     heads_by_hand,
     layer_of,
     ratio,
+    separate,
     stacked,
     torch_gradients,
     weights_of,
@@ -40,16 +41,16 @@ def encoding(distance: int, width: int, base: float) -> list[float]:
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: terms (a), (b), (c) and (d) one by one."""
-    x, d = inputs["query"], config.d_model
-    b, t, _ = x.shape
-    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    words, d = separate(inputs), config.d_model
+    t, s = (x.shape[1] for x in words[:2])
+    config, rows = each_row(config, inputs, words, (len(words[0]), config.num_heads, t, s))
     w = {name: p.tolist() for name, p in params.items()}
 
     def projected(h: int, distance: int) -> list[float]:
         r = encoding(distance, d, config.base)
         return [sum(r[i] * w["w_r"][i][h][c] for i in range(d)) for c in range(len(w["w_r"][0][0]))]
 
-    rel = {(h, n): projected(h, n) for h in range(config.num_heads) for n in range(1 - t, t)}
+    rel = {(h, n): projected(h, n) for h in range(config.num_heads) for n in range(1 - t, s)}
 
     def dot(a: list[float], b: list[float]) -> float:
         return sum(x * y for x, y in zip(a, b, strict=True))
@@ -65,6 +66,12 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("transformer_xl", example, call, "float64"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_more_queries_than_keys(example: str) -> None:
+    """The first of them stand before the first key."""
+    assert not disagreement(witness, Case("transformer_xl", example, "full", "float64"), t=7, s=3)
 
 
 # The authors' shift, in PyTorch ---------------------------------------------------------------------------------------

@@ -560,6 +560,37 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
 }
 
 
+@pytest.mark.parametrize("variant", ["shaw", "t5_bias", "transformer_xl", "disentangled", "mha"])
+def test_a_file_may_name_the_width_of_keys_as_that_of_queries(variant: str, tmp_path: Path) -> None:
+    """Where they are equal: so do files of variants that took queries alone, with configs that lack the two fields."""
+    config, file = config_of(variant, next(iter(contract.examples(variant)))), tmp_path / "layer.safetensors"
+    values = weights.draw(config, 3, "float32")
+    axes = {name: param.axes for name, param in config.params().items()}
+    fields = {name: value for name, value in config.as_dict().items() if name not in ("key_dim", "value_dim")}
+    older = axes | {"w_k": "d h k", "w_v": "d h v"}
+    for other, fits in ((older, True), (axes | {"w_k": "d h k"}, False), (older | {"w_q": "h d k"}, False)):
+        header, data = good(file, values, config)
+        header["__metadata__"] |= {"axes": json.dumps(other), "config": json.dumps(fields)}
+        file.write_bytes(sealed(header, data))
+        if fits:
+            found = weights.read(file)
+            assert found.config == config
+            assert bits(found.values) == bits(values)
+        else:
+            with pytest.raises(W.LayoutTagError, match="axes"):
+                weights.read(file)
+
+
+def test_a_file_names_other_widths_by_their_letters(tmp_path: Path) -> None:
+    config, file = config_of("shaw", "cross"), tmp_path / "layer.safetensors"
+    header, data = good(file, weights.draw(config, 3, "float32"), config)
+    axes = {name: param.axes for name, param in config.params().items()} | {"w_k": "d h k", "w_v": "d h v"}
+    header["__metadata__"]["axes"] = json.dumps(axes)
+    file.write_bytes(sealed(header, data))
+    with pytest.raises(W.LayoutTagError, match="d h v"):
+        weights.read(file)
+
+
 @pytest.fixture(scope="module")
 def layers() -> dict[str, Any]:
     """A layer of each tree, in training mode, that every refused file must leave as it is."""
