@@ -112,10 +112,16 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 
 def take(table: Array, index: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
+    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row.
+
+    On a mesh with explicit axes a row lies where its index does.
+    """
     check_index(known_range(index), table.shape[0])
-    index = where(index < 0, table.shape[0], index)
-    return jnp.take(upcast(table), index, axis=0, mode="fill", fill_value=jnp.nan)
+    table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
+    shardings = jax.typeof(table).sharding, jax.typeof(index).sharding
+    explicit = any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
+    spec = P(*shardings[1].spec, *shardings[0].spec[1:]) if explicit else None
+    return table.at[index].get(mode="fill", fill_value=jnp.nan, out_sharding=spec)
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -454,7 +460,9 @@ def repeat_heads(x: Array, q: Array) -> Array:
     """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
         return x
-    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+    # No indexing: where a mesh cuts the heads, each device repeats its own.
+    x = broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))
+    return x.reshape(*x.shape[:2], q.shape[2], *x.shape[4:])
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
