@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ MOVED: dict[str, set[str]] = {
 MOVED_IN_STEPS = {"all-gather", "collective-permute"}
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
+# Of layers that take rows in blocks: what calls are given, beside the arrays without which there is none.
+CALLS_IN_BLOCKS = {"plain": (), "keep": ("keep",), "masked": ("mask", "bias"), "full": ("mask", "bias", "keep")}
 
 
 def layers() -> tuple[str, ...]:
@@ -100,18 +102,15 @@ def layers() -> tuple[str, ...]:
 def calls_in_blocks(kind: str, everything: bool) -> list[tuple[str, str, str]]:
     """Variants that take rows of queries block by block, each with an example and what a call is given.
 
-    Where weights are dropped, all of them form weights.
+    Where weights are dropped, all of them form weights; where none are, a sigmoid has blocks of keys too.
     """
     rows = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
     made = [v for v in contract.variants() if rows.search((ROOT / f"attn_jax/{v}.py").read_text())]
-    every = [(v, example, call) for v in made for example in contract.examples(v) for call in ("keep", "full")]
+    every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
     firsts = {v: next(iter(contract.examples(v))) for v in made}
-    # Where sharding is explicit, JAX refuses more.
-    return [
-        (v, example, call)
-        for v, example, call in every
-        if everything or (call == "keep" and (kind == "Explicit" or example == firsts[v]))
-    ]
+    some = {(v, example, "keep") for v, example, _ in every if kind == "Explicit" or example == firsts[v]}
+    some |= {(v, example, call) for v, example, call in every if v == "sigmoid_attention" and call != "full"}
+    return [call for call in every if everything or call in some]  # with explicit axes JAX refuses more
 
 
 def with_positions() -> list[tuple[str, str]]:
@@ -218,15 +217,15 @@ def main(planted: str, variants: list[str]) -> None:
         return found | {"ratio": max(map(float, ratios)), "sharding": list(spec[:3])}
 
     def layer(
-        mesh: Any, variant: str, example: str | None = None, call: str = "plain", heads: bool = True
+        mesh: Any, variant: str, example: str | None = None, beside: tuple[str, ...] = (), heads: bool = True
     ) -> dict[str, Any]:
-        """A layer with its batch, and its heads, on devices of their own; of a call with all arguments or some."""
+        """A layer with its batch, and its heads, on devices of their own, given some arguments beside what it needs."""
         examples = contract.examples(variant)
         config = examples[example or next(iter(examples))]
         sizes = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4} if heads else {}
         config = replace(config, **{x: n for x, n in sizes.items() if getattr(config, x, None) is not None})
         arguments, weights = config.arguments(), weights_of(config)
-        inputs = random_inputs(config, call if call == "full" else {*given(config, "plain"), call}, b=4)
+        inputs = random_inputs(config, {*given(config, "plain"), *beside}, b=4)
         graph, state, others = nnx.split(layer_of(TREES["jax"], config, weights), nnx.Param, ...)
         own = config.own_params()
 
@@ -272,9 +271,11 @@ def main(planted: str, variants: list[str]) -> None:
         """A layer whose rows are taken in small blocks, and the number of its loops over blocks."""
         with pytest.MonkeyPatch.context() as patch:
             rows, loops = in_small_blocks(patch, "jax"), []
-            loop = rows.loop
-            patch.setattr(rows, "loop", lambda *arguments: (loops.append(variant), loop(*arguments))[1])
-            return layer(mesh, variant, example, call, variant in layers()) | {"loops": len(loops)}
+            watched = lambda real, *args: (loops.append(variant), real(*args))[1]  # noqa: E731
+            for name in ("loop", "attend_by_sigmoid"):
+                patch.setattr(rows, name, partial(watched, getattr(rows, name)))
+            found = layer(mesh, variant, example, CALLS_IN_BLOCKS[call], variant in layers())
+            return found | {"loops": len(loops)}
 
     def function(mesh: Any, name: str) -> dict[str, Any]:
         """A call of functions with its sequences on devices of their own."""
@@ -308,7 +309,7 @@ def main(planted: str, variants: list[str]) -> None:
             )
         for variant, example in with_positions() if planted != "merged" else ():
             tasks[f"{kind}/with positions/{variant}/{example}"] = lambda mesh=mesh, variant=variant, example=example: (
-                layer(mesh, variant, example, "positions")
+                layer(mesh, variant, example, ("positions",))
             )
         for name in asked("jax") if kind == "Auto" and planted != "merged" else ():
             if planted != "everything" and name not in FUNCTIONS:
