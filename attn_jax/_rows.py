@@ -18,7 +18,8 @@ import jax.export
 import jax.numpy as jnp
 
 from attn_jax._masks import attention_mask, in_window, relative_positions
-from attn_jax._ops import Array, Tape, products_of_blocks
+from attn_jax._ops import Array, Tape
+from attn_jax._products import products_of_blocks
 from attn_jax._weigh import attend_by_sigmoid
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
