@@ -15,7 +15,7 @@ Array = jax.Array
 
 
 def product(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that are not in the output; within `products_of_blocks` by the rule of blocks."""
+    """Sum of products over the letters not in the output; within `products_of_blocks` by the rule of blocks."""
     return (_product_of_block if _in_blocks.get() else _product)(subscripts, a, b)
 
 
