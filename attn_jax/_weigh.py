@@ -98,7 +98,9 @@ def _attend(plan: Plan, q: Array, k: Array, v: Array, mask: Array | None, bias: 
         offset = -log(maximum(_key_counts(plan, bias, mask), 1).astype(q.dtype))
     else:
         offset = jnp.full((plan.blocks, 1, 1, 1, 1), offset, q.dtype)
-    context = _blocks(plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, offset)
+    context: Any = _blocks(
+        plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, offset
+    )
     return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.blocks * plan.queries, h, v.shape[3])[:, :t]
 
 
@@ -132,7 +134,8 @@ def _key_counts(plan: Plan, bias: Array | None, mask: Array | None) -> Array:
 
     def of_block(i: Any) -> Array:
         def summed(j: Any, count: Any) -> Array:
-            seen: Any = (plan.key_positions(j) < band.s) & _visible(plan, i, j, bias, mask)  # pyright: ignore[reportOperatorIssue]
+            allowed: Any = _visible(plan, i, j, bias, mask)
+            seen = (plan.key_positions(j) < band.s) & allowed
             seen = seen[..., :0] if count is None else seen
             more = jnp.sum(seen, -1, keepdims=True, dtype=jnp.int32)
             return more if count is None else count + more

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._masks import full_mask
 from attn_np._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sigmoid_vjp
@@ -56,10 +57,14 @@ class SigmoidAttention(Layer[Config]):
         ) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if c.score_offset is None:
-                    # 1 for every visible key; one row for all where every query sees every key.
-                    one = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
-                    ones = one if allowed is None else where(allowed, one, 0.0)
-                    count = einsum("bhts,s->bht", ones, one[0, 0, 0])
+                    # 1 for every visible key; one row for all where every query sees every key. The inner choice takes
+                    # none of the scores: it gives the 1 their dtype.
+                    if allowed is None:
+                        ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
+                    else:
+                        visible = full_mask(allowed, scores.shape, scores)
+                        ones = where(visible, where(visible, 1.0, scores), 0.0)
+                    count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]
                 else:
                     shifted = scores + c.score_offset
