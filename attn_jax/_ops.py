@@ -1,8 +1,6 @@
 """JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from jax.sharding import AxisType, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
+from attn_jax._products import product
 from attn_np import contract
 from attn_np.contract import cached_check as cached_check
 from attn_np.contract import check_index, record
@@ -112,10 +111,16 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 
 def take(table: Array, index: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
+    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row.
+
+    On a mesh with explicit axes a row lies where its index does.
+    """
     check_index(known_range(index), table.shape[0])
-    index = where(index < 0, table.shape[0], index)
-    return jnp.take(upcast(table), index, axis=0, mode="fill", fill_value=jnp.nan)
+    table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
+    shardings = jax.typeof(table).sharding, jax.typeof(index).sharding
+    explicit = any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
+    spec = P(*shardings[1].spec, *shardings[0].spec[1:]) if explicit else None
+    return table.at[index].get(mode="fill", fill_value=jnp.nan, out_sharding=spec)
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -284,76 +289,7 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.
     """
-    return (_einsum_reverse_mode if _reverse_mode_only.get() else _product)(subscripts, upcast(a), upcast(b))
-
-
-def _product(subscripts: str, a: Array, b: Array) -> Array:
-    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    precision = None if asked else jax.lax.Precision.HIGHEST
-    # JAX sums over axes in the order of the alphabet; in any but the first factor's XLA transposes both first.
-    letters = dict.fromkeys(letter for letter in subscripts if letter.isalpha())
-    factors, out = subscripts.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
-    of_a, of_b = factors.split(",")
-    shared = "".join(x for x in out if x in of_a and x in of_b)
-    # For another order JAX swaps the factors, and XLA writes the transpose of a block of scores before the product.
-    in_order = shared + "".join(x for of_factor in (of_a, of_b) for x in of_factor if x in out and x not in shared)
-    sharding = _out_sharding(f"{factors}->{in_order}", a, b)
-    product = jnp.einsum(f"{factors}->{in_order}", a, b, precision=precision, out_sharding=sharding)
-    return product if in_order == out else product.transpose([in_order.index(x) for x in out])
-
-
-def _out_sharding(subscripts: str, a: Array, b: Array) -> P | None:
-    """The sharding of a product on a mesh with explicit axes, each axis as in its factor; None elsewhere.
-
-    JAX leaves it to the caller how sums over a sharded axis are sharded.
-    """
-    shardings = jax.typeof(a).sharding, jax.typeof(b).sharding
-    if not any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
-        return None
-    factors, out = subscripts.split("->")
-    axes: dict[str, Any] = {}
-    for letters, sharding in zip(factors.split(","), shardings, strict=True):
-        axes |= {letter: axis for letter, axis in zip(letters, sharding.spec, strict=True) if axis is not None}
-    return P(*(axes.get(letter) for letter in out))
-
-
-_reverse_mode_only: ContextVar[bool] = ContextVar("reverse_mode_only", default=False)
-
-
-@contextmanager
-def reverse_mode_einsum() -> Iterator[None]:
-    """Within, `einsum` has derivatives in reverse mode alone, that never transpose a block of scores.
-
-    As JAX writes the gradient of a block's keys, XLA on a CPU transposes the gradient of the scores for it: four times
-    as long as the product itself.
-    """
-    token = _reverse_mode_only.set(True)
-    try:
-        yield
-    finally:
-        _reverse_mode_only.reset(token)
-
-
-def _einsum_reverse_mode(subscripts: str, a: Array, b: Array) -> Array:
-    # In `shard_map` adding a device-varying zero makes a replicated array device-varying: so JAX sums its gradient.
-    zero = jnp.zeros_like(jnp.sum(a) + jnp.sum(b))
-    return _einsum_custom_vjp(subscripts, a + zero, b + zero)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _einsum_custom_vjp(subscripts: str, a: Array, b: Array) -> Array:
-    return _product(subscripts, a, b)
-
-
-def _einsum_custom_vjp_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
-    """The gradient of b sums over rows: the larger of the two arrays, a block of scores, comes second, as it lies."""
-    (a, b), (of_a, of_b, out) = factors, subscripts.replace("->", ",").split(",")
-    da = _product(f"{out},{of_b}->{of_a}", dout, b)
-    small, large = ((out, dout), (of_a, a)) if a.size > dout.size else ((of_a, a), (out, dout))
-    return da, _product(f"{small[0]},{large[0]}->{of_b}", small[1], large[1])
-
-
-_einsum_custom_vjp.defvjp(lambda subscripts, a, b: (_product(subscripts, a, b), (a, b)), _einsum_custom_vjp_bwd)
+    return product(subscripts, upcast(a), upcast(b))
 
 
 def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -425,14 +361,31 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     """
     if allowed is not None:
         scores = where(allowed, scores, -jnp.inf)
-    top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True, initial=-jnp.inf)
+    some = True if allowed is None else jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return _softmax(scores, jnp.asarray(some), axis)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _softmax(scores: Array, some_allowed: Array, axis: int) -> Array:
+    """The softmax of scores that are -inf where hidden; where none is allowed the weights are 0."""
+    top = jnp.max(scores, axis=axis, keepdims=True, initial=-jnp.inf)
     e = exp(scores - where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(e, axis=axis, keepdims=True)
-    overflowed = top == -jnp.inf
-    if allowed is not None:
-        overflowed = overflowed & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    total = where(overflowed, jnp.nan, total)
+    total = where((top == -jnp.inf) & some_allowed, jnp.nan, total)
     return e / where(total == 0, 1.0, total)
+
+
+@_softmax.defjvp
+def _softmax_jvp(axis: int, primals: Any, tangents: Any) -> Any:
+    """Weights times what the scores change by more than their weighted mean.
+
+    In reverse mode the barrier comes between a product and its sum over the axis. In one operation XLA on a CPU adds
+    one number after the other, at four times the time of both.
+    """
+    weights = _softmax(*primals, axis)
+    change = weights * tangents[0]
+    mean = jnp.sum(change, axis=axis, keepdims=True)
+    return weights, change - weights * jax.lax.optimization_barrier(broadcast_to(mean, change.shape))
 
 
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
@@ -443,18 +396,19 @@ def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(scores, -1)[..., None]
     top = where(top == float("-inf"), 0.0, top)
-    weights = exp(scores - top)
-    total = weights.sum(-1)[..., None]
+    total = exp(scores - top).sum(-1)
     nothing = total == 0
-    total = where(nothing, 1.0, total)
-    return weights / total, where(nothing, float("-inf"), top + log(total))[..., 0]
+    lse = where(nothing, float("-inf"), top[..., 0] + log(where(nothing, 1.0, total)))
+    return _softmax(scores, jnp.asarray(False), -1), lse
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
     """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
         return x
-    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+    # No indexing: where a mesh cuts the heads, each device repeats its own.
+    x = broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))
+    return x.reshape(*x.shape[:2], q.shape[2], *x.shape[4:])
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:

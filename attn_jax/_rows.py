@@ -18,7 +18,9 @@ import jax.export
 import jax.numpy as jnp
 
 from attn_jax._masks import attention_mask, in_window, relative_positions
-from attn_jax._ops import Array, Tape, reverse_mode_einsum
+from attn_jax._ops import Array, Tape
+from attn_jax._products import reverse_mode_einsum
+from attn_jax._weigh import attend_by_sigmoid
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
@@ -67,7 +69,8 @@ def attend_in_row_blocks(
         block_scale: factor on the usual size of a block, where `attend_rows` cuts it again or each costs more.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
-        weighing: what `attend_rows` computes, where it is a function of scores to weights; here it sizes blocks only.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights; a sigmoid has blocks of
+            its own where no weights are dropped.
         mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
@@ -88,9 +91,12 @@ def attend_in_row_blocks(
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
-    band, score_arrays = Band.of(t, s, causal, window), {"mask": mask} | score_arrays
-    if weighing is not None and weighing.elementwise:  # few passes over the scores: large products are worth more
-        block_scale *= 2
+    band = Band.of(t, s, causal, window)
+    if weighing is not None and weighing.elementwise:
+        if score_arrays["keep"] is None:
+            return attend_by_sigmoid(weighing, band, q, k, v, mask, score_arrays["bias"]), None
+        block_scale *= 2  # few passes over the scores: large products are worth more
+    score_arrays = {"mask": mask} | score_arrays
     pairs = block_scale * BLOCK_SCORES // scores_per_pair
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]

@@ -119,9 +119,10 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     n = keys_per_block(t)
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
-    by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, n, t + n - 1)
-    by_key = skew(by_diagonal, n, t).reshape(b, count, h, n, t)
-    return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * n)[..., :s]
+    # Heads come first: where they lie on several devices, only so can their axis be cut again.
+    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * count, n, t + n - 1)
+    by_key = skew(by_diagonal, n, t).reshape(b, h, count, n, t)
+    return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
 def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, dscores: Array) -> tuple[Array, Array]:
@@ -130,9 +131,9 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
     n = keys_per_block(t)
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
-    dby_key = reorder(in_blocks(reorder(dscores, (0, 3, 1, 2)), n), (0, 1, 3, 2, 4)).reshape(b, count * h, n, t)
-    dby_diagonal = unskew(dby_key, t + n - 1).reshape(b, count, h, n, t + n - 1)
-    dkeys, drows = einsum_vjp("bmchk,mxhk->bmhcx", keys, take(table, rows), dby_diagonal)
+    dby_key = reorder(in_blocks(reorder(dscores, (0, 3, 1, 2)), n), (0, 3, 1, 2, 4)).reshape(b, h * count, n, t)
+    dby_diagonal = unskew(dby_key, t + n - 1).reshape(b, h, count, n, t + n - 1)
+    dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, take(table, rows), dby_diagonal)
     return dkeys.reshape(b, count * n, h, -1)[:, :s], take_vjp(table, rows, drows)
 
 

@@ -76,7 +76,7 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q * scale, k))
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
@@ -129,8 +129,8 @@ class TalkingHeadsAttention(Layer[Config]):
                 dmixed = record(tape, dmixed=dscores)
                 dw["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
             dscores = record(tape, dscores=dscores)
-            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * scale)
-            dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+            dq, dk = einsum_vjp("btgk,bsgk->bgts", q * scale, k, dscores)
+            dq, dk, dv = record(tape, dq=dq * scale, dk=dk, dv=dv)
             dq, dk, dv = (
                 zero_unseen("bhts->btgk", allowed, dq),
                 zero_unseen("bhts->bsgk", allowed, dk),

@@ -106,9 +106,10 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     n = keys_per_block(t)
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
-    by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, n, t + n - 1)
-    by_key = skew(by_diagonal, n, t).reshape(b, count, h, n, t)
-    return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * n)[..., :s]
+    # Heads come first: where they lie on several devices, only so can their axis be cut again.
+    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * count, n, t + n - 1)
+    by_key = skew(by_diagonal, n, t).reshape(b, h, count, n, t)
+    return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
 def keys_per_block(t: int) -> int:

@@ -58,9 +58,11 @@ class SigmoidAttention(Layer[Config]):
                 if c.score_offset is None:
                     # 1 for every visible key; one row for all where every query sees every key. The inner choice takes
                     # none of the scores: it gives the 1 their dtype.
-                    rows = scores[:1, :1, :1] if allowed is None else scores
-                    visible = full_mask(allowed, rows.shape, scores)
-                    ones = where(visible, where(visible, 1.0, rows), 0.0)
+                    if allowed is None:
+                        ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
+                    else:
+                        visible = full_mask(allowed, scores.shape, scores)
+                        ones = where(visible, where(visible, 1.0, scores), 0.0)
                     count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]
                 else:

@@ -64,7 +64,7 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q * scale, k))
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:

@@ -6,6 +6,8 @@ split, wide, cross = (at("mha.py", "mha", example) for example in ("split", "wid
 patterned = at("mha.py", "mha", "split", pattern=True)
 fused, single = at("fused_qkv.py", "fused_qkv", "heads"), at("self_attention.py", "self_attention", "plain")
 shared = at(SHARED, "attend", "")
+by_index = at(SHARED, "attend", "", trees=("attn_np", "attn_torch"))
+by_broadcast = at(SHARED, "attend", "", trees=("attn_jax",))
 
 Q = 'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)'
 K = 'k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)'
@@ -14,6 +16,7 @@ Y = 'linear("bthv,hvo->bto", context, self.w_o, self.b_o))\n'
 QKV = "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]"
 SIDE_BY_SIDE = 'context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))'
 REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
+REPEATED_IN_JAX = "broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))"
 
 OWN = "give queries, keys and values each their own weights"
 ORDER = "read the joint projection in the order of its file: (3, heads, width), q then k then v"
@@ -112,7 +115,13 @@ MUTANTS = (
         Y.replace("context,", 'context[:, :, sizes["h"] - 1 - arange(sizes["h"], context)],'),
         needs=("arange",),
     ),
-    shared("shared heads tiled", CONSECUTIVE, REPEATED, "arange(q.shape[2], q) % x.shape[2]"),
+    by_index("shared heads tiled", CONSECUTIVE, REPEATED, "arange(q.shape[2], q) % x.shape[2]"),
+    by_broadcast(
+        "shared heads tiled in a broadcast",
+        CONSECUTIVE,
+        REPEATED_IN_JAX,
+        "broadcast_to(x[:, :, None], (*x.shape[:2], q.shape[2] // x.shape[2], *x.shape[2:]))",
+    ),
     shared(
         "shared heads tiled for the values only",
         CONSECUTIVE,
@@ -121,17 +130,29 @@ MUTANTS = (
         file=SHARED,
         needs=("arange",),
     ),
-    shared(
+    by_index(
         "shared heads in reverse order",
         "let query head h use key/value head h // r",
         REPEATED,
         f"x.shape[2] - 1 - {REPEATED}",
     ),
-    shared(
+    by_broadcast(
+        "shared heads in reverse order in a broadcast",
+        "let query head h use key/value head h // r",
+        REPEATED_IN_JAX,
+        REPEATED_IN_JAX.replace("x[:, :, :, None]", "x[:, :, ::-1, None]"),
+    ),
+    by_index(
         "one key/value head for all query heads",
         "let query head h use key/value head h // r",
         REPEATED,
         "arange(q.shape[2], q) * 0",
+    ),
+    by_broadcast(
+        "one key/value head for all query heads in a broadcast",
+        "let query head h use key/value head h // r",
+        REPEATED_IN_JAX,
+        REPEATED_IN_JAX.replace("x[:, :, :, None]", "x[:, :, :1, None]"),
     ),
     # Joint projections
     fused("q and k swapped in the joint projection", ORDER, QKV, "q, k, v = qkv[:, :, 1], qkv[:, :, 0], qkv[:, :, 2]"),

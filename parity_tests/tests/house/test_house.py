@@ -127,6 +127,7 @@ def test_every_module_of_two_trees_is_a_twin_or_their_own() -> None:
             "_kernels",
             "_layer",
             "_ops",
+            "_products",
             "_recompute",
             "_rows",
             "_sparse_support",

@@ -480,7 +480,12 @@ def test_sinks_that_are_no_floats_are_refused(tree: Tree) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
-REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
+# What repeats the heads, and repeats them in turn.
+REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])", "arange(q.shape[2], q) % x.shape[2]"
+REPEATED_IN_JAX = (
+    "broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))",
+    "broadcast_to(x[:, :, None], (*x.shape[:2], q.shape[2] // x.shape[2], *x.shape[2:]))",
+)
 
 
 @pytest.mark.parametrize("groups", [2, 3])
@@ -490,8 +495,9 @@ def test_heads_shared_in_turn_are_seen(name: str, groups: int) -> None:
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == name)
     inputs, want = given(groups), held(given(groups), {})
     found = {}
-    for new in (REPEATED, "arange(q.shape[2], q) % x.shape[2]"):
-        mutant = Mutant("heads shared in turn", SHARED, REPEATED, new, "", "")
+    texts = REPEATED_IN_JAX if name == "attn_jax" else REPEATED
+    for new in texts:
+        mutant = Mutant("heads shared in turn", SHARED, texts[0], new, "", "")
         with planted(mutant, name) as alias:
             context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
         found[new] = ratio(tree.numpy(context), want["context"]), ratio(tree.numpy(weights), want["weights"])

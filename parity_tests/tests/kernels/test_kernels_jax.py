@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attn_jax import _kernels, attend
-from attn_jax._ops import linear
+from attn_jax._ops import einsum, linear
 from attn_np._attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -314,3 +314,13 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
             rows = seen[:, :, i * plan.queries : (i + 1) * plan.queries]
             assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
             assert not whole[:, :, rows.shape[2] :].any()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"b": 1}, {"s": 1}, {"b": 1, "t": 1}])
+@pytest.mark.parametrize("spec", ["bgts,bhts->gh", "bhts,bshv->bthv", "bthk,bshk->bhts", "tb,bs->st"])
+def test_sums_over_axes_of_one(spec: str, sizes: dict[str, int]) -> None:
+    """Whole numbers, which every order of additions gives."""
+    factors, rng = spec.partition("->")[0].split(","), np.random.default_rng(0)
+    known = {"b": 2, "g": 3, "h": 4, "t": 5, "s": 6, "k": 7, "v": 8} | sizes
+    a, b = (rng.integers(-9, 10, size=[known[letter] for letter in x]).astype("float32") for x in factors)
+    assert np.array_equal(einsum(spec, jnp.asarray(a), jnp.asarray(b)), np.einsum(spec, a, b))

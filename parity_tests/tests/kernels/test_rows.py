@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import jax
@@ -91,10 +92,10 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
     rows = import_module(f"{TREES[tree].package.__name__}._rows")
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
-    if tree != "jax":
-        weigh = import_module(f"{TREES[tree].package.__name__}._weigh")
-        patch.setattr(weigh, "SCORES_PER_MAXIMUM", 3)
-        patch.setattr(weigh, "BLOCK_KEYS", 4)
+    weigh = import_module(f"{TREES[tree].package.__name__}._weigh")
+    small = {"BLOCK_SCORES": 4, "MIN_QUERIES": 3} if tree == "jax" else {"SCORES_PER_MAXIMUM": 3}
+    for name, n in (small | {"BLOCK_KEYS": 4}).items():
+        patch.setattr(weigh, name, n)
     return rows
 
 
@@ -124,8 +125,31 @@ def test_the_last_query_stands_at_the_last_key(tree: str, variant: str, monkeypa
             assert found and all(ratio <= 1 for ratio in found.values()), (example, t, s, dropout, found)
 
 
-@pytest.mark.parametrize("tree", ["numpy", "torch"])
-@pytest.mark.parametrize("variant", ["sigmoid_attention", "sparsemax", "entmax15"])
+# Masks and biases that heads, queries or keys share; without them every example is asked.
+SHARED = {"causal": ((), (-4, -1), (-3,)), "fixed": ((), (-4, -2)), "whole": ((), (-2, -1))}
+
+
+@pytest.mark.parametrize("example", SHARED)
+def test_flaxs_blocks_of_keys_keep_the_bounds(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JAX a sigmoid's blocks have some of the keys that their queries see."""
+    in_small_blocks(monkeypatch, "jax")
+    for shared in SHARED[example]:
+        found = ratios("jax", "sigmoid_attention", example, shared)
+        assert found and all(ratio <= 1 for ratio in found.values()), (shared, found)
+    config = replace(contract.examples("sigmoid_attention")[example], dropout=0.0)
+    names = [name for name in config.arguments() if name not in ("mask", "bias", "keep")]
+    for t, s in ((T, S), (S, T)):
+        found = layer_ratios("jax", config, random_inputs(config, names, t=t, s=s))
+        assert found and all(ratio <= 1 for ratio in found.values()), (t, s, found)
+
+
+@pytest.mark.parametrize(
+    ("tree", "variant"),
+    [
+        *product(("numpy", "torch"), ("sigmoid_attention", "sparsemax", "entmax15")),
+        ("jax", "sigmoid_attention"),
+    ],
+)
 def test_hidden_scores_may_overflow(tree: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some queries and some keys are so large that their scores are infinite, or the difference of infinities: pairs of
     them are hidden, and what they see beside each other is not.
@@ -174,6 +198,40 @@ def test_a_planted_bug_is_seen(
 ) -> None:
     plant(monkeypatch, in_small_blocks(monkeypatch, tree))
     found = ratios(tree, variant, example)
+    assert not all(ratio <= 1 for ratio in found.values()), found
+
+
+def a_block_of_keys_too_few(patch: pytest.MonkeyPatch, weigh: Any) -> None:
+    key_range = weigh.Plan.key_range
+    patch.setattr(weigh.Plan, "key_range", lambda plan, i: (key_range(plan, i)[0] + 1, key_range(plan, i)[1]))
+
+
+def all_keys_counted(patch: pytest.MonkeyPatch, weigh: Any) -> None:
+    counts = weigh._key_counts
+    patch.setattr(weigh, "_key_counts", lambda plan, *masks: 0 * counts(plan, *masks) + plan.band.s)
+
+
+def positions_of_the_first_block(patch: pytest.MonkeyPatch, weigh: Any) -> None:
+    positions = weigh.Plan.positions
+    patch.setattr(weigh.Plan, "positions", lambda plan, i: positions(plan, 0 * i))
+
+
+def gradients_of_the_first_keys(patch: pytest.MonkeyPatch, weigh: Any) -> None:
+    add_at = weigh.add_at
+    patch.setattr(weigh, "add_at", lambda x, start, y: add_at(x, (*start[:3], 0), y))
+
+
+@pytest.mark.parametrize(
+    "plant", [a_block_of_keys_too_few, all_keys_counted, positions_of_the_first_block, gradients_of_the_first_keys]
+)
+def test_a_bug_planted_in_flaxs_blocks_of_keys_is_seen(
+    plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_blocks(monkeypatch, "jax")
+    plant(monkeypatch, import_module("attn_jax._weigh"))
+    jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
+    found = ratios("jax", "sigmoid_attention", "causal")
+    jax.clear_caches()
     assert not all(ratio <= 1 for ratio in found.values()), found
 
 

@@ -2,7 +2,8 @@
 
 One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax none`,
 and the variants whose layers it shall take); the tests read what it found. On a mesh with explicit axes attention is
-asked in one case of each path, and in all with `--everything` (`everything` for `none`).
+asked in one case of each path, and in all with `--everything` (`everything` for `none`). Layers that take rows of
+queries block by block are asked in blocks so small that there are several, with every example.
 """
 
 import json
@@ -12,7 +13,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,8 @@ MOVED: dict[str, set[str]] = {
 MOVED_IN_STEPS = {"all-gather", "collective-permute"}
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
+# Of layers that take rows in blocks: what calls are given, beside the arrays without which there is none.
+CALLS_IN_BLOCKS = {"plain": (), "keep": ("keep",), "masked": ("mask", "bias"), "full": ("mask", "bias", "keep")}
 
 
 def layers() -> tuple[str, ...]:
@@ -93,6 +97,26 @@ def layers() -> tuple[str, ...]:
     every = [v for v in contract.variants() if v != "block_sparse"]
     made = [v for v in every if re.search(r"import .*\battend\b", (ROOT / f"attn_np/{v}.py").read_text())]
     return tuple(v for v in made if "num_heads" in next(iter(contract.examples(v).values())).fields())
+
+
+def calls_in_blocks(kind: str, everything: bool) -> list[tuple[str, str, str]]:
+    """Variants that take rows of queries block by block, each with an example and what a call is given.
+
+    Where weights are dropped, all of them form weights; where none are, a sigmoid has blocks of keys too.
+    """
+    rows = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
+    made = [v for v in contract.variants() if rows.search((ROOT / f"attn_jax/{v}.py").read_text())]
+    every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
+    firsts = {v: next(iter(contract.examples(v))) for v in made}
+    some = {(v, example, "keep") for v, example, _ in every if kind == "Explicit" or example == firsts[v]}
+    some |= {(v, example, call) for v, example, call in every if v == "sigmoid_attention" and call != "full"}
+    return [call for call in every if everything or call in some]  # with explicit axes JAX refuses more
+
+
+def with_positions() -> list[tuple[str, str]]:
+    """The examples of `layers` that are told where tokens stand."""
+    every = [(v, name, config) for v in layers() for name, config in contract.examples(v).items()]
+    return [(v, name) for v, name, config in every if "positions" in config.arguments()]
 
 
 # In the process with eight devices ------------------------------------------------------------------------------------
@@ -132,16 +156,17 @@ def main(planted: str, variants: list[str]) -> None:
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    import attn_jax
-    import attn_np
     from attn_jax import _kernels, attend
     from parity_tests.bounds.error_array import ErrArray
     from parity_tests.bounds.precision import precision, precision_of
+    from parity_tests.judge.cases import given
     from parity_tests.judge.judging import compare
     from parity_tests.judge.kernels import blocks, by_numpy
-    from parity_tests.tests.inputs import random_inputs
+    from parity_tests.tests.inputs import TREES, flat, random_inputs
+    from parity_tests.tests.kernels.test_rows import in_small_blocks
     from parity_tests.tests.transforms.calls import CALLS, SAME, bench
     from parity_tests.tests.transforms.test_transforms_functions import N, X, asked, joined, near
+    from parity_tests.tests.witness import bounded, cotangent, layer_of, weights_of
 
     jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
@@ -191,51 +216,66 @@ def main(planted: str, variants: list[str]) -> None:
         spec = (*y.sharding.spec, None)[:4]
         return found | {"ratio": max(map(float, ratios)), "sharding": list(spec[:3])}
 
-    def layer(mesh: Any, variant: str) -> dict[str, Any]:
-        config = next(iter(contract.examples(variant).values()))
-        sizes = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4}
-        fields = {name: getattr(config, name) for name in config.fields()}
-        fields |= {name: n for name, n in sizes.items() if fields.get(name) is not None}
-        build: Any = attn_jax.build
-        built = build(variant, seed=0, dtype="float64", **fields)
-        graph, state, others = nnx.split(built, nnx.Param, ...)
-        own = built.config.own_params()
-        inputs = random_inputs(built.config, "plain", b=4)
-        arguments = built.config.arguments()
+    def layer(
+        mesh: Any, variant: str, example: str | None = None, beside: tuple[str, ...] = (), heads: bool = True
+    ) -> dict[str, Any]:
+        """A layer with its batch, and its heads, on devices of their own, given some arguments beside what it needs."""
+        examples = contract.examples(variant)
+        config = examples[example or next(iter(examples))]
+        sizes = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4} if heads else {}
+        config = replace(config, **{x: n for x, n in sizes.items() if getattr(config, x, None) is not None})
+        arguments, weights = config.arguments(), weights_of(config)
+        inputs = random_inputs(config, {*given(config, "plain"), *beside}, b=4)
+        graph, state, others = nnx.split(layer_of(TREES["jax"], config, weights), nnx.Param, ...)
+        own = config.own_params()
 
-        def call(state: Any, inputs: Any) -> Any:
-            return nnx.merge(graph, state, others)(**inputs)
+        def run(state: Any, inputs: Any) -> Any:
+            return flat(nnx.merge(graph, state, others)(**inputs))[0]
 
-        def loss(state: Any, floats: Any, rest: Any) -> Any:
-            return jnp.sum(jnp.sin(call(state, floats | rest)))
+        def both(state: Any, floats: Any, rest: Any, dy: Any) -> Any:
+            y, pull = jax.vjp(lambda state, floats: run(state, floats | rest), state, floats)
+            return y, *pull(dy)
 
-        def of_heads(path: Any, leaf: Any) -> Any:
-            name, x = ".".join(map(str, path)), leaf.get_value()
-            letters = own[name].axes.split() if name in own else []
-            return leaf.replace(place(mesh, x, *("h" if c in "hg" and x.shape[i] % 4 == 0 else None
-                                                 for i, c in enumerate(letters))))  # fmt: skip
+        def put(axes: str, x: Any) -> Any:
+            names = {"b": "b"} | dict.fromkeys("hg" if heads else "", "h")
+            cut = [names.get(letter) for letter in axes.split()]
+            return place(
+                mesh, x, *(a if n % mesh.shape.get(a, 1) == 0 else None for a, n in zip(cut, x.shape, strict=False))
+            )
 
-        make: Any = attn_np.build
-        alike = make(variant, seed=0, dtype="float64", **fields)
-        wanted = alike(**inputs)
+        def put_param(path: Any, leaf: Any) -> Any:
+            name = ".".join(map(str, path))
+            return path, leaf.replace(put(own[name].axes if name in own else "", leaf.get_value()))
+
+        wanted = bounded(config, inputs, weights)
         with jax.set_mesh(mesh):
-            params = nnx.from_flat_state([(path, of_heads(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
-            placed = {
-                n: place(mesh, x, *(["b"] if arguments[n].axes.split()[0] == "b" else [])) for n, x in inputs.items()
-            }
+            params = nnx.from_flat_state([put_param(path, leaf) for path, leaf in nnx.to_flat_state(state)])
+            placed = {name: put(arguments[name].axes, x) for name, x in inputs.items()}
             floats = {name: x for name, x in placed.items() if x.dtype.kind == "f"}
             rest = {name: x for name, x in placed.items() if name not in floats}
-            alone = jax.jit(call).lower(params, placed).compile()
-            backward = jax.jit(jax.grad(loss, (0, 1))).lower(params, floats, rest).compile()
-            y = alone(params, placed)
-        # Within what some thousand roundings of numbers of their size make, in float64.
-        far = np.abs(np.asarray(y) - wanted) / (2.0**-42 * (1 + np.abs(wanted)))
+            dy = place(mesh, cotangent(wanted["y"].shape), "b")
+            alone = jax.jit(run).lower(params, placed).compile()
+            program = jax.jit(both).lower(params, floats, rest, dy).compile()
+            y, dparams, dfloats = program(params, floats, rest, dy)
+        found = {"y": y} | {f"d{name}": x for name, x in dfloats.items()}
+        found |= {"d" + ".".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(dparams)}
+        ratios = [compare(np.asarray(x), wanted[name], "float64")["ratio"] for name, x in found.items()]
         return {
             "forward": moves(alone),
-            "backward": moves(backward),
-            "ratio": float(far.max()),
+            "backward": moves(program),
+            "ratio": max(map(float, ratios)),
             "sharding": [y.sharding.spec[0]],
         }
+
+    def layer_in_blocks(mesh: Any, variant: str, example: str, call: str) -> dict[str, Any]:
+        """A layer whose rows are taken in small blocks, and the number of its loops over blocks."""
+        with pytest.MonkeyPatch.context() as patch:
+            rows, loops = in_small_blocks(patch, "jax"), []
+            watched = lambda real, *args: (loops.append(variant), real(*args))[1]  # noqa: E731
+            for name in ("loop", "attend_by_sigmoid"):
+                patch.setattr(rows, name, partial(watched, getattr(rows, name)))
+            found = layer(mesh, variant, example, CALLS_IN_BLOCKS[call], variant in layers())
+            return found | {"loops": len(loops)}
 
     def function(mesh: Any, name: str) -> dict[str, Any]:
         """A call of functions with its sequences on devices of their own."""
@@ -261,6 +301,16 @@ def main(planted: str, variants: list[str]) -> None:
                 )
         for variant in variants:
             tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
+        for variant, example, call in calls_in_blocks(kind, planted != "none") if planted != "merged" else ():
+            tasks[f"{kind}/in blocks/{variant}/{example}/{call}"] = (
+                lambda mesh=mesh, variant=variant, example=example, call=call: layer_in_blocks(
+                    mesh, variant, example, call
+                )
+            )
+        for variant, example in with_positions() if planted != "merged" else ():
+            tasks[f"{kind}/with positions/{variant}/{example}"] = lambda mesh=mesh, variant=variant, example=example: (
+                layer(mesh, variant, example, ("positions",))
+            )
         for name in asked("jax") if kind == "Auto" and planted != "merged" else ():
             if planted != "everything" and name not in FUNCTIONS:
                 continue
@@ -322,6 +372,37 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: p
     assert set(found["backward"]) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_rows_in_blocks_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
+    """Of every variant that takes rows in blocks; gradients of what devices share are summed over them."""
+    every = results("none", pytestconfig.getoption("--everything"))
+    some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/in blocks/")}
+    looped = set()
+    for name, found in some.items():
+        assert "error" not in found, (name, found)
+        variant = name.split("/")[2]
+        looped |= {variant} if found["loops"] else set()
+        summed = variant in layers() or variant in STEPS
+        assert set(found["forward"]) <= ({"all-reduce"} if summed else set()), (name, found)
+        assert set(found["backward"]) <= {"all-reduce"}, (name, found)
+        assert found["sharding"] == ["b"], (name, found)
+        assert found["ratio"] <= 1, (name, found)
+    assert looped == {variant for variant, _, _ in calls_in_blocks(mesh, False)}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_positions_of_sequences_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
+    """Rows of the tables of cosines and sines are taken on each device for its own sequences."""
+    every = results("none", pytestconfig.getoption("--everything"))
+    some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/with positions/")}
+    assert some
+    for name, found in some.items():
+        assert "error" not in found, (name, found)
+        assert set(found["forward"]) | set(found["backward"]) <= {"all-reduce"}, (name, found)
+        assert found["sharding"] == ["b"], (name, found)
+        assert found["ratio"] <= 1, (name, found)
 
 
 def test_functions_leave_sequences_where_they_are(pytestconfig: pytest.Config) -> None:
