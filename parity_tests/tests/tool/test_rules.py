@@ -25,6 +25,7 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 ALLOWED = np.array([[True, True, False, True], [False, False, False, False], [True, True, True, True]])
 Shapes = tuple[tuple[int, ...], ...]
 ONE, TWO = ((3, 4),), ((3, 4), (3, 4))
+ROWS = ((1, 2, 3, 5), (1, 2, 3, 4))
 
 
 def size_of(x: Any) -> Any:
@@ -34,6 +35,12 @@ def size_of(x: Any) -> Any:
 def part_of_softmax(x: Any) -> Any:
     top = _ops.amax_detached(x, -1)[:, None]
     return _vjp.part_of_softmax(x, top, np.sum(np.exp(x - top), axis=-1, keepdims=True), 2)
+
+
+def place(x: Any) -> Any:
+    """A position among five entries: the whole number 2 where x is 0, and beyond the last entry the last."""
+    far = 5.0 * _ops.sigmoid(x) - 0.5
+    return np.where(far < 4.0, np.where(far > 0.0, far, 0.0), 4.0)
 
 
 # Functions that ask every rule, and the shapes of their arguments.
@@ -90,6 +97,9 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "softplus_vjp": (lambda x, d: _vjp.softplus_vjp(x, d), TWO),
     "silu_vjp": (lambda x, d: _vjp.silu_vjp(x, d), TWO),
     "unit_vjp": (lambda x, d: _vjp.unit_vjp(x, size_of(x), d, 1.0), TWO),
+    "interpolate_last": (lambda x, p: _ops.interpolate_last(x, place(p)), ROWS),
+    "slope_last": (lambda x, p: _vjp.slope_last(x, place(p)), ROWS),
+    "interpolated_entries_vjp": (lambda d, p: _vjp.interpolated_entries_vjp(place(p), d, 5), (ROWS[1], ROWS[1])),
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
