@@ -81,8 +81,8 @@ class ContextualPositionAttention(Layer[Config]):
             visible = hide_by_bias(allowed, bias)
             content = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
             if c.gates != "keys":
-                of_gates = v if gate_k is None else gate_k
-                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, of_gates) * scale)
+                gate_keys = v if gate_k is None else gate_k
+                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
             gate_sums = record(tape, gate_sums=sums_from(gates))

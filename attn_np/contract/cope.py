@@ -112,6 +112,14 @@ class Config(_heads.Heads):
         own = {"gate_k": "b s h k"} if self.gates == "own_keys" else {}
         return {"k": "b s h k", "v": "b s h v"} | own
 
+    def exempt(self) -> dict[str, str]:
+        reasons = {
+            "a_large_bias_decides": "the first query sees one key, whatever its bias",
+            "twice_the_scores_square_the_weights": "twice the products of queries and keys move the positions, too",
+        }
+        unscaled = {"the_scale_belongs_to_the_queries": "the products of queries and table are not scaled"}
+        return reasons if self.scale_positions else reasons | unscaled
+
 
 EXAMPLES = {
     "clipped": Config(d_model=6, num_heads=3, output_dim=7, num_positions=3, dropout=0.25),
