@@ -85,9 +85,9 @@ class Band:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
             rows = max_scores // max(1, keys.length)
             if self.right is not None and self.left is None:
-                # Each further row sees one key more: the largest number n of rows with n (before + n) scores.
-                before = max(0, keys.length - min_rows)
-                rows = (isqrt(before * before + 4 * max_scores) - before) // 2
+                # n rows see before + n keys, and no more than there are: the largest n with so many scores.
+                before = start + self.s - self.t + self.right
+                rows = max(max_scores // max(1, self.s), (isqrt(before * before + 4 * max_scores) - before) // 2)
             stop = min(self.t, start + min(most, max(min_rows, rows)))
             keys = self.keys(Span(start, stop))
             first = min(keys.start, self.s - 1)  # one key at least: scores of no keys have no maximum
