@@ -1,4 +1,4 @@
-"""Contextual position encoding (CoPE): a key's position counts the keys from it to the query that the query lets count."""
+"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
 
 from math import sqrt
 from typing import Any
@@ -29,7 +29,7 @@ from attn_np.contract.cope import Config
 
 
 class ContextualPositionAttention(Layer[Config]):
-    """A key's position counts the keys from it to the query that the query lets count."""
+    """A position counts the keys, from it to the query, that the query lets count."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -67,7 +67,7 @@ class ContextualPositionAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        last = float(c.num_positions - 1)
+        last = c.num_positions - 1
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any

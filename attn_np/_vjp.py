@@ -268,7 +268,7 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
 
 
 def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, Array]:
-    """y = (1 - w) x_i + w x_{i+1} for w = position - i, so dy/dx_i = 1 - w, dy/dx_{i+1} = w, dy/dposition is a slope."""
+    """y = (1 - w) x_i + w x_{i+1} for w = position - i, so dy/dx_i = 1 - w, dy/dx_{i+1} = w, dy/dw = x_{i+1} - x_i."""
     return interpolated_entries_vjp(position, dy, x.shape[-1]), dy * slope_last(x, position)
 
 

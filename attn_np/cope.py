@@ -1,4 +1,4 @@
-"""Contextual position encoding (CoPE): a key's position counts the keys from it to the query that the query lets count."""
+"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
 
 from math import sqrt
 from typing import Any
@@ -44,7 +44,7 @@ from attn_np.contract.cope import Config
 
 
 class ContextualPositionAttention(Layer[Config]):
-    """A key's position counts the keys from it to the query that the query lets count."""
+    """A position counts the keys, from it to the query, that the query lets count."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -82,7 +82,7 @@ class ContextualPositionAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        last = float(c.num_positions - 1)
+        last = c.num_positions - 1
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -126,13 +126,13 @@ class ContextualPositionAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        width, last = self.w_q.shape[-1], float(c.num_positions - 1)
+        width = self.w_q.shape[-1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             dbias, allowed, gate_k = None, tape.get("allowed"), tape.get("gate_k")
-            q, k, v, gates, gate_sums, positions, products, probs, kept = (
-                tape[name] for name in "q k v gates gate_sums positions position_products probs kept".split()
+            q, k, v, gates, positions, products, probs, kept = (
+                tape[name] for name in ("q", "k", "v", "gates", "positions", "position_products", "probs", "kept")
             )
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
@@ -145,14 +145,15 @@ class ContextualPositionAttention(Layer[Config]):
             dscores = record(tape, dscores=dscores)
             dposition = record(tape, dposition_scores=dscores)
             dproducts, dpositions = interpolate_last_vjp(products, positions, dposition)
-            dproducts, dpositions = record(tape, dposition_products=dproducts, dpositions=dpositions)
+            # A clipped position is that of the last row, where the slope is 0.
+            dproducts, dpositions, dgate_sums = record(
+                tape, dposition_products=dproducts, dpositions=dpositions, dgate_sums=dpositions
+            )
             dproducts = dproducts * scale if c.scale_positions else dproducts
             dq_pos, dw_pos = einsum_vjp("bthk,xk->bhtx", q, self.w_pos, dproducts)
-            dgate_sums = record(tape, dgate_sums=where(gate_sums < last, dpositions, 0.0))
             # A gate is in the sums of its own key and of those before it.
             dgates = record(tape, dgates=cumsum(dgate_sums, -1))
-            visible = hide_by_bias(allowed, tape.get("bias"))
-            dgate_scores = sigmoid_vjp(gates, dgates if visible is None else where(visible, dgates, 0.0))
+            dgate_scores = sigmoid_vjp(gates, dgates)  # 0 for a hidden key, whose gate is 0
             dgate_k = None
             if c.gates == "keys":
                 dcontent = record(tape, dcontent_scores=total(dscores, dgate_scores))

@@ -1,4 +1,4 @@
-"""Contextual position encoding (CoPE): a key's position counts the keys from it to the query that the query lets count."""
+"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
 
 from dataclasses import dataclass
 

@@ -43,8 +43,8 @@ MUTANTS = (
     clipped(
         "positions clipped a row too early",
         "clip at num_positions - 1, the last row of the table",
-        "last = float(c.num_positions - 1)\n",
-        "last = float(c.num_positions - 2)\n",
+        "last = c.num_positions - 1\n",
+        "last = c.num_positions - 2\n",
     ),
     own_keys(
         "embeddings of positions multiplied with the keys",
