@@ -124,12 +124,17 @@ def interpolate_last(x: Array, position: Array) -> Array:
     """
     low = np.floor(position)
     index = rows_in_turn(low, x.shape[-1])
-    return x.reshape(-1)[index] + (position - low) * steps_to_next(x).reshape(-1)[index]
+    y = np.subtract(position, low, out=low)
+    y *= np.take(steps_to_next(x), index, mode="clip")
+    y += np.take(x, index, mode="clip")
+    return y
 
 
 def rows_in_turn(index: Array, n: int) -> Array:
     """Indices into rows of n, one row for each `b h t`, as indices into all rows laid end to end: `b h t s`."""
-    return index.astype(np.intp) + (np.arange(prod(index.shape[:-1])) * n).reshape(*index.shape[:-1], 1)
+    index = index.astype(np.intp)
+    index += (np.arange(prod(index.shape[:-1])) * n).reshape(*index.shape[:-1], 1)
+    return index
 
 
 def steps_to_next(x: Array) -> Array:

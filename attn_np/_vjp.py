@@ -275,17 +275,26 @@ def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, A
 @primitive
 def slope_last(x: Array, position: Array) -> Array:
     """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
-    return steps_to_next(x).reshape(-1)[rows_in_turn(np.floor(position), x.shape[-1])]
+    return np.take(steps_to_next(x), rows_in_turn(np.floor(position), x.shape[-1]), mode="clip")
 
 
 @primitive
 def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
-    """An entry gets the sum of (1 - w) dy at the positions from it on, and of w dy at those up to it: `b h t x`."""
+    """An entry gets the sum of (1 - w) dy at the positions from it on, and of w dy at those up to it: `b h t x`.
+
+    Neighbours mostly have the same entry, and are summed together first.
+    """
     low = np.floor(position)
     index, shape = rows_in_turn(low, n).ravel(), (*dy.shape[:-1], n)
-    after = (position - low) * dy
-    own, shares = (np.bincount(index, part.ravel(), prod(shape)).reshape(shape) for part in (dy - after, after))
-    own[..., 1:] += shares[..., :-1]
+    starts = np.concatenate([[0], np.flatnonzero(index[1:] != index[:-1]) + 1])[: index.size]
+    parts = np.subtract(position, low, out=low)
+    parts *= dy
+    entries = index[starts]
+    after, own = (
+        np.bincount(entries, np.add.reduceat(part.ravel(), starts), prod(shape)) for part in (parts, dy - parts)
+    )
+    after, own = after.reshape(shape), own.reshape(shape)
+    own[..., 1:] += after[..., :-1]
     return own.astype(dy.dtype)
 
 

@@ -128,9 +128,8 @@ def interpolate_last(x: Array, position: Array) -> Array:
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """
     low = torch.floor(position.detach())
-    index = low.long()
-    after = torch.clamp(index + 1, max=x.shape[-1] - 1)
-    return lerp(torch.gather(x, -1, index), torch.gather(x, -1, after), position - low)
+    index, steps = low.long(), torch.nn.functional.pad(x[..., 1:] - x[..., :-1], (0, 1))
+    return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
 
 
 def skew(x: Array, t: int, s: int) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import _ops, _vjp
-from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, lift, magnitude, plain, rounded, rule
+from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rounded, rule
 from parity_tests.bounds.precision import promised
 
 # A position that errs by less than a half lies on one of at most two lines; by less than one, of three.
@@ -72,13 +72,15 @@ def slope_last(x: Any, position: Any) -> ErrArray:
 def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> ErrArray:
     """A sum of dy times the share of an entry in it, 1 - |position - entry| where that is positive.
 
-    A share errs as the position does, and by three roundings: 1 - w may be made as dy - w dy. Where it is certainly 0
-    or 1 it is so without an error.
+    A share errs as the position does, and by three roundings. Where it is certainly 0 or 1 it is so without an error.
+    The sum of (1 - w) dy may be made as one of dy less one of w dy, whose terms are larger by 2 w dy.
     """
-    position, dy, u = lift(position), lift(dy), promised().u
-    far = np.abs(position.v[..., None] - np.arange(n))
-    share = np.maximum(1 - far, 0.0)
-    error = position.b[..., None]
+    position, dy, p = lift(position), lift(dy), promised()
+    ahead, error = position.v[..., None] - np.arange(n), position.b[..., None]
+    far = np.abs(ahead)
     exact = (far >= 1 + error) | ((error == 0) & (far == 0))
-    b = np.where(exact, 0.0, np.minimum(error + 3 * u, 1.0))
-    return _ops.einsum("bhts,bhtsx->bhtx", dy, ErrArray(share, b))
+    share = ErrArray(np.maximum(1 - far, 0.0), np.where(exact, 0.0, np.minimum(error + 3 * p.u, 1.0)))
+    larger = np.where((ahead + error >= 0) & (ahead - error < 1), 2 * np.clip(ahead + error, 0.0, 1.0), 0.0)
+    more = p.gamma(dy.shape[-1] + 2) * _ops.einsum("bhts,bhtsx->bhtx", magnitude(dy), larger)
+    out = _ops.einsum("bhts,bhtsx->bhtx", dy, share)
+    return jostled(ErrArray(out.v, out.b + more))
