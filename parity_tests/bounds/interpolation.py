@@ -12,11 +12,17 @@ from parity_tests.bounds.precision import promised
 LINES = 3
 
 
+def lowest_and_highest(position: ErrArray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The whole parts of the least and of the largest number that a position among n entries may be."""
+    errors = np.where(np.isfinite(position.b), position.b, n)
+    least, most = (np.floor(np.clip(position.v + side * errors, 0, n - 1)) for side in (-1, 1))
+    return least, most
+
+
 def slopes_within(x: ErrArray, position: ErrArray) -> tuple[list[ErrArray], np.ndarray]:
     """The slopes of the lines that a position may lie on, and where these may be more than `LINES`."""
     n = x.shape[-1]
-    errors = np.where(np.isfinite(position.b), position.b, n)
-    first, last = (np.floor(np.clip(position.v + side * errors, 0, n - 1)) for side in (-1, 1))
+    first, last = lowest_and_highest(position, n)
     # After the last entry there is no line: a slope of 0 without an error.
     steps = ErrArray(
         _ops.steps_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
@@ -70,17 +76,21 @@ def slope_last(x: Any, position: Any) -> ErrArray:
 
 @rule(FUNCTIONS, _vjp.interpolated_entries_vjp)
 def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> ErrArray:
-    """A sum of dy times the share of an entry in it, 1 - |position - entry| where that is positive.
+    """A sum of dy times the share of an entry in it: 1 - w of the one before the position, w of the one after.
 
-    A share errs as the position does, and by three roundings. Where it is certainly 0 or 1 it is so without an error.
-    The sum of (1 - w) dy may be made as one of dy less one of w dy, whose terms are larger by 2 w dy.
+    A share errs as the position does, and 1 - w by three roundings; w is exact, however small. The sum of (1 - w) dy
+    may be made as one of dy less one of w dy, whose terms are larger by 2 w dy.
     """
     position, dy, p = lift(position), lift(dy), promised()
-    ahead, error = position.v[..., None] - np.arange(n), position.b[..., None]
-    far = np.abs(ahead)
-    exact = (far >= 1 + error) | ((error == 0) & (far == 0))
-    share = ErrArray(np.maximum(1 - far, 0.0), np.where(exact, 0.0, np.minimum(error + 3 * p.u, 1.0)))
-    larger = np.where((ahead + error >= 0) & (ahead - error < 1), 2 * np.clip(ahead + error, 0.0, 1.0), 0.0)
+    low = np.floor(position.v)
+    least, most = (x[..., None] for x in lowest_and_highest(position, n))
+    entry, part, low = np.arange(n), (position.v - low)[..., None], low[..., None]
+    error = np.where(np.isfinite(position.b), position.b, 1.0)[..., None]
+    share = np.where(entry == low, 1 - part, np.where(entry == low + 1, part, 0.0))
+    may_be_before, may_be_after = (entry >= least) & (entry <= most), (entry > least) & (entry <= most + 1)
+    b = np.where(may_be_before | may_be_after, error, 0.0)
+    b = b + np.where(may_be_before & ((part > 0) | (error > 0)), 3 * p.u, 0.0)
+    larger = np.where(may_be_before, 2 * np.clip(position.v[..., None] - entry + error, 0.0, 1.0), 0.0)
     more = p.gamma(dy.shape[-1] + 2) * _ops.einsum("bhts,bhtsx->bhtx", magnitude(dy), larger)
-    out = _ops.einsum("bhts,bhtsx->bhtx", dy, share)
+    out = _ops.einsum("bhts,bhtsx->bhtx", dy, ErrArray(share, np.minimum(b, 1.0)))
     return jostled(ErrArray(out.v, out.b + more))

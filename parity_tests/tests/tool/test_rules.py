@@ -160,6 +160,27 @@ def test_softmax_holds_what_large_errors_do_where_one_weight_is_nearly_all() -> 
         assert holds(_ops.softmax(scores + np.array(signs) * errors * (1 - 2.0**-10)), result), signs
 
 
+@pytest.mark.parametrize("error", [0.0, 2.0**-60, 2.0**-30, 0.75, 1.5])
+def test_positions_beside_whole_numbers_are_held_on_either_side(error: float) -> None:
+    """Above and below each entry by a little, however little; by an error that reaches other lines, and none."""
+    rng, n = np.random.default_rng(0), 5
+    beside = [[i, i + 2.0**-1000, i + 2.0**-50, i - 2.0**-50] for i in range(n)]
+    position = np.clip(np.array(beside)[None, ..., None], 0.0, n - 1.0)  # each in a row of its own
+    x, dy = rng.normal(size=(1, n, 4, n)), rng.normal(size=position.shape)
+    with precision(precision_of("float64")):
+        at = ErrArray(position, error)
+        found = [_ops.interpolate_last(x, at), _vjp.slope_last(x, at), _vjp.interpolated_entries_vjp(at, dy, n)]
+    for side in (-1, 0, 1):
+        moved = np.clip(position + side * error * (1 - 2.0**-10), 0.0, n - 1.0)
+        low = np.floor(moved)
+        shares = (low[..., None] == np.arange(n)) * dy[..., None]
+        after = (low[..., None] + 1 == np.arange(n)) * (dy * (moved - low))[..., None]
+        apart = shares.sum(-2) - (shares * (moved - low)[..., None]).sum(-2) + after.sum(-2)
+        got = [_ops.interpolate_last(x, moved), _vjp.slope_last(x, moved), _vjp.interpolated_entries_vjp(moved, dy, n)]
+        for one, result in zip([*got, apart], [*found, found[2]], strict=True):
+            assert holds(one, result), side
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_what_is_delivered_is_rounded_once(dtype: str) -> None:
     """Numbers of every size that a type has, those too small for all of its digits among them."""
