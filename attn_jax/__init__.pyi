@@ -26,6 +26,7 @@ from attn_jax.bigbird import BigBirdAttention as BigBirdAttention
 from attn_jax.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
+from attn_jax.cope import ContextualPositionAttention as ContextualPositionAttention
 from attn_jax.decoder import DecoderAttention as DecoderAttention
 from attn_jax.delta import DeltaRule as DeltaRule
 from attn_jax.differential import DifferentialAttention as DifferentialAttention
@@ -72,6 +73,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "ContextualPositionAttention",
     "DecoderAttention",
     "DeltaRule",
     "DifferentialAttention",
@@ -253,6 +255,26 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["cope"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    output_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_positions: int = 64,
+    gates: str = "keys",
+    scale_positions: bool = False,
+) -> ContextualPositionAttention: ...
 @overload
 def build(
     variant: Literal["decoder"],

@@ -130,6 +130,18 @@ def gather_last(x: Array, index: Array) -> Array:
     return jnp.take_along_axis(x, index, axis=-1)
 
 
+def interpolate_last(x: Array, position: Array) -> Array:
+    """Entries of the last axis at positions between them, on a line from each to the next: `b h t x`, `b h t s` ->
+    `b h t s`.
+
+    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    """
+    low = jnp.floor(jax.lax.stop_gradient(position))
+    index, steps = low.astype(jnp.int32), jnp.pad(x[..., 1:] - x[..., :-1], ((0, 0), (0, 0), (0, 0), (0, 1)))
+    here, step = (jnp.take_along_axis(entries, index, axis=-1, mode="promise_in_bounds") for entries in (x, steps))
+    return here + (position - low) * step
+
+
 def skew(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
@@ -201,6 +213,11 @@ def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
 def cumsum(x: Array, axis: int) -> Array:
     """Running sum; of booleans, a count."""
     return jnp.cumsum(x, axis=axis)
+
+
+def sums_from(x: Array) -> Array:
+    """For each entry of the last axis, the sum of it and of those after it."""
+    return jax.lax.cumsum(x, axis=x.ndim - 1, reverse=True)
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:

@@ -28,6 +28,7 @@ from attn_np.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.contract import _patterns as patterns
+from attn_np.cope import ContextualPositionAttention as ContextualPositionAttention
 from attn_np.decoder import DecoderAttention as DecoderAttention
 from attn_np.delta import DeltaRule as DeltaRule
 from attn_np.differential import DifferentialAttention as DifferentialAttention
@@ -73,6 +74,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "ContextualPositionAttention",
     "DecoderAttention",
     "DeltaRule",
     "DifferentialAttention",
@@ -255,6 +257,26 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["cope"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    output_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_positions: int = 64,
+    gates: str = "keys",
+    scale_positions: bool = False,
+) -> ContextualPositionAttention: ...
 @overload
 def build(
     variant: Literal["decoder"],

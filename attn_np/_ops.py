@@ -115,6 +115,33 @@ def gather_last(x: Array, index: Array) -> Array:
     return np.asarray(rows, x.dtype).reshape(b, h, t, s)
 
 
+@primitive
+def interpolate_last(x: Array, position: Array) -> Array:
+    """Entries of the last axis at positions between them, on a line from each to the next: `b h t x`, `b h t s` ->
+    `b h t s`.
+
+    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    """
+    low = np.floor(position)
+    index = rows_in_turn(low, x.shape[-1])
+    y = np.subtract(position, low, out=low)
+    y *= np.take(steps_to_next(x), index, mode="clip")
+    y += np.take(x, index, mode="clip")
+    return y
+
+
+def rows_in_turn(index: Array, n: int) -> Array:
+    """Indices into rows of n, one row for each `b h t`, as indices into all rows laid end to end: `b h t s`."""
+    index = index.astype(np.intp)
+    index += (np.arange(prod(index.shape[:-1])) * n).reshape(*index.shape[:-1], 1)
+    return index
+
+
+def steps_to_next(x: Array) -> Array:
+    """From each entry of the last axis to the next; 0 for the last."""
+    return np.concatenate([x[..., 1:] - x[..., :-1], np.zeros((*x.shape[:-1], 1), x.dtype)], -1)
+
+
 def skew(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
@@ -178,6 +205,11 @@ def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
 def cumsum(x: Array, axis: int) -> Array:
     """Running sum; of booleans, a count."""
     return np.cumsum(x, axis=axis)
+
+
+def sums_from(x: Array) -> Array:
+    """For each entry of the last axis, the sum of it and of those after it."""
+    return np.cumsum(x[..., ::-1], axis=-1)[..., ::-1]
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,10 @@ from attn_np._ops import (
     einsum,
     primitive,
     record,
+    rows_in_turn,
     sigmoid,
     sqrt,
+    steps_to_next,
     to_dtype,
     unskew,
     upcast,
@@ -262,6 +265,37 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
         return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
     rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
+
+
+def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, Array]:
+    """y = (1 - w) x_i + w x_{i+1} for w = position - i, so dy/dx_i = 1 - w, dy/dx_{i+1} = w, dy/dw = x_{i+1} - x_i."""
+    return interpolated_entries_vjp(position, dy, x.shape[-1]), dy * slope_last(x, position)
+
+
+@primitive
+def slope_last(x: Array, position: Array) -> Array:
+    """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
+    return np.take(steps_to_next(x), rows_in_turn(np.floor(position), x.shape[-1]), mode="clip")
+
+
+@primitive
+def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
+    """An entry gets the sum of (1 - w) dy at the positions from it on, and of w dy at those up to it: `b h t x`.
+
+    Neighbours mostly have the same entry, and are summed together first.
+    """
+    low = np.floor(position)
+    index, shape = rows_in_turn(low, n).ravel(), (*dy.shape[:-1], n)
+    starts = np.concatenate([[0], np.flatnonzero(index[1:] != index[:-1]) + 1])[: index.size]
+    parts = np.subtract(position, low, out=low)
+    parts *= dy
+    entries = index[starts]
+    after, own = (
+        np.bincount(entries, np.add.reduceat(part.ravel(), starts), prod(shape)) for part in (parts, dy - parts)
+    )
+    after, own = after.reshape(shape), own.reshape(shape)
+    own[..., 1:] += after[..., :-1]
+    return own.astype(dy.dtype)
 
 
 def skew_vjp(shape: tuple[int, ...], dy: Array) -> Array:

@@ -27,6 +27,7 @@ from attn_torch.bigbird import BigBirdAttention as BigBirdAttention
 from attn_torch.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
+from attn_torch.cope import ContextualPositionAttention as ContextualPositionAttention
 from attn_torch.decoder import DecoderAttention as DecoderAttention
 from attn_torch.delta import DeltaRule as DeltaRule
 from attn_torch.differential import DifferentialAttention as DifferentialAttention
@@ -72,6 +73,7 @@ __all__ = [
     "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "ContextualPositionAttention",
     "DecoderAttention",
     "DeltaRule",
     "DifferentialAttention",
@@ -253,6 +255,26 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["cope"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    output_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_positions: int = 64,
+    gates: str = "keys",
+    scale_positions: bool = False,
+) -> ContextualPositionAttention: ...
 @overload
 def build(
     variant: Literal["decoder"],

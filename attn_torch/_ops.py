@@ -121,6 +121,17 @@ def gather_last(x: Array, index: Array) -> Array:
     return torch.gather(x, -1, index)
 
 
+def interpolate_last(x: Array, position: Array) -> Array:
+    """Entries of the last axis at positions between them, on a line from each to the next: `b h t x`, `b h t s` ->
+    `b h t s`.
+
+    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    """
+    low = torch.floor(position.detach())
+    index, steps = low.long(), torch.nn.functional.pad(x[..., 1:] - x[..., :-1], (0, 1))
+    return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
+
+
 def skew(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
 
@@ -197,6 +208,11 @@ def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
 def cumsum(x: Array, axis: int) -> Array:
     """Running sum; of booleans, a count."""
     return torch.cumsum(x, dim=axis)
+
+
+def sums_from(x: Array) -> Array:
+    """For each entry of the last axis, the sum of it and of those after it."""
+    return torch.cumsum(x.flip(-1), dim=-1).flip(-1)
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:

@@ -69,6 +69,7 @@ FORMULAS = {
     "block_sparse": Formula(LINEAR, 1.0, {"block_size": 64, "chosen_blocks": 3, "query_block": 64}),
     "blockwise": Formula(QUADRATIC, fields={"block_size": 128}),
     "chunked": Formula(LINEAR, 1.0, {"chunk_size": 128}),
+    "cope": Formula(QUADRATIC),
     "decoder": Formula(QUADRATIC),
     "delta": Formula(LINEAR),
     "differential": Formula(QUADRATIC, 2.2),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 from typing import NamedTuple
 
 FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
@@ -83,7 +84,12 @@ class Band:
             most = max(4 * min_rows, (self.left + self.right) // 4)
         while start < self.t:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
-            stop = min(self.t, start + min(most, max(min_rows, max_pairs // max(1, keys.length))))
+            rows = max_pairs // max(1, keys.length)
+            if self.right is not None and self.left is None:
+                # n rows see before + n keys, and no more than there are: the largest n with so many pairs.
+                before = start + self.s - self.t + self.right
+                rows = max(max_pairs // max(1, self.s), (isqrt(before * before + 4 * max_pairs) - before) // 2)
+            stop = min(self.t, start + min(most, max(min_rows, rows)))
             keys = self.keys(Span(start, stop))
             first = min(keys.start, self.s - 1)  # one key at least: scores of no keys have no maximum
             yield Span(start, stop), Span(first, max(keys.stop, first + 1))

@@ -66,6 +66,8 @@ IDEAS = {
     "blockwise": Idea("The sum of the exponentials after each block of two keys: it grows until all have been read.",
                       "running_total", {"block_size": 2}, axes=("query t", "block")),
     "chunked": Idea("Each query reads its own chunk of three positions.", fields={"num_heads": 1, "chunk_size": 3}),
+    "cope": Idea("What is counted: the position of each key, the sum of the gates from it to the query; 0 after it.",
+                 "positions"),
     "delta": Idea("What is overwritten: each position corrects what the state returns for its key."),
     "differential": Idea("Of head 0 the two maps, and what is left of the first when the second is subtracted.",
                          titles=("first map", "second map", "difference")),

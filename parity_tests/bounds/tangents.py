@@ -353,3 +353,30 @@ def lerp(a: Any, b: Any, z: Any) -> Dual:
 def one_minus_z_times(z: Any, dy: Any) -> Dual:
     z, dy = dual(z), dual(dy)
     return Dual(_vjp.one_minus_z_times(z.v, dy.v), _vjp.one_minus_z_times(z.v, dy.d) - z.d * dy.v)
+
+
+@rule(FUNCTIONS, _ops.interpolate_last)
+def interpolate_last(x: Any, position: Any) -> Dual:
+    x, position = dual(x), dual(position)
+    moved = _ops.interpolate_last(x.d, position.v) + position.d * _vjp.slope_last(x.v, position.v)
+    return Dual(_ops.interpolate_last(x.v, position.v), moved)
+
+
+@rule(FUNCTIONS, _vjp.slope_last)
+def slope_last(x: Any, position: Any) -> Dual:
+    """A slope is the same all along its line."""
+    x, position = dual(x), dual(position)
+    return Dual(_vjp.slope_last(x.v, position.v), _vjp.slope_last(x.d, position.v))
+
+
+@rule(FUNCTIONS, _vjp.interpolated_entries_vjp)
+def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> Dual:
+    """What a position moves on by, its entry loses and the next one gets; after the last there is none."""
+    position, dy = dual(position), dual(dy)
+    before = (np.floor(position.v.v)[..., None] - np.arange(n)).astype(int)
+    turned = np.where(position.v.v[..., None] < n - 1, (before == -1).astype(float) - (before == 0), 0.0)
+    moved = _ops.einsum("bhts,bhtsx->bhtx", dy.v * position.d, turned)
+    return Dual(
+        _vjp.interpolated_entries_vjp(position.v, dy.v, n),
+        _vjp.interpolated_entries_vjp(position.v, dy.d, n) + moved,
+    )

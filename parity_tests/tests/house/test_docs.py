@@ -299,10 +299,18 @@ def adds_one_product_at_each_position(states: np.ndarray, found: Any) -> None:
     ).all()
 
 
+def sums_the_gates_from_the_key_on(positions: np.ndarray, found: Any) -> None:
+    gates = found.tape["gates"][0]
+    sums = np.cumsum(gates[..., ::-1], axis=-1)[..., ::-1]
+    assert (abs(positions - sums) <= 16 * np.finfo(float).eps * sums).all()
+    assert not np.triu(positions, 1).any() and (positions > 0).any()
+
+
 # What the first sentence of a caption says, asked of the numbers that are drawn.
 CLAIMS = {
     "alibi": fades_by_distance,
     "blockwise": ends_with_the_sum_of_all,
+    "cope": sums_the_gates_from_the_key_on,
     "gqa": shares_in_pairs,
     "linear": adds_one_product_at_each_position,
     "retention": is_a_power_of_the_distance,

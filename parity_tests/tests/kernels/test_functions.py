@@ -118,6 +118,34 @@ def test_picked_entries_and_their_gradient() -> None:
         assert np.array_equal(import_module("attn_np._vjp").gather_last_vjp(x, index, dy), grad.numpy())
 
 
+def test_entries_between_entries_and_their_gradients() -> None:
+    """At quarters between small integers, which are exact: one number in every tree, and both gradients, too.
+
+    A whole number has the slope of the line after it, the last entry none.
+    """
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    core, rng = {tree: import_module(f"attn_{tree}._ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
+    x, dy = rng.integers(-4, 5, (2, 3, 5, 7)) * 1.0, rng.integers(-4, 5, (2, 3, 5, 11)) * 1.0
+    position = rng.integers(0, 25, dy.shape) / 4
+    position[..., 0], position[..., 1] = 6.0, 0.0
+    leaves = [torch.from_numpy(a.copy()).requires_grad_() for a in (x, position)]
+    y = core["torch"].interpolate_last(*leaves)
+    in_torch = [y.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(y, leaves, torch.from_numpy(dy)))]
+    z, pull = jax.vjp(core["jax"].interpolate_last, jax.numpy.asarray(x), jax.numpy.asarray(position))
+    in_jax = [z, *pull(jax.numpy.asarray(dy))]
+    by_hand = import_module("attn_np._vjp").interpolate_last_vjp(x, position, dy)
+    pairs = zip(position.reshape(-1, 11), x.reshape(-1, 7), strict=True)
+    values = np.array([np.interp(places, np.arange(7), row) for places, row in pairs])
+    want = [values.reshape(dy.shape), *by_hand]
+    for found in ([core["np"].interpolate_last(x, position), *by_hand], in_torch, in_jax):
+        assert all(np.array_equal(np.asarray(one), other) for one, other in zip(found, want, strict=True))
+    after = np.concatenate([x[..., 1:] - x[..., :-1], 0 * x[..., :1]], -1)
+    assert np.array_equal(by_hand[1], dy * np.take_along_axis(after, np.floor(position).astype(int), -1))
+    running = [tree.sums_from(array) for tree, array in
+               zip(core.values(), (dy, torch.from_numpy(dy), jax.numpy.asarray(dy)), strict=True)]  # fmt: skip
+    assert all(np.array_equal(np.asarray(one), dy[..., ::-1].cumsum(-1)[..., ::-1]) for one in running)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_rows_of_a_table_by_any_number(dtype: str) -> None:
     """Every number near the table's ends: its row, or a refusal; where JAX does not know the number, NaN."""

@@ -66,6 +66,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.entmax)
     add(functions.hardest)
     add(functions.picked)
+    add(functions.between_entries)
     add(functions.encoded)
     add(functions.watched_scan)
     add(functions.wrong_attends)

@@ -715,6 +715,32 @@ def picked(alias: str) -> None:
         claim(same(narrow, want.astype("float32")), "gradients in float32")
 
 
+def between_entries(alias: str) -> None:
+    """Entries at whole numbers and at quarters between, their slopes, and gradients; sums from each entry on."""
+    parts, rng = Parts(alias), np.random.default_rng(6)
+    for n in (1, 5):
+        x, dy = rng.integers(-9, 9, size=(2, 3, 4, n)).astype("float64"), rng.integers(-9, 9, size=(2, 3, 4, 7)) * 1.0
+        position = rng.integers(0, 4 * n - 3, size=dy.shape) / 4
+        position[..., 0], position[..., 1] = n - 1, 0.0
+        found, slope = parts.interpolate_last(x, position), parts.slope_last(x, position)
+        dx, dposition = parts.interpolate_last_vjp(x, position, dy)
+        back = np.zeros(x.shape)
+        for at in np.ndindex(*dy.shape):
+            row, low = x[at[:3]], int(position[at] // 1)
+            part, after = position[at] - low, min(low + 1, n - 1)
+            claim(found[at] == (1 - part) * row[low] + part * row[after], "a number between two")
+            claim(slope[at] == row[after] - row[low], "the slope to the next")
+            claim(dposition[at] == dy[at] * slope[at], "the position's gradient")
+            back[(*at[:3], low)] += (1 - part) * dy[at]
+            back[(*at[:3], after)] += part * dy[at]
+        claim(same(dx, back), "shares of two neighbours")
+        narrow = [a.astype("float32") for a in (x, position, dy)]
+        claim(same(parts.interpolate_last(*narrow[:2]), found.astype("float32")), "in float32")
+        claim(same(parts.interpolate_last_vjp(*narrow)[0], back.astype("float32")), "gradients in float32")
+    want = [[sum(row[i:]) for i in range(7)] for row in dy.reshape(-1, 7).tolist()]
+    claim(same(parts.sums_from(dy), np.array(want).reshape(dy.shape)), "sums from each entry on")
+
+
 class _Halving(dict[str, Any]):
     """A judge's tape: every step of a scan goes on from half of what it carried, and its first result is replaced."""
 

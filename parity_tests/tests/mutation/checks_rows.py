@@ -132,7 +132,9 @@ def blocks_of_rows(alias: str) -> None:
                         got, none = rows.attend_in_row_blocks(middle, tape, *given, **options, **more)
                         claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
                         claim(same(np.asarray(tape.get("context", want)), want), f"{words}: the taped context")
-                        called(middle, arrays, near, taken == "blocks", words)
+                        left, right = window or (None, None)
+                        grows = left is None and (causal or right is not None)
+                        called(middle, arrays, near, taken == "blocks", words, grows)
                         claim((none is None) == (taken == "blocks"), "weights of all rows or none")
                         back = rows.attend_in_row_blocks_vjp(backward, tape, dy)
                     claim(list(back) == list(grads), f"{words}: gradients of {list(back)}")
@@ -146,9 +148,9 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, words: str) -> None:
+def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, words: str, grows: bool) -> None:
     """In order, every row once; the keys are those from the first to the last that a row of the block is near to, and
-    rows are as many as a block may hold.
+    rows are as many as a block may hold: where each further row sees further keys (`grows`), these count too.
     """
     t, s = near.shape
     if not by_blocks:
@@ -162,8 +164,11 @@ def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, wo
         reached = np.flatnonzero(near[at].any(0))
         wanted = np.arange(reached[0], reached[-1] + 1) if len(reached) else keys[:1]
         claim(np.array_equal(keys, wanted) and len(keys) > 0, f"{words}: keys {keys} of rows {at}")
-        start = near[first : first + SMALL["MIN_ROWS"]].any(0).sum()
-        most = max(SMALL["MIN_ROWS"], SMALL["BLOCK_SCORES"] // (B * H * max(1, int(start))))
+        pairs = SMALL["BLOCK_SCORES"] // (B * H)
+        seen = [int(near[first : first + n].any(0).sum()) for n in range(t - first + 1)]
+        start = seen[min(SMALL["MIN_ROWS"], t - first)]
+        most = max(n for n in range(t - first + 1) if n * seen[n] <= pairs) if grows else pairs // max(1, start)
+        most = max(SMALL["MIN_ROWS"], most)
         claim(len(at) == min(most, t - first), f"{words}: {len(at)} rows, not {most}")
         first += len(at)
     claim(first == t, f"{words}: {first} rows")

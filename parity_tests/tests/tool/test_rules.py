@@ -25,6 +25,7 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 ALLOWED = np.array([[True, True, False, True], [False, False, False, False], [True, True, True, True]])
 Shapes = tuple[tuple[int, ...], ...]
 ONE, TWO = ((3, 4),), ((3, 4), (3, 4))
+ROWS = ((1, 2, 3, 5), (1, 2, 3, 4))
 
 
 def size_of(x: Any) -> Any:
@@ -34,6 +35,12 @@ def size_of(x: Any) -> Any:
 def part_of_softmax(x: Any) -> Any:
     top = _ops.amax_detached(x, -1)[:, None]
     return _vjp.part_of_softmax(x, top, np.sum(np.exp(x - top), axis=-1, keepdims=True), 2)
+
+
+def place(x: Any) -> Any:
+    """A position among five entries: the whole number 2 where x is 0, and beyond the last entry the last."""
+    far = 5.0 * _ops.sigmoid(x) - 0.5
+    return np.where(far < 4.0, np.where(far > 0.0, far, 0.0), 4.0)
 
 
 # Functions that ask every rule, and the shapes of their arguments.
@@ -90,6 +97,9 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "softplus_vjp": (lambda x, d: _vjp.softplus_vjp(x, d), TWO),
     "silu_vjp": (lambda x, d: _vjp.silu_vjp(x, d), TWO),
     "unit_vjp": (lambda x, d: _vjp.unit_vjp(x, size_of(x), d, 1.0), TWO),
+    "interpolate_last": (lambda x, p: _ops.interpolate_last(x, place(p)), ROWS),
+    "slope_last": (lambda x, p: _vjp.slope_last(x, place(p)), ROWS),
+    "interpolated_entries_vjp": (lambda d, p: _vjp.interpolated_entries_vjp(place(p), d, 5), (ROWS[1], ROWS[1])),
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
@@ -148,6 +158,27 @@ def test_softmax_holds_what_large_errors_do_where_one_weight_is_nearly_all() -> 
         result: Any = _ops.softmax(ErrArray(scores, errors))
     for signs in product((-1, 0, 1), repeat=3):
         assert holds(_ops.softmax(scores + np.array(signs) * errors * (1 - 2.0**-10)), result), signs
+
+
+@pytest.mark.parametrize("error", [0.0, 2.0**-60, 2.0**-30, 0.75, 1.5])
+def test_positions_beside_whole_numbers_are_held_on_either_side(error: float) -> None:
+    """Above and below each entry by a little, however little; by an error that reaches other lines, and none."""
+    rng, n = np.random.default_rng(0), 5
+    beside = [[i, i + 2.0**-1000, i + 2.0**-50, i - 2.0**-50] for i in range(n)]
+    position = np.clip(np.array(beside)[None, ..., None], 0.0, n - 1.0)  # each in a row of its own
+    x, dy = rng.normal(size=(1, n, 4, n)), rng.normal(size=position.shape)
+    with precision(precision_of("float64")):
+        at = ErrArray(position, error)
+        found = [_ops.interpolate_last(x, at), _vjp.slope_last(x, at), _vjp.interpolated_entries_vjp(at, dy, n)]
+    for side in (-1, 0, 1):
+        moved = np.clip(position + side * error * (1 - 2.0**-10), 0.0, n - 1.0)
+        low = np.floor(moved)
+        shares = (low[..., None] == np.arange(n)) * dy[..., None]
+        after = (low[..., None] + 1 == np.arange(n)) * (dy * (moved - low))[..., None]
+        apart = shares.sum(-2) - (shares * (moved - low)[..., None]).sum(-2) + after.sum(-2)
+        got = [_ops.interpolate_last(x, moved), _vjp.slope_last(x, moved), _vjp.interpolated_entries_vjp(moved, dy, n)]
+        for one, result in zip([*got, apart], [*found, found[2]], strict=True):
+            assert holds(one, result), side
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -1,0 +1,186 @@
+"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
+
+from math import sqrt
+from typing import Any
+
+from jaxtyping import Bool, Float
+
+from attn_np._decode import DecodeStep, append
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._masks import hide_by_bias, zero_unseen
+from attn_np._ops import (
+    Array,
+    Tape,
+    concatenate,
+    cumsum,
+    dropout,
+    dtype_name,
+    einsum,
+    interpolate_last,
+    linear,
+    record,
+    sigmoid,
+    softmax,
+    sums_from,
+    upcast,
+    where,
+)
+from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    make_grads,
+    interpolate_last_vjp,
+    linear_vjp,
+    prepare_inputs_vjp,
+    sigmoid_vjp,
+    softmax_vjp,
+    sum_to,
+    sum_grads,
+)
+from attn_np.contract.cope import Config
+
+
+class ContextualPositionAttention(Layer[Config]):
+    """A position counts the keys, from it to the query, that the query lets count."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v o"]
+    w_pos: Float[Array, "x k"]
+    w_gate_k: Float[Array, "d h k"] | None
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "o"] | None
+    b_gate_k: Float[Array, "h k"] | None
+
+    def __call__(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        step: DecodeStep | None = None,
+    ) -> Output:
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = append(step, k=k, v=v)
+        if self.w_gate_k is not None:
+            gate_k = append(step, gate_k=linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k))
+            k = concatenate([k, gate_k], -1)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+        last = c.num_positions - 1
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            gate_k = k[..., sizes["k"] :] if c.gates == "own_keys" else None
+            q, k, v, gate_k = record(tape, q=q, k=k[..., : sizes["k"]], v=v, gate_k=gate_k)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            visible = hide_by_bias(allowed, bias)
+            content = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
+            if c.gates != "keys":
+                gate_keys = v if gate_k is None else gate_k
+                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
+            gates = sigmoid(gate_scores)
+            gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
+            gate_sums = record(tape, gate_sums=sums_from(gates))
+            positions = record(tape, positions=where(gate_sums < last, gate_sums, last))
+            products = einsum("bthk,xk->bhtx", q, self.w_pos)
+            products = record(tape, position_products=products * scale if c.scale_positions else products)
+            position = record(tape, position_scores=interpolate_last(products, positions))
+            scores = record(tape, scores=content + position)
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, visible))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = attend_in_row_blocks(
+            attend_rows, tape, q, k, v, mask=mask, causal=True, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
+        return cast_output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        c, dw = self.config, {}
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        width = self.w_q.shape[-1]
+        scale = 1 / sqrt(width) if c.scale is None else c.scale
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            dbias, allowed, gate_k = None, tape.get("allowed"), tape.get("gate_k")
+            q, k, v, gates, positions, products, probs, kept = (
+                tape[name] for name in ("q", "k", "v", "gates", "positions", "position_products", "probs", "kept")
+            )
+            dcontext = record(tape, dcontext=dcontext)
+            dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dscores = softmax_vjp(probs, dprobs)
+            if "bias" in tape:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(dscores, tape["bias"].shape)
+            dscores = record(tape, dscores=dscores)
+            dposition = record(tape, dposition_scores=dscores)
+            dproducts, dpositions = interpolate_last_vjp(products, positions, dposition)
+            # A clipped position is that of the last row, where the slope is 0.
+            dproducts, dpositions, dgate_sums = record(
+                tape, dposition_products=dproducts, dpositions=dpositions, dgate_sums=dpositions
+            )
+            dproducts = dproducts * scale if c.scale_positions else dproducts
+            dq_pos, dw_pos = einsum_vjp("bthk,xk->bhtx", q, self.w_pos, dproducts)
+            # A gate is in the sums of its own key and of those before it.
+            dgates = record(tape, dgates=cumsum(dgate_sums, -1))
+            dgate_scores = sigmoid_vjp(gates, dgates)  # 0 for a hidden key, whose gate is 0
+            dgate_k = None
+            if c.gates == "keys":
+                dcontent = record(tape, dcontent_scores=sum_grads(dscores, dgate_scores))
+                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent * scale)
+                dq = sum_grads(dq, dq_pos)
+            else:
+                dcontent, dgate_scores = record(tape, dcontent_scores=dscores, dgate_scores=dgate_scores)
+                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent * scale)
+                gate_keys = v if gate_k is None else gate_k
+                dq_gate, dgate_keys = einsum_vjp("bthk,bshk->bhts", q, gate_keys, dgate_scores * scale)
+                dq = sum_grads(dq, dq_pos, dq_gate)
+                dv, dgate_k = (sum_grads(dv, dgate_keys), None) if gate_k is None else (dv, dgate_keys)
+            dq, dk, dv, dgate_k = record(tape, dq=dq, dk=dk, dv=dv, dgate_k=dgate_k)
+            dk = dk if dgate_k is None else concatenate([dk, dgate_k], -1)
+            dq = zero_unseen("bhts->bthk", allowed, dq)
+            dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "w_pos": dw_pos}
+
+        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias, dw["w_pos"] = d.values()
+        dk, dgate_k = dk[..., :width], dk[..., width:]
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        if self.w_gate_k is not None:
+            dkey_gate, dw["w_gate_k"], dw["b_gate_k"] = linear_vjp(
+                "bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k, dgate_k
+            )
+            dkey = sum_grads(dkey, dkey_gate)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -1,0 +1,106 @@
+"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
+
+from math import sqrt
+from typing import Any
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.cope import Config
+from attn_torch._decode import DecodeStep, append
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._masks import hide_by_bias, zero_unseen
+from attn_torch._ops import (
+    Array,
+    Tape,
+    concatenate,
+    dropout,
+    dtype_name,
+    einsum,
+    interpolate_last,
+    linear,
+    record,
+    sigmoid,
+    softmax,
+    sums_from,
+    upcast,
+    where,
+)
+from attn_torch._rows import attend_in_row_blocks
+
+
+class ContextualPositionAttention(Layer[Config]):
+    """A position counts the keys, from it to the query, that the query lets count."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v o"]
+    w_pos: Float[Array, "x k"]
+    w_gate_k: Float[Array, "d h k"] | None
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "o"] | None
+    b_gate_k: Float[Array, "h k"] | None
+
+    def forward(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        step: DecodeStep | None = None,
+    ) -> Output:
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = append(step, k=k, v=v)
+        if self.w_gate_k is not None:
+            gate_k = append(step, gate_k=linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k))
+            k = concatenate([k, gate_k], -1)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+        last = c.num_positions - 1
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            gate_k = k[..., sizes["k"] :] if c.gates == "own_keys" else None
+            q, k, v, gate_k = record(tape, q=q, k=k[..., : sizes["k"]], v=v, gate_k=gate_k)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            visible = hide_by_bias(allowed, bias)
+            content = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
+            if c.gates != "keys":
+                gate_keys = v if gate_k is None else gate_k
+                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
+            gates = sigmoid(gate_scores)
+            gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
+            gate_sums = record(tape, gate_sums=sums_from(gates))
+            positions = record(tape, positions=where(gate_sums < last, gate_sums, last))
+            products = einsum("bthk,xk->bhtx", q, self.w_pos)
+            products = record(tape, position_products=products * scale if c.scale_positions else products)
+            position = record(tape, position_scores=interpolate_last(products, positions))
+            scores = record(tape, scores=content + position)
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, visible))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = attend_in_row_blocks(
+            attend_rows, tape, q, k, v, mask=mask, causal=True, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
+        return cast_output(dtype, y, probs, return_weights)
