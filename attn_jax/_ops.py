@@ -131,8 +131,7 @@ def gather_last(x: Array, index: Array) -> Array:
 
 
 def interpolate_last(x: Array, position: Array) -> Array:
-    """Entries of the last axis at positions between them, on a line from each to the next: `b h t x`, `b h t s` ->
-    `b h t s`.
+    """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
 
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """

@@ -31,14 +31,14 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    make_grads,
     interpolate_last_vjp,
     linear_vjp,
+    make_grads,
     prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
-    sum_to,
     sum_grads,
+    sum_to,
 )
 from attn_np.contract.cope import Config
 

@@ -28,12 +28,7 @@ Tape = Any  # a dictionary of named intermediates, or None
 DType = str | torch.dtype
 Device = torch.device | str | None
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # The dispatch modes that trace operations: `FakeTensorMode`, `make_fx`.
@@ -122,8 +117,7 @@ def gather_last(x: Array, index: Array) -> Array:
 
 
 def interpolate_last(x: Array, position: Array) -> Array:
-    """Entries of the last axis at positions between them, on a line from each to the next: `b h t x`, `b h t s` ->
-    `b h t s`.
+    """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
 
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """
