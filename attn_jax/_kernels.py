@@ -7,8 +7,8 @@ are scaled down. Blocks of keys that causality, a window or a pattern hides from
 loop.
 
 Backward. Beside the arguments only the output and each query's largest score and sum are kept; the weights are computed
-again, block by block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. Such a rule is written
-for reverse mode and its first derivatives alone.
+again, block by block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. Such a rule supports
+reverse mode and first derivatives only.
 
 Sharding. Loops run over blocks of positions. Batch and key/value heads stay axes of their own in every array, are never
 merged, indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the
@@ -16,9 +16,9 @@ gradient of what they share, such as one bias for the whole batch: it is a sum o
 arrays, such as documents, each sequence takes its own blocks of keys, so devices agree on the number of steps of each
 loop. What a loop starts with is computed from the arrays, so that it is sharded as they are.
 
-Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
-2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
-repeated. Keys and values are put in the order of the products once, before the loops.
+Speed on a CPU. The caches want few scores at a time, XLA large products: it runs one on a single core if that has
+fewer than about 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so
+keys are never repeated. Keys and values are put in the order of the products once, before the loops.
 
 A bias by diagonal is a number for each diagonal of the scores, read by all queries from one skewed array of a few rows.
 
@@ -66,11 +66,11 @@ ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this m
 # `SHORT_UNCUT_BLOCKS` blocks.
 SHORT_QUERY = 16
 SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
-PRODUCT = 1 << 23  # multiplications of one product
+MIN_PRODUCT_MULTIPLICATIONS = 1 << 23  # multiplications of one product
 # Of a block: the most rows, and the fewest keys where there is no pattern; a row is one query of one of the heads that
 # share keys.
 MAX_ROWS, MIN_KEYS = 1024, 128
-QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
+MASKED_BLOCK_QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 STRIP_ROWS = 64  # of the skewed bias of a bias by diagonal; a block reads it that many queries at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
 PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         t, s: numbers of queries and keys.
         group_size: how many query heads share a key/value head.
         queries, keys: of one block.
-        keeps_order: whether keys and values are read where they lie, not put in the order of the products first.
+        keeps_layout: whether keys and values are read where they lie, not put in the order of the products first.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
         pattern: None, or who may attend to whom besides, without its arrays, which are arguments of the compiled call.
@@ -95,7 +95,7 @@ class Plan(NamedTuple):
     group_size: int
     queries: int
     keys: int
-    keeps_order: bool
+    keeps_layout: bool
     left: int | None
     right: int | None
     scale: float
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
     @property
     def has_one_block(self) -> bool:
         """Whether one block holds all scores."""
-        return (self.queries, self.keys) == (self.t, self.s) and not self.keeps_order
+        return (self.queries, self.keys) == (self.t, self.s) and not self.keeps_layout
 
     @property
     def blocks(self) -> int:
@@ -140,25 +140,25 @@ def _plan(
     has_diagonal_bias: bool,
 ) -> Plan:  # fmt: skip
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
-    r, queries, keys, keeps_order = h // g, t, s, False
+    r, queries, keys, keeps_layout = h // g, t, s, False
     if not _are_static(t, s):
         pass
     elif t <= SHORT_QUERY and s > SHORT_UNCUT_BLOCKS * SHORT_KEY_BLOCK:
-        keys, keeps_order = SHORT_KEY_BLOCK, True
+        keys, keeps_layout = SHORT_KEY_BLOCK, True
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(MAX_ROWS // r, 1)
-        queries = queries if left is None and right is None else min(queries, QUERIES)
+        queries = queries if left is None and right is None else min(queries, MASKED_BLOCK_QUERIES)
         by_query = pattern is not None and "b t" in dict(pattern.arrays())
         pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
         queries = min(queries, pattern_block)
         multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
         step = -(-t // queries) * multiple
         queries = -(-t // step) * multiple  # blocks of one size that hold t with little to spare
-        keys = max(MIN_KEYS, PRODUCT // (queries * r * width))
+        keys = max(MIN_KEYS, MIN_PRODUCT_MULTIPLICATIONS // (queries * r * width))
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
-        queries, keys, keeps_order = t, s, False
-    return Plan(t, s, r, queries, keys, keeps_order, left, right, scale, cap, pattern)
+        queries, keys, keeps_layout = t, s, False
+    return Plan(t, s, r, queries, keys, keeps_layout, left, right, scale, cap, pattern)
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
@@ -327,16 +327,18 @@ def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
     return pattern and pattern.map(lambda axes, _: change(axes, next(remaining)))
 
 
-def _key_loop(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array, together: bool) -> Callable[[Any], Any]:
+def _key_loop(
+    plan: Plan, pattern_arrays: tuple[Array, ...], like: Array, shared_by_batch: bool
+) -> Callable[[Any], Any]:
     """A function of a block of queries: where its loop over blocks of keys begins and ends, and which block is read at
     step n of it. Under a pattern these are the blocks that it may show to any of the queries, of each sequence its own
-    unless all go `together`; a sequence with fewer than another goes on with some that it hides.
+    unless it is `shared_by_batch`; a sequence with fewer than another goes on with some that it hides.
     """
     if plan.pattern is None:
         return lambda i: (*plan.key_blocks(i), lambda n: n)
     pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
     may_see = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like).may
-    may_see = any_over(may_see, (0,))[None] if together else may_see
+    may_see = any_over(may_see, (0,))[None] if shared_by_batch else may_see
     order, end = jnp.argsort(~may_see, axis=2, stable=True), jnp.max(jnp.sum(may_see, 2), 0)
     return lambda i: (0, end[i], lambda n: order[0, i, n] if order.shape[0] == 1 else order[:, i, n])
 
@@ -483,12 +485,12 @@ def _forward(
 ) -> Average:  # fmt: skip
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
-    if not plan.keeps_order:
+    if not plan.keeps_layout:
         k, v = k.transpose(k_order), v.transpose(v_order)
 
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
-        if plan.keeps_order:
+        if plan.keeps_layout:
             kj, vj = (slice_of(x, 1, first, plan.keys) for x in (k, v))
             return kj.transpose(k_order), vj.transpose(v_order)
         return slice_of(k, 3, first, plan.keys), slice_of(v, 2, first, plan.keys)
@@ -505,7 +507,7 @@ def _forward(
 
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
-        if plan.pattern is None and plan.keeps_order and mask is not None and mask.shape[4] == plan.s:
+        if plan.pattern is None and plan.keeps_layout and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
         no_keys = _online_sums(x[..., :0], vj[:, :, :0])
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)

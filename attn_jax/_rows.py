@@ -26,11 +26,13 @@ from attn_np.contract._weighing import Weighing
 
 BLOCK_SCORES = 2**19  # scores in a block
 MIN_ROWS = 16  # queries in a block at least: products of fewer are slow
-ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
-PARTS = 4  # loops of a causal call
+ONE_BLOCK_SCORES = 2**20  # a call with at most this many scores is one block
+CAUSAL_LOOPS = 4  # loops of a call that sees only few later keys: causal, or a window with a short right side
 
-# (tape, q, k, v, mask, relative_position, **score_arrays) -> the context and the weights.
+# (tape, q, k, v, allowed, relative_position, **score_arrays) -> the context and the weights, of some rows.
 AttendRows = Callable[..., tuple[Array, Array]]
+# (tape, q, k, v, mask, bias) -> the same, of all rows.
+AttendAllRows = Callable[..., Any]
 
 
 def attend_in_row_blocks(
@@ -52,7 +54,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
-    attend_in_linear_memory: AttendRows | None = None,
+    attend_in_linear_memory: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -66,14 +68,14 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block, where `attend_rows` cuts it again or each costs more.
+        block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; a sigmoid has blocks of
             its own where no weights are dropped.
         mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
-            It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
+            Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     b, t, s = *q.shape[:2], k.shape[1]
@@ -98,12 +100,12 @@ def attend_in_row_blocks(
         block_scale *= 2  # few passes over the scores: large products are worth more
     score_arrays = {"mask": mask} | score_arrays
     pairs = block_scale * BLOCK_SCORES // scores_per_pair
-    parts = PARTS if band.right is not None and band.right < s // 2 else 1
+    parts = CAUSAL_LOOPS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
         [
-            loop(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or MIN_ROWS)
+            attend_equal_blocks(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or MIN_ROWS)
             for rows in spans
             if rows.length
         ],
@@ -111,7 +113,7 @@ def attend_in_row_blocks(
     ), None
 
 
-def loop(
+def attend_equal_blocks(
     attend_rows: AttendRows,
     q: Array,
     k: Array,
@@ -122,7 +124,7 @@ def loop(
     pairs: int,
     min_rows: int,
 ) -> Array:
-    """The context of some rows, in blocks of about so many pairs of a query and a key, or of `min_rows` rows.
+    """The context of some rows, in blocks of about `pairs` pairs of a query and a key, or of `min_rows` rows.
 
     Each has a stretch of keys of the same length.
     """
@@ -164,7 +166,7 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        # Without the barrier XLA takes their way back out of the loop, and puts all keys in order in each block.
+        # Without the barrier XLA hoists the transpose back out of the loop, and puts all keys in order in each block.
         q, block_k, block_v = jax.lax.optimization_barrier((q, seen_by(k, k.ndim - 1), seen_by(v, 2)))
         block_k, block_v = jnp.moveaxis(block_k, -1, 1), block_v.swapaxes(1, 2)
         with reverse_mode_einsum():

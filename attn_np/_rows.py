@@ -21,10 +21,12 @@ from attn_np.contract._weighing import Weighing
 
 BLOCK_SCORES = 2**19  # scores in a block: few enough for a core's caches
 MIN_ROWS = 16  # queries in a block at least: products of fewer are slow
-ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
+ONE_BLOCK_SCORES = 2**20  # a call with at most this many scores is one block
 
-# (tape, q, k, v, mask, relative_position, **score_arrays) -> the context and the weights.
+# (tape, q, k, v, allowed, relative_position, **score_arrays) -> the context and the weights, of some rows.
 AttendRows = Callable[..., tuple[Array, Array]]
+# (tape, q, k, v, mask, bias) -> the same, of all rows.
+AttendAllRows = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
-    attend_in_linear_memory: AttendRows | None = None,
+    attend_in_linear_memory: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -104,13 +106,13 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block, where `attend_rows` cuts it again or each costs more.
+        block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
-            It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
+            Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = (

@@ -2,13 +2,13 @@
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
-them counts: what the textbook says in a dozen arrays of this size is here
+them counts: where the textbook writes a dozen arrays of this size, this file has
 
 - for a sigmoid an exponential, a sum with 1 and a quotient;
 - for a softmax whose scores and weights are mixed a largest score, an exponential, a sum and a quotient;
 - for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
-  (Michelot 1986). They begin where the largest of every few scores alone would have it, which is not above the
-  threshold of all, since more scores only raise it. Few scores lie above that, and the remaining steps are for these.
+  (Michelot 1986). They start from the threshold of the largest of every few scores, which is never above that of
+  all, since more scores only raise it. Few scores lie above that, and the remaining steps are for these.
 """
 
 from collections.abc import Iterator
@@ -65,8 +65,8 @@ class WeighingCall:
         context = zeros_by_head((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
 
         def attend_heads(group: HeadGroup) -> None:
-            for block in self.of_heads(group, Scratch()):
-                part = of_positions(context, group, block.rows)
+            for block in self.weighed_blocks(group, Scratch()):
+                part = positions_view(context, group, block.rows)
                 part += block.mixed_weights @ block.v
 
         with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
@@ -89,13 +89,13 @@ class WeighingCall:
         def add_heads(groups: list[HeadGroup]) -> None:
             scratch = Scratch()
             for group in groups:
-                for block in self.of_heads(group, scratch):
+                for block in self.weighed_blocks(group, scratch):
                     add_block(group, block, scratch)
 
         def add_block(group: HeadGroup, block: WeighedBlock, scratch: Scratch) -> None:
-            dy, weights = of_positions(dcontext, group, block.rows), block.weights
-            dv_part, dk_part = (of_positions(x, group, block.columns) for x in (dv, dk))
-            dq_part = of_positions(dq, group, block.rows)
+            dy, weights = positions_view(dcontext, group, block.rows), block.weights
+            dv_part, dk_part = (positions_view(x, group, block.columns) for x in (dv, dk))
+            dq_part = positions_view(dq, group, block.rows)
             shape, dtype = block.mixed_weights.shape, weights.dtype
             dv_part += block.mixed_weights.mT @ dy
             dscores = np.matmul(dy, block.v.mT, out=scratch("dscores", shape, dtype))
@@ -134,16 +134,16 @@ class WeighingCall:
             for j in range(0, g, heads_per_group)
         ]
 
-    def of_heads(self, group: HeadGroup, scratch: Scratch) -> Iterator["WeighedBlock"]:
+    def weighed_blocks(self, group: HeadGroup, scratch: Scratch) -> Iterator["WeighedBlock"]:
         """The blocks of some heads with their weights, each valid until the next one is asked for."""
-        arrays = (of_positions(x, group, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
+        arrays = (positions_view(x, group, Span(0, x.shape[1])) for x in (self.q, self.k, self.v))
         # In one order in memory, and keys as columns, products take two thirds of the time.
         all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)
         all_q, columns_of_k = all_q * self.q.dtype.type(self.weighing.scale), np.ascontiguousarray(all_k.mT)
         for rows, seen in self.blocks:
             row_weighing, width = self.weighing, BLOCK_KEYS if self.weighing.elementwise else seen.length
             if self.weighing.elementwise and self.weighing.score_offset is None:
-                count = key_counts(self.allowed(group, rows, seen), (rows.length, seen.length))
+                count = key_counts(self.allowed_pairs(group, rows, seen), (rows.length, seen.length))
                 row_weighing = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
             for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
                 q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
@@ -159,7 +159,7 @@ class WeighingCall:
                 if self.bias is not None:
                     bias = rank4(self.bias)
                     weights += upcast(bias[block_index(bias, (*group, rows, columns))])
-                allowed = self.allowed(group, rows, columns)
+                allowed = self.allowed_pairs(group, rows, columns)
                 for i, x in enumerate(weights[0]):
                     weigh_(row_weighing, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
                 mixed_weights = weights
@@ -168,7 +168,7 @@ class WeighingCall:
                     mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
                 yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
 
-    def allowed(self, group: HeadGroup, rows: Span, columns: Span) -> Array | None:
+    def allowed_pairs(self, group: HeadGroup, rows: Span, columns: Span) -> Array | None:
         """Which queries of a block see which of its keys, broadcastable to `1 h t s`; None: each sees all."""
         mask, bias = (
             None if x is None else rank4(x)[block_index(rank4(x), (*group, rows, columns))]
@@ -210,7 +210,7 @@ def zeros_by_head(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return np.zeros((b, h, t, k), dtype).swapaxes(1, 2)
 
 
-def of_positions(x: Array, group: HeadGroup, positions: Span) -> Array:
+def positions_view(x: Array, group: HeadGroup, positions: Span) -> Array:
     """The view `1 n t k` of some heads and positions of an array `b t h k`."""
     return x[slice(*group.sequence), slice(*positions), slice(*group.heads)].swapaxes(1, 2)
 

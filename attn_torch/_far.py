@@ -1,9 +1,9 @@
 """Keys beyond a distance: where all of them have the same relative position, attention to them is plain.
 
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
-added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
+added to each of these keys (and to its value, where values have positions); after that these keys need no positions.
 So a call is three: the keys far before, those far after, and the few diagonals between them, for which the scores are
-formed with a row for each relative position. Merged by their sums of exponentials they are the whole.
+formed with a row for each relative position. The three results are merged by their lse.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,13 +2,13 @@
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
-them counts: what the textbook says in a dozen arrays of this size is here
+them counts: where the textbook writes a dozen arrays of this size, this file has
 
 - for a sigmoid one function in place;
 - for a softmax whose scores and weights are mixed PyTorch's own;
 - for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
-  (Michelot 1986). They begin where the largest of every few scores alone would have it, which is not above the
-  threshold of all, since more scores only raise it; so two or three steps remain.
+  (Michelot 1986). They start from the threshold of the largest of every few scores, which is never above that of
+  all, since more scores only raise it; so two or three steps remain.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class HeadGroup(NamedTuple):
     heads: Span
 
 
-Place = tuple[HeadGroup, Span, Span]  # which heads, queries and keys a block has
+BlockIndex = tuple[HeadGroup, Span, Span]  # which heads, queries and keys a block has
 
 
 class WeighingCall(Function):
@@ -82,8 +82,8 @@ def context_of(q: Tensor, *arguments: Any) -> Tensor:
     b, t, g, _ = q.shape
     context = q.new_zeros((b, g, t, arguments[1].shape[-1]))
     for block in weighed_blocks(q, *arguments):
-        group, rows, _ = block.place
-        part(context, group, rows).baddbmm_(block.mixed_weights, block.v)
+        group, rows, _ = block.block_index
+        positions_view(context, group, rows).baddbmm_(block.mixed_weights, block.v)
     return context.transpose(1, 2)
 
 
@@ -98,16 +98,16 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
     dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
     scratch, dcontext = Scratch(q), dcontext.transpose(1, 2).contiguous()
     for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
-        group, rows, columns = block.place
-        dy = part(dcontext, group, rows)
-        part(dv, group, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
+        group, rows, columns = block.block_index
+        dy = positions_view(dcontext, group, rows)
+        positions_view(dv, group, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
         dscores = torch.bmm(dy, block.v.mT, out=scratch("dscores", block.mixed_weights.shape))
         if dmix_weights is not None:
             dmix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
             dscores = mix(mix_weights, dscores, scratch("dweights", block.weights.shape))
         scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
         if dbias is not None:
-            of_bias = of_block(dbias, block.place)
+            of_bias = block_view(dbias, block.block_index)
             of_bias += dscores.sum_to_size(of_bias.shape)
         if block.tanh is not None:
             slope = 1 - block.tanh * block.tanh
@@ -115,8 +115,8 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
         if dmix_scores is not None:
             dmix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
             dscores = mix(mix_scores, dscores, scratch("dmixed", block.scores.shape))
-        part(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
-        part(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
+        positions_view(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
+        positions_view(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
     return dq, dk, dv, dbias, dmix_scores, dmix_weights
@@ -139,14 +139,14 @@ class WeighedBlock(NamedTuple):
     """Some queries of some heads of a sequence, and some of the keys that they may see.
 
     Attributes:
-        place: which they are.
+        block_index: which they are.
         q, k, v: theirs, `g t k`, `g s k` and `g s v`; the queries are scaled.
         scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
             heads are not mixed.
         tanh: that of the softcap.
     """
 
-    place: Place
+    block_index: BlockIndex
     q: Tensor
     k: Tensor
     v: Tensor
@@ -186,8 +186,12 @@ def weighed_blocks(
             count = key_counts(allowed, (rows.length, seen.length), q).to(q.dtype)
             row_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
         for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
-            place = group, rows, columns
-            part_q, part_k, part_v = part(all_q, group, rows), part(all_k, group, columns), part(all_v, group, columns)
+            index = group, rows, columns
+            part_q, part_k, part_v = (
+                positions_view(all_q, group, rows),
+                positions_view(all_k, group, columns),
+                positions_view(all_v, group, columns),
+            )
             shape, tanh = (len(part_q), rows.length, columns.length), None
             scores = weights = torch.bmm(part_q, part_k.mT, out=scratch("scores", shape))
             if mix_scores is not None:
@@ -197,20 +201,22 @@ def weighed_blocks(
                 tanh = weights.div_(weighing.softcap).tanh_().clone()
                 weights.mul_(weighing.softcap)
             if bias is not None:
-                weights.add_(upcast(of_block(bias, place)))
-            allowed = allowed_pairs(mask, bias, band, place, q)
+                weights.add_(upcast(block_view(bias, index)))
+            allowed = allowed_pairs(mask, bias, band, index, q)
             allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
             weigh_(row_weighing, weights.flatten(0, 1), allowed)
             mixed = weights
             if mix_weights is not None:
                 mixed = mix(mix_weights.mT, weights, scratch("mixed_weights", (mix_weights.shape[1], *shape[1:])))
-            yield WeighedBlock(place, part_q, part_k, part_v, scores, weights, mixed, tanh)
+            yield WeighedBlock(index, part_q, part_k, part_v, scores, weights, mixed, tanh)
 
 
-def allowed_pairs(mask: Tensor | None, bias: Tensor | None, band: Band, place: Place, like: Tensor) -> Tensor | None:
+def allowed_pairs(
+    mask: Tensor | None, bias: Tensor | None, band: Band, index: BlockIndex, like: Tensor
+) -> Tensor | None:
     """Which queries of a block see which of its keys, broadcastable to `h t s`; None: each sees all."""
-    allowed = hide_by_bias(*(None if x is None else of_block(x, place) for x in (mask, bias)))
-    _, rows, columns = place
+    allowed = hide_by_bias(*(None if x is None else block_view(x, index) for x in (mask, bias)))
+    _, rows, columns = index
     if band.covers(rows, columns):
         return allowed
     at, to = (torch.arange(*span, device=like.device)[None] for span in (rows, columns))
@@ -218,7 +224,7 @@ def allowed_pairs(mask: Tensor | None, bias: Tensor | None, band: Band, place: P
     return in_band if allowed is None else in_band & allowed
 
 
-def part(x: Tensor, group: HeadGroup, positions: Span) -> Tensor:
+def positions_view(x: Tensor, group: HeadGroup, positions: Span) -> Tensor:
     """The view `n t k` of some heads and positions of an array `b h t k`."""
     sequence, heads = group
     return x[sequence, slice(*heads), slice(*positions)]
@@ -229,9 +235,9 @@ def rank4(x: Any) -> Any:
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
-def of_block(x: Tensor, place: Place) -> Tensor:
+def block_view(x: Tensor, index: BlockIndex) -> Tensor:
     """A block's part `h t s` of an array `b h t s`; an axis of length 1 serves all."""
-    (i, heads), rows, columns = place
+    (i, heads), rows, columns = index
     spans = Span(i, i + 1), heads, rows, columns
     return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))][0]
 

@@ -29,7 +29,7 @@ from attn_torch._ops import dtype_name, skew, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU; or a 128th of it in each head, as of many
 # windows of 64 positions.
-SMALL = 2**19
+SMALL_MAX_SCORES = 2**19
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -130,5 +130,5 @@ def needs_grad(*arrays: Tensor) -> bool:
 
 def few_scores(q: Tensor, k: Tensor) -> bool:
     """Whether all scores at once are faster than blocks: there are few, in all or in each head, or none."""
-    most, of_head = SMALL if q.is_cpu else 0, q.shape[1] * k.shape[1]
+    most, of_head = SMALL_MAX_SCORES if q.is_cpu else 0, q.shape[1] * k.shape[1]
     return statically_true(q.shape[0] * q.shape[2] * of_head <= most) or statically_true(of_head <= most // 128)

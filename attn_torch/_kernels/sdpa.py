@@ -21,7 +21,7 @@ from attn_torch._ops import skew
 # fewer than 768 it is slow.
 ROWS_PER_CALL = 1024
 # On a CPU, calls whose key and value widths differ by this factor use `blocks`: the kernel takes one width for both.
-UNEQUAL = 3
+MAX_WIDTH_RATIO = 3
 
 
 def supports(
@@ -31,7 +31,7 @@ def supports(
     if 0 in (*q.shape, *k.shape, *v.shape) or under_torch_func(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]
-    if q.is_cpu and max(widths) >= UNEQUAL * min(widths):
+    if q.is_cpu and max(widths) >= MAX_WIDTH_RATIO * min(widths):
         return False
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.

@@ -22,7 +22,7 @@ blocks: Any = import_module("attn_torch._kernels.blocks")
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS_PER_CALL": 4}
 # Blocks of two strips.
-SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2, "MAX_ROWS": 24, "QUERIES": 4}
+SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2, "MAX_ROWS": 24, "MASKED_BLOCK_QUERIES": 4}
 
 
 def found(tree: Tree, case: str) -> Arrays:

@@ -37,7 +37,7 @@ def paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "small":
         monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     else:
-        monkeypatch.setattr(kernels, "SMALL", 0)
+        monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     if request.param == "blocks":
         monkeypatch.setattr(blocks, "CPU_QUERIES", 3)
         monkeypatch.setattr(blocks, "CPU_SCORES", 70)
@@ -120,7 +120,7 @@ def test_a_hidden_score_may_overflow(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("options", [{"window": (3, 0)}, {"causal": True, "pattern": patterns.Chunks(3, 1)}])
 def test_the_column_of_a_sink_is_no_key(options: Any, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN in a value stays in the blocks of queries whose keys it is among, and so it is with sinks."""
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     monkeypatch.setattr(blocks, "CPU_QUERIES", 3)
     rng = np.random.default_rng(0)
     arrays = {name: torch.from_numpy(rng.normal(size=(2, 12, 2, 4))) for name in "qkv"}
@@ -214,7 +214,7 @@ def test_second_derivatives_of_few_scores(variant: str, monkeypatch: pytest.Monk
 
 
 def test_second_derivatives_of_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     inputs, options = given("window")
     arrays = {name: x.requires_grad_() for name, x in TORCH.arrays(inputs).items()}
     y = attend(**arrays, **options)[0]
@@ -234,7 +234,7 @@ def test_a_bias_gets_a_gradient_where_it_asks(learning: bool, monkeypatch: pytes
 
     backward = blocks.backward
     monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     monkeypatch.setattr(blocks, "backward", watch)
     arrays: dict[str, Any] = TORCH.arrays(given("bias")[0])
     arrays["q"].requires_grad_()
@@ -278,7 +278,7 @@ def test_which_path(call: str, learning: bool, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("times", "path"), [(2, "kernel"), (3, "blocks")])
 def test_widths_far_apart_go_by_blocks(times: int, path: str, wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel would fill the narrower ones up with zeros."""
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     taken: list[str] = []
     for name, room, function in (("kernel", sdpa, "attend"), ("blocks", blocks, "forward")):
         real = getattr(room, function)
@@ -314,7 +314,7 @@ def test_forward_mode_of_any_size(call: str) -> None:
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sinks"])
 def test_forward_mode_over_one_array_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have no tangents; without those the call would be cut into blocks."""
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     inputs, options = given("all")
     inputs["bias"][inputs["bias"] == -np.inf] = -9.0
     arrays: dict[str, Any] = TORCH.arrays(inputs)
@@ -454,7 +454,7 @@ def test_autocast_rounds_nothing_outside_pytorchs_kernel(case: str, monkeypatch:
 @pytest.mark.compile
 @pytest.mark.parametrize("learning", [False, True])
 def test_blocks_of_any_length_are_two_graphs_at_most(learning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attend, backend=graphs, fullgraph=True, dynamic=True)

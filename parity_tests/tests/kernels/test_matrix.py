@@ -97,7 +97,7 @@ def test_each_pattern_with_each_term_and_weighing(name: str, pattern: str) -> No
             assert worst(TREES[name], case) <= 1, str(case)
 
 
-@pytest.mark.parametrize(("name", "setting"), [("numpy", {}), ("torch", {"SMALL": 0})])
+@pytest.mark.parametrize(("name", "setting"), [("numpy", {}), ("torch", {"SMALL_MAX_SCORES": 0})])
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_one_sequence_must_see_says_nothing_of_the_next(name: str, setting: dict[str, int], first: int) -> None:
     """Two in one block: one of a single document, and one of two."""

@@ -47,7 +47,7 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 def constants(tree: Tree, path: str) -> dict[str, Any]:
     """Those of the tree's kernels: blocks that fall everywhere, or PyTorch's with the whole batch in one."""
-    one_block = {"SMALL": 0} if tree.name == "torch" else {}
+    one_block = {"SMALL_MAX_SCORES": 0} if tree.name == "torch" else {}
     return {"blocks": kernels.SMALL[tree.name][0], "one block": one_block}.get(path, {})
 
 

@@ -26,7 +26,7 @@ BY_DISTANCE = ("t5_bias", "shaw", "transformer_xl", "disentangled")
 VARIANTS = ("alibi", *BY_DISTANCE, "talking_heads", "differential")
 VARIANTS += ("sigmoid_attention", "sparsemax", "entmax15", "hard")
 VARIANTS += ("additive", "luong", "cope")
-SMALL = {"MIN_ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 4, "CPU_BLOCK_SCORES": 4, "PARTS": 2}
+SMALL = {"MIN_ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 4, "CPU_BLOCK_SCORES": 4, "CAUSAL_LOOPS": 2}
 T, S = 11, 13
 
 

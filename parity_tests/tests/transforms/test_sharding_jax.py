@@ -45,9 +45,9 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
             "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "MAX_ROWS": 4,
-            "QUERIES": 4,
+            "MASKED_BLOCK_QUERIES": 4,
             "MIN_KEYS": 3,
-            "PRODUCT": 0,
+            "MIN_PRODUCT_MULTIPLICATIONS": 0,
             "PATTERN_BLOCK": 3,
             "QUERY_PATTERN_BLOCK": 3,
         },
@@ -272,7 +272,7 @@ def main(planted: str, variants: list[str]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             rows, loops = in_small_blocks(patch, "jax"), []
             watched = lambda real, *args: (loops.append(variant), real(*args))[1]  # noqa: E731
-            for name in ("loop", "attend_by_sigmoid"):
+            for name in ("attend_equal_blocks", "attend_by_sigmoid"):
                 patch.setattr(rows, name, partial(watched, getattr(rows, name)))
             found = layer(mesh, variant, example, CALLS_IN_BLOCKS[call], variant in layers())
             return found | {"loops": len(loops)}
