@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -357,7 +357,7 @@ def other_values(field: Any, x: Any, known: list[Any]) -> Iterator[Any]:
 
 
 def refused_configs(variant: str) -> Refusals:
-    """The refusals of a variant's examples, each with one field changed; of those taken, what they say of arrays."""
+    """The refusals of a variant's examples, each with one field changed; of those taken, what they say."""
     found: Refusals = {}
     known = values(variant)
     for example, config in contract.examples(variant).items():
@@ -375,11 +375,25 @@ def refused_configs(variant: str) -> Refusals:
 TAKEN = "taken: "
 
 
+@cache
+def methods_of(kind: type[Config]) -> list[str]:
+    """The methods of a config that need no argument, but for those whose results are in others'."""
+    names = [name for name, f in inspect.getmembers(kind, inspect.isfunction) if not name.startswith(("_", "check"))]
+    free = [n for n in names if len(inspect.signature(getattr(kind, n)).parameters) == 1]
+    return [name for name in free if name not in ("as_dict", "children", "own_params", "params")]
+
+
 def said_by(config: Config) -> str:
-    """What a config says of arrays: its sizes, parameters, arguments and caches."""
-    start = {name: x if x is None else np.round(x, 6).tolist() for name, x in config.initial_values().items()}
-    parts = config.sizes(), config.shapes(), config.fans(), start, config.arguments(), config.cache_axes()
-    return TAKEN + repr((*parts, config.cache_slots(), sorted(config.exempt())))
+    """What each method of a config returns that needs no argument, and the angles of passes of some lengths."""
+    parts: dict[str, Any] = {}
+    for name in methods_of(type(config)):
+        try:
+            parts[name] = getattr(config, name)()
+        except ArithmeticError as error:  # buckets of a config without any
+            parts[name] = type(error).__name__
+    rotates: Any = config if getattr(config, "rope_base", None) is not None else None
+    parts |= {f"frequencies {length}": rotates and rotates.frequencies(length) for length in (1, 7, 40)}
+    return TAKEN + re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", repr(parts))
 
 
 @pytest.mark.parametrize("variant", contract.variants())
