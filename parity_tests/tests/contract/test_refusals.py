@@ -54,8 +54,8 @@ RECUR = floats(q=(2, 3, 4, 6), k=(2, 3, 2, 6), v=(2, 3, 2, 7))
 POSITIONS = np.arange(6).reshape(2, 3)
 STATE = drawn(2, 2, 6, 7)
 SHARES = np.full((2, 3, 2), 0.5)
-GRU = {"input_dim": 3, "hidden_dim": 3, "dtype": "float64"}
-WINDOW = {"d_model": 6, "num_heads": 2, "causal": True, "window": (1, None), "dtype": "float64"}
+GRU: Arguments = {"input_dim": 3, "hidden_dim": 3, "dtype": "float64"}
+WINDOW: Arguments = {"d_model": 6, "num_heads": 2, "causal": True, "window": (1, None), "dtype": "float64"}
 
 
 def with_documents(queries: Any, keys: Any, prefix: Any, **arrays: Any) -> Any:
@@ -402,7 +402,7 @@ def test_a_changed_field_is_taken_or_refused_as_before(variant: str) -> None:
 
 
 if __name__ == "__main__":
-    every = {name: recorded(refusals(name, *rest)) for name, *rest in calls()}
+    every = {name: recorded(refusals(name, function, given)) for name, function, given in calls()}
     every |= {variant: recorded(refused_configs(variant)) for variant in contract.variants()}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x, indent=0)}" for name, x in every.items())
     FILE.write_text("{\n" + lines + "\n}\n", "utf-8")
