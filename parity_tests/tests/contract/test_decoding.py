@@ -164,6 +164,22 @@ def test_steps_are_the_full_pass(variant: str, example: str, tree: str) -> None:
         assert made.compiled() == len(set(CHUNKS[-1]))
 
 
+def left_out(variant: str, example: str) -> list[str]:
+    """The integers, such as positions, that a step may do without."""
+    arguments = contract.examples(variant)[example].arguments()
+    return [name for name, arg in arguments.items() if arg.kind == "integers" and arg.optional]
+
+
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+@pytest.mark.parametrize(("variant", "example"), [x for x in decodes() if left_out(*x)])
+def test_steps_count_positions_that_are_left_out(variant: str, example: str, tree: str) -> None:
+    todo, names = work(variant, example), left_out(variant, example)
+    todo = replace(todo, more={name: x for name, x in todo.more.items() if name not in names})
+    made, want = decoder(todo, tree), todo.full()
+    for chunks in CHUNKS:
+        assert not wrong(made.run(todo, chunks), want), chunks
+
+
 @pytest.mark.parametrize("tree", TREES)
 def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
     """In a ring of slots, by chunks with padding anywhere, in sequences of unlike lengths, until one is full."""
