@@ -487,6 +487,22 @@ def test_states_are_kept_wider_than_16_bits(tree: str) -> None:
         assert {str(x.dtype).rpartition(".")[2] for x in arrays.values()} == {kind}
 
 
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+@pytest.mark.parametrize(("variant", "example"), first_examples())
+def test_a_step_keeps_the_shapes_and_types_of_a_cache(variant: str, example: str, tree: str) -> None:
+    """Of a type of its own, too, in steps of any kind: the next step, or a compiled one, gets what the first got."""
+    todo = work(variant, example, "bfloat16")
+    made = decoder(todo, tree)
+    for kind in ("bfloat16", "float32", None):
+        cache, at = made.init(BATCH, T, dtype=kind, **todo.sizes()), 0
+        want = {name: (tuple(x.shape), str(x.dtype)) for name, x in cache.arrays.items()}
+        for size, valid in ((1, {}), (2, {}), (2, {"valid": np.array([[False, True], [True, True]])})):
+            more = {name: x[:, at : at + size] for name, x in todo.more.items()}
+            _, cache = made.step(todo.x[:, at : at + size], cache, **valid, **more)
+            at += size
+            assert {name: (tuple(x.shape), str(x.dtype)) for name, x in cache.arrays.items()} == want, (kind, size)
+
+
 class Numbered:
     """A contract that keeps tokens of each position beside its keys."""
 
