@@ -27,13 +27,15 @@ SMALL = {"MIN_ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 4, "CPU_BLOCK_SCO
 T, S = 11, 13
 
 
-def ratios(tree: str, variant: str, example: str, shared: tuple[int, ...] = ()) -> dict[str, float]:
+def ratios(
+    tree: str, variant: str, example: str, shared: tuple[int, ...] = (), omitted: tuple[str, ...] = ("keep",)
+) -> dict[str, float]:
     """Error/bound of every output and gradient of an example's layer, whose mask and bias have length 1 on some axes,
-    counted from the last.
+    counted from the last; some arguments are left out.
     """
     config = replace(contract.examples(variant)[example], dropout=0.0)
     inputs = random_inputs(config, "full", t=T, s=S)
-    inputs.pop("keep", None)
+    inputs = {name: x for name, x in inputs.items() if name not in omitted}
     for name in {"mask", "bias"} & set(inputs):
         for axis in shared:
             inputs[name] = inputs[name].take([0], axis) if -axis <= inputs[name].ndim else inputs[name]
@@ -101,6 +103,8 @@ def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: py
         for shared in ((), (-4, -1) if i % 2 else (-4, -2), (-3,))[: 3 if i < 2 else 1]:
             found = ratios(tree, variant, example, shared)
             assert found and all(ratio <= 1 for ratio in found.values()), (example, shared, found)
+        found = ratios(tree, variant, example, omitted=("keep", "mask", "bias"))
+        assert found and all(ratio <= 1 for ratio in found.values()), (example, "without a mask", found)
 
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
