@@ -151,6 +151,6 @@ def dot_product_attention(
         allowed = allowed & (arange(s, q)[None, None, None, :] < key_value_seq_lengths[:, None, None, None])
     context = attend(q, k, v, mask=allowed, **options)[0]
     seen = any_over(allowed, (3,)).swapaxes(1, 2)[..., None]
-    mean = repeat_heads(to_dtype(upcast(v).mean(1), dtype_name(v))[:, None], q)
+    mean = repeat_heads(to_dtype(upcast(v).sum(1) / s, dtype_name(v))[:, None], q)
     context = where(real_queries, where(seen, context, mean), 0.0)
     return context if query.ndim == 4 else context[0]

@@ -28,7 +28,7 @@ def _product(subscripts: str, a: Array, b: Array) -> Array:
     of_a, of_b = factors.split(",")
     # For a sum over an axis of one, such as a batch of one sequence, XLA copies both factors.
     for letter in [x for x in of_a if x in of_b and x not in out]:
-        if a.shape[of_a.index(letter)] == 1:
+        if a.shape[of_a.index(letter)] == b.shape[of_b.index(letter)] == 1:
             a, b = a.squeeze(of_a.index(letter)), b.squeeze(of_b.index(letter))
             of_a, of_b = of_a.replace(letter, ""), of_b.replace(letter, "")
     factors = f"{of_a},{of_b}"

@@ -50,6 +50,7 @@ class Slopes(Term):
     slopes: Array
 
     def bias(self, relative_position: Array) -> Array:
+        contract.check_floats_by_axes("Slopes", "slopes", "h", specs("Slopes", slopes=self.slopes)["slopes"])
         slopes = upcast(self.slopes)
         return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
@@ -71,6 +72,7 @@ class Table(Term):
     bucket_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
+        contract.check_floats_by_axes("Table", "table", "x h", specs("Table", table=self.table)["table"])
         return take(self.table, self.bucket_of(relative_position)).swapaxes(0, 1)
 
     def bias_vjp(self, relative_position: Array, dbias: Array) -> dict[str, Array]:

@@ -321,7 +321,7 @@ class Seq2Seq(Layer[Config]):
             Tokens `b steps`, after the first stop token only stop tokens, and how many come before it.
         """
         sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, words=True)
+        self.config.check_generation(sizes["t"], steps, words=True, stop=stop)
         source, x, table = self.embed(source, target)
         decode_step, start = self.make_decode_step(source, mask, state)
 

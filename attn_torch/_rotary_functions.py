@@ -72,7 +72,8 @@ def rotary_angles(
         ValueError: options that cannot be right, or positions beyond their limit.
         TypeError: positions that are not integers, or an unknown option.
     """
-    name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
+    name = check_dtype("rotary_angles", dtype)
+    spec = contract.integer_positions(specs("rotary_angles", positions=positions)["positions"])
     low, high = known_range(positions) or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else contract.numpy_scalar_to_python(max_positions)
     config = contract.RotaryAnglesOptions(
@@ -120,6 +121,7 @@ def rotate(
         ValueError: shapes that do not fit, an unknown layout, or options of positions beside angles.
         TypeError: dtypes that do not fit.
     """
+    specs("rotate", x=x)
     wide = upcast(x)
     cos, sin = cos_sin_of(wide, cos, sin, rope_base, xpos, max_positions)
     spec = specs("rotate", x=x, cos=cos, sin=sin)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
+from reprlib import repr as short
+from sys import float_info
 from typing import Any
 
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_integer, is_number, require
@@ -52,6 +54,16 @@ def check_flag(who: str, name: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise field_error(who, f"{name} to be True or False", repr(value), f"set {name}=")
+
+
+def check_given(who: str, specs: Mapping[str, Spec | None]) -> None:
+    """Refuse a call without query, key or value.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name in ARRAY_NAMES:
+        require(specs[name] is not None, who, f"an array for {name}", None, f"pass {name}=")
 
 
 def shape_of(spec: Spec | None) -> tuple[int, ...]:
@@ -170,8 +182,8 @@ def check_scale(who: str, name: str, value: Any) -> None:
     Raises:
         ValueError: naming the argument.
     """
-    if value is not None and not (is_number(value) and isfinite(value)):
-        raise field_error(who, f"{name} to be a finite int or float", repr(value), f"set {name}=, None for 1/sqrt(K)")
+    if value is not None and not (is_number(value) and abs(value) <= float_info.max):
+        raise field_error(who, f"{name} to be a finite int or float", short(value), f"set {name}=, None for 1/sqrt(K)")
 
 
 def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: Any) -> None:

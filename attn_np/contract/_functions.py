@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from reprlib import repr as short
+from sys import float_info
 from typing import Any
 
 from attn_np.contract import alibi, t5_bias
@@ -90,6 +91,18 @@ def check_terms(terms: Any, term: type) -> None:
             got = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
             expected = "attend: expected terms to be one or several of `terms`, such as terms.Slopes(slopes), or None"
             raise TypeError(f"{expected}, got {got}; pass an array of what is added to the scores as bias=")
+
+
+def check_floats_by_axes(owner: str, name: str, axes: str, spec: Spec | None) -> None:
+    """Refuse what is no array of floats with these axes.
+
+    Raises:
+        ValueError: another number of axes.
+        TypeError: no floats.
+    """
+    check_floats(owner, name, spec)
+    shape = spec[0] if spec else ()
+    require(len(shape) == len(axes.split()), owner, f"{name} of shape ({', '.join(axes.split())})", shape, "reshape it")
 
 
 def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) -> None:
@@ -240,8 +253,8 @@ def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, 
         fits = len(mask[0]) <= rank and all(n in (1, size) for n, size in zip(mask[0], sizes, strict=True))
         fix = "add axes of size 1 where it does not vary"
         require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], fix)
-    if not is_number(alpha) or not (alpha >= 1 and isfinite(alpha)):
-        raise field_error(owner, "alpha to be a finite number from 1", repr(alpha), "1 is softmax, 2 is sparsemax")
+    if not is_number(alpha) or not 1 <= alpha <= float_info.max:
+        raise field_error(owner, "alpha to be a finite number from 1", short(alpha), "1 is softmax, 2 is sparsemax")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +291,8 @@ class RotaryAnglesOptions(Rotary):
     def sizes(self) -> dict[str, int]:
         return {"k": self.width}
 
-    def check_positions(self, spec: Spec | None, limited: bool) -> None:
-        """Refuse positions that are not integers, lack the axis of sections, or have no limit.
+    def check_positions(self, spec: Spec, limited: bool) -> None:
+        """Refuse positions that lack the axis of sections, or have no limit.
 
         Args:
             spec: of the positions.
@@ -287,12 +300,8 @@ class RotaryAnglesOptions(Rotary):
 
         Raises:
             ValueError: another first axis than one entry for each section, or no limit.
-            TypeError: no integers.
         """
         require(limited, self.variant, "max_positions in a compiled program", "none", "set it above every position")
-        if spec is None or spec[1] not in INTEGERS:
-            got = "none" if spec is None else spec[1]
-            raise TypeError(f"{self.variant}: expected positions as integers, got {got}; count from 0")
         count = None if self.sections is None else len(self.sections)
         expected = f"positions with a first axis of {count}, one entry for each section"
         require(count is None or spec[0][:1] == (count,), self.variant, expected, spec[0], "stack them along axis 0")
@@ -304,6 +313,18 @@ class RotaryAnglesOptions(Rotary):
 
 
 RotaryAnglesOptions.variant = "rotary_angles"
+
+
+def integer_positions(spec: Spec | None) -> Spec:
+    """The spec of positions, which must be integers.
+
+    Raises:
+        TypeError: naming the dtype.
+    """
+    if spec is None or spec[1] not in INTEGERS:
+        got = "none" if spec is None else spec[1]
+        raise TypeError(f"rotary_angles: expected positions as integers, got {got}; count from 0")
+    return spec
 
 
 def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:

@@ -157,11 +157,12 @@ class Pattern:
 
     Attributes:
         axes: the axes of each field that is an array: `b t` of the queries, `b s` of the keys, `b` of the batch.
-            Integers or booleans.
+            Integers or booleans; where it must be one of these, `kinds` says which.
         sees_itself: whether every position is sure to see itself where queries and keys have the same positions.
     """
 
     axes: ClassVar[Mapping[str, str]] = {}
+    kinds: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         CLASSES[full_name(cls)] = cls
@@ -250,7 +251,8 @@ def check_class(pattern: Pattern) -> None:
     """Refuse a pattern that cannot be taken apart and put together again.
 
     Raises:
-        TypeError: its class is not a frozen dataclass, or a field is neither a number, None, a pattern nor an array.
+        TypeError: its class is not a frozen dataclass, or a field is neither a number, None, a pattern nor such an array.
+        ValueError: a field with axes that no array of a pattern has.
     """
     name = type(pattern).__name__
     for cls in type(pattern).__mro__[: type(pattern).__mro__.index(Pattern)]:
@@ -270,6 +272,10 @@ def check_class(pattern: Pattern) -> None:
                 repr(axes),
                 "choose one",
             )
+            wanted = {"integers": "numbers", "booleans": "marks"}.get(pattern.kinds.get(field, ""))
+            if wanted and hasattr(x, "dtype") and array_kind(x) != wanted:
+                got = str(x.dtype).rpartition(".")[2]
+                raise TypeError(f"{name}: expected {field} as {pattern.kinds[field]}, got {got}; convert it")
         elif not (x is None or isinstance(x, int) or (isinstance(x, float) and isfinite(x))):
             expected = f"{name}: expected {field} to be a number, None or a pattern"
             raise TypeError(f"{expected}, got {x!r}; say by axes= which fields are arrays")
@@ -422,6 +428,7 @@ class ChosenChunk(Pattern):
     size: int
     numbers: Any
     axes = {"numbers": "b t"}
+    kinds = {"numbers": "integers"}
 
     def __post_init__(self) -> None:
         check_field(self, "size", 1)
@@ -455,6 +462,7 @@ class Documents(Pattern):
     queries: Any
     keys: Any
     axes = {"queries": "b t", "keys": "b s"}
+    kinds = {"queries": "integers", "keys": "integers"}
 
     def allows(self, query: Any, key: Any) -> Any:
         return self.queries == self.keys
@@ -470,6 +478,7 @@ class Prefix(Pattern):
 
     length: Any
     axes = {"length": "b"}
+    kinds = {"length": "integers"}
 
     def allows(self, query: Any, key: Any) -> Any:
         return key < self.length
@@ -481,6 +490,7 @@ class GlobalKeys(Pattern):
 
     marks: Any
     axes = {"marks": "b s"}
+    kinds = {"marks": "booleans"}
 
     def allows(self, query: Any, key: Any) -> Any:
         return self.marks
@@ -492,6 +502,7 @@ class GlobalQueries(Pattern):
 
     marks: Any
     axes = {"marks": "b t"}
+    kinds = {"marks": "booleans"}
 
     def allows(self, query: Any, key: Any) -> Any:
         return self.marks

@@ -1,6 +1,7 @@
 """Sequence to sequence with attention: a decoder looks back at everything the encoder read, at every step."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract import _base, additive, gru
 from attn_np.contract._base import Arg, Param, is_integer
@@ -169,13 +170,14 @@ class Config(_base.Config):
             "decoder_keep": Arg("w b t e", "keep", optional=True),
         }
 
-    def check_generation(self, t: int, steps: int, *, words: bool) -> None:
+    def check_generation(self, t: int, steps: int, *, words: bool, stop: Any = 0) -> None:
         """Refuse free-running decoding if outputs can't be inputs, or from more than one first input.
 
         Args:
             t: how many positions the first input has.
             steps: how many outputs are asked for.
             words: whether tokens are asked for.
+            stop: the token after which there are no more.
         """
         d, o = self.input_dim, self.sizes()["o"]
         if words:
@@ -204,6 +206,8 @@ class Config(_base.Config):
         _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
         whole = is_integer(steps) and steps >= 0
         _base.require(whole, self.variant, "steps to be an integer from 0", repr(steps), "set steps=")
+        fix = "set stop= to the token that ends a sentence, or to -1 for none"
+        _base.require(is_integer(stop), self.variant, "stop to be an integer", repr(stop), fix)
 
 
 EXAMPLES = {

@@ -164,6 +164,22 @@ def test_steps_are_the_full_pass(variant: str, example: str, tree: str) -> None:
         assert made.compiled() == len(set(CHUNKS[-1]))
 
 
+def left_out(variant: str, example: str) -> list[str]:
+    """The integers, such as positions, that a step may do without."""
+    arguments = contract.examples(variant)[example].arguments()
+    return [name for name, arg in arguments.items() if arg.kind == "integers" and arg.optional]
+
+
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+@pytest.mark.parametrize(("variant", "example"), [x for x in decodes() if left_out(*x)])
+def test_steps_count_positions_that_are_left_out(variant: str, example: str, tree: str) -> None:
+    todo, names = work(variant, example), left_out(variant, example)
+    todo = replace(todo, more={name: x for name, x in todo.more.items() if name not in names})
+    made, want = decoder(todo, tree), todo.full()
+    for chunks in CHUNKS:
+        assert not wrong(made.run(todo, chunks), want), chunks
+
+
 @pytest.mark.parametrize("tree", TREES)
 def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
     """In a ring of slots, by chunks with padding anywhere, in sequences of unlike lengths, until one is full."""
@@ -469,6 +485,22 @@ def test_states_are_kept_wider_than_16_bits(tree: str) -> None:
     narrow = layer.init_cache(BATCH, 1, dtype="bfloat16").arrays
     for arrays, kind in ((cache.arrays, "float32"), (narrow, "bfloat16")):
         assert {str(x.dtype).rpartition(".")[2] for x in arrays.values()} == {kind}
+
+
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+@pytest.mark.parametrize(("variant", "example"), first_examples())
+def test_a_step_keeps_the_shapes_and_types_of_a_cache(variant: str, example: str, tree: str) -> None:
+    """Of a type of its own, too, in steps of any kind: the next step, or a compiled one, gets what the first got."""
+    todo = work(variant, example, "bfloat16")
+    made = decoder(todo, tree)
+    for kind in ("bfloat16", "float32", None):
+        cache, at = made.init(BATCH, T, dtype=kind, **todo.sizes()), 0
+        want = {name: (tuple(x.shape), str(x.dtype)) for name, x in cache.arrays.items()}
+        for size, valid in ((1, {}), (2, {}), (2, {"valid": np.array([[False, True], [True, True]])})):
+            more = {name: x[:, at : at + size] for name, x in todo.more.items()}
+            _, cache = made.step(todo.x[:, at : at + size], cache, **valid, **more)
+            at += size
+            assert {name: (tuple(x.shape), str(x.dtype)) for name, x in cache.arrays.items()} == want, (kind, size)
 
 
 class Numbered:

@@ -14,9 +14,11 @@ import pytest
 import attn_np
 from attn_np import patterns
 from parity_tests.judge import kernels
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.judge.cases import given
+from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, Tree, config_of, random_inputs, without
 from parity_tests.tests.kernels.test_dependence import drawn
 from parity_tests.tests.kernels.test_kernels import V, fused, held, judged
+from parity_tests.tests.witness import layer_of, weights_of
 
 H, K = 6, 5
 
@@ -70,6 +72,38 @@ def test_the_gradient_of_what_nobody_sees_is_0_whatever_is_seen(name: str, at: A
         _, pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, mask=mask, implementation="textbook")
         grads = pull(dy).inputs
     assert not grads["q"][:, 4].any() and not grads["k"][:, 3].any() and not grads["v"][:, 3].any()
+
+
+def by_heads() -> list[tuple[str, str]]:
+    """Examples whose mask may differ from head to head, but for those that mix their heads' scores or weights."""
+    return [
+        (variant, example)
+        for variant, example in EXAMPLES
+        if "mask" in config_of(variant, example).arguments()
+        and "h" in config_of(variant, example).arguments()["mask"].axes.split()
+        and variant != "talking_heads"
+        and config_of(variant, example).sizes().get("g", 2) > 1
+    ]
+
+
+@pytest.mark.parametrize(("variant", "example"), by_heads())
+def test_what_one_head_sees_reaches_no_other(variant: str, example: str) -> None:
+    """NaN at a key that the queries of one key/value head see alone: the contexts of the others have none."""
+    config = without(config_of(variant, example), dropout=0.0)
+    sizes, at = config.sizes(), 1
+    h, r = sizes["h"], sizes["h"] // sizes.get("g", sizes["h"])
+    inputs = random_inputs(config, [*given(config, "plain"), "mask"], t=5, s=5)
+    mask = np.ones((1, h, *inputs["mask"].shape[2:]), bool)
+    mask[:, r:, :, at] = False
+    if "key" not in inputs:
+        mask[:, r:, at] = False
+    inputs["mask"] = mask
+    for name in ("key", "value") if "key" in inputs else ("query",):
+        if name in inputs:
+            inputs[name][:, at] = np.nan
+    with np.errstate(all="ignore"):
+        _, tape = attn_np.trace(layer_of(TREES["numpy"], config, weights_of(config)), **inputs)
+    assert np.isfinite(np.delete(tape["context"][:, :, r:], [] if "key" in inputs else [at], axis=1)).all()
 
 
 @pytest.mark.parametrize("row", [0, 2])

@@ -172,9 +172,13 @@ def test_what_is_no_pattern_is_refused(tree: Tree) -> None:
     short = tree.array(np.zeros((2, 3), np.int32))
     with pytest.raises(ValueError, match=r"^attend: expected an array of the pattern of shape b t = \(2, 4\), got"):
         attend(q, q, q, pattern=patterns.Documents(short, short))
-    floats = tree.array(np.zeros((2, 4)))
-    with pytest.raises(TypeError, match=r"^attend: expected integers or booleans in a pattern.s array b s, got float"):
-        attend(q, q, q, pattern=patterns.GlobalKeys(floats))
+    floats, marks = tree.array(np.zeros((2, 4))), tree.array(np.zeros((2, 4), bool))
+    with pytest.raises(TypeError, match=r"^attend: expected integers or booleans in a pattern.s array b t, got float"):
+        attend(q, q, q, pattern=patterns.Documents(floats, floats))
+    with pytest.raises(TypeError, match=r"^Documents: expected queries as integers, got bool; convert it"):
+        attend(q, q, q, pattern=patterns.Documents(marks, marks))
+    with pytest.raises(TypeError, match=r"^GlobalKeys: expected marks as booleans, got float64; convert it"):
+        attend(q, q, q, pattern=patterns.Causal() & patterns.GlobalKeys(floats))
 
 
 @pytest.mark.parametrize("bad", [0, -2, 1.5, True, None])

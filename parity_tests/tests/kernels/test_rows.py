@@ -31,15 +31,21 @@ T, S = 11, 13
 
 
 def ratios(
-    tree: str, variant: str, example: str, shared: tuple[int, ...] = (), t: int = T, s: int = S, dropout: float = 0.0
+    tree: str,
+    variant: str,
+    example: str,
+    shared: tuple[int, ...] = (),
+    t: int = T,
+    s: int = S,
+    dropout: float = 0.0,
+    omitted: tuple[str, ...] = (),
 ) -> dict[str, float]:
     """Error/bound of every output and gradient of an example's layer, whose mask and bias have length 1 on some axes,
-    counted from the last.
+    counted from the last; some arguments are left out.
     """
     config = replace(contract.examples(variant)[example], dropout=dropout)
-    inputs = random_inputs(config, "full", t=t, s=s)
-    if dropout == 0:
-        inputs.pop("keep", None)
+    omitted = omitted if dropout else ("keep", *omitted)
+    inputs = {name: x for name, x in random_inputs(config, "full", t=t, s=s).items() if name not in omitted}
     for name in {"mask", "bias"} & set(inputs):
         for axis in shared:
             inputs[name] = inputs[name].take([0], axis) if -axis <= inputs[name].ndim else inputs[name]
@@ -107,6 +113,8 @@ def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: py
         for shared in ((), (-4, -1) if i % 2 else (-4, -2), (-3,))[: 3 if i < 2 else 1]:
             found = ratios(tree, variant, example, shared)
             assert found and all(ratio <= 1 for ratio in found.values()), (example, shared, found)
+        found = ratios(tree, variant, example, omitted=("mask", "bias"))
+        assert found and all(ratio <= 1 for ratio in found.values()), (example, "without a mask", found)
 
 
 # Queries, keys and dropout, with which rows go block by block where other paths take all.

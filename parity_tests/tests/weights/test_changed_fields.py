@@ -36,8 +36,8 @@ def read(fields: Fields, layer: int, part: str | None) -> tuple[Fields | None, s
     return None if config is None else in_words(config), hf._read | inner
 
 
-def others(value: Any) -> list[Any]:
-    """Other values in place of one; for none, those that a field may have."""
+def others(value: Any, layer: int) -> list[Any]:
+    """Other values in place of one; for none, those that a field may have. A list that ends before the layer is one."""
     if value is None:
         return [None, 0.5, 2, True, False]
     if isinstance(value, bool):
@@ -46,7 +46,7 @@ def others(value: Any) -> list[Any]:
         return [x for x in (value / 2, value * 2, value // 2, 0, 1, 0.5, None) if x != value]
     if isinstance(value, list):
         words = ["|".join(value).upper()] if all(isinstance(x, str) for x in value) else []
-        return [value[::-1], value + value, value[:1], None, *words]
+        return [value[::-1], value + value, value[:1], value[:layer], None, *words]
     return [None]
 
 
@@ -73,7 +73,7 @@ def variations(model: str) -> dict[str, dict[str, Any]]:
         value = value_of(fields, name)
         if isinstance(value, dict):
             continue
-        variants = {json.dumps(other): with_field(fields, name, other) for other in others(value)}
+        variants = {json.dumps(other): with_field(fields, name, other) for other in others(value, layer)}
         if value is not None:
             variants["absent"] = less(fields, name)
         for words, variant in variants.items():
