@@ -49,7 +49,7 @@ def attention_fn(
         raise field_error(contract.FLAX, "module=None", type(module).__name__, fix)
     if precision is not None:
         raise field_error(contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
-    contract.check_given(contract.FLAX, specs(contract.FLAX, query=query, key=key, value=value, mask=mask))
+    contract.check_arrays(contract.FLAX, specs(contract.FLAX, query=query, key=key, value=value, mask=mask))
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
     mask = None if mask is None else mask.astype(bool)

@@ -56,7 +56,7 @@ def check_flag(who: str, name: str, value: Any) -> None:
         raise field_error(who, f"{name} to be True or False", repr(value), f"set {name}=")
 
 
-def check_given(who: str, specs: Mapping[str, Spec | None]) -> None:
+def check_arrays(who: str, specs: Mapping[str, Spec | None]) -> None:
     """Refuse a call without query, key or value.
 
     Raises:

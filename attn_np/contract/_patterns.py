@@ -251,7 +251,7 @@ def check_class(pattern: Pattern) -> None:
     """Refuse a pattern that cannot be taken apart and put together again.
 
     Raises:
-        TypeError: its class is not a frozen dataclass, or a field is neither a number, None, a pattern nor such an array.
+        TypeError: its class is not a frozen dataclass, or a field is neither a number, None, a pattern nor an array.
         ValueError: a field with axes that no array of a pattern has.
     """
     name = type(pattern).__name__

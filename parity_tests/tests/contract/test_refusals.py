@@ -109,7 +109,7 @@ def tokens(source: Any, target: Any) -> Any:
 def as_flax(**arrays: Any) -> Any:
     """The check of Flax's function, which only JAX has."""
     found = specs(checks.FLAX, **arrays)
-    checks.check_given(checks.FLAX, found)
+    checks.check_arrays(checks.FLAX, found)
     checks.check_flax(found)
 
 
@@ -369,7 +369,7 @@ def refused_configs(variant: str) -> Refusals:
                 if repr(value) in seen or repr(value) == repr(own):
                     continue
                 seen.add(repr(value))
-                make = partial(replace, config, **{name: value})
+                make: Callable[[], Any] = partial(replace, config, **{name: value})
                 found.setdefault(name, {})[f"{example} {value!r}"] = outcome(make) or said_by(make())
     return found
 
