@@ -33,9 +33,9 @@ def variants() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
 
-def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    """A hint for the end of an error message: the names closest to `name`, else all of them."""
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+def nearest(name: Any, known: tuple[str, ...] | list[str]) -> str:
+    """A hint for the end of an error message: the names closest to `name`, else all of them, as for what is no name."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) if isinstance(name, str) else []
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(known)}"
 
 

@@ -52,6 +52,7 @@ MUTANTS = (
         "exchange the axes of position to content: its keys were the rows",
         "scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)\n",
         "scores = gather_last(relative_scores, relative_index)\n",
+        call="plain",  # as many queries as keys
     ),
     c2p(
         "distance of the pair read as key minus query",

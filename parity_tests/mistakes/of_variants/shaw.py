@@ -33,6 +33,7 @@ MUTANTS = (
         "multiply the vector of the distance with the query, not with the key",
         'relative_scores_shared(tape, "rel_k", q, ',
         'relative_scores_shared(tape, "rel_k", k, ',
+        call="plain",  # as many queries as keys
     ),
     causal(
         "gradient of the queries from the contents alone",

@@ -195,6 +195,11 @@ def terms_from_places(alias: str) -> None:
         (
             terms.Table(table[:, 0, None, None], buckets),
             ValueError,
+            "Table: expected table of shape (x, h), got (6, 1, 1); reshape it",
+        ),
+        (
+            terms.Table(np.repeat(table, 3, 1), buckets),
+            ValueError,
             "Table: expected bias(relative_position) of shape (h, n)",
         ),
         (
