@@ -104,7 +104,7 @@ def unit_lower_inverse(lower: Array) -> Array:
     return concatenate([above, below], 1)
 
 
-def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
+def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
     """What `range_products` gives, from that of both halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
@@ -128,7 +128,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
     (first, second), from_middle, to_middle = separate(products), separate(from_start)[1], separate(to_end)[0]
     corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
     above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
-    return concatenate([above, below], 1), *whole_range(from_start, to_end)
+    return concatenate([above, below], 1), *merge_halves(from_start, to_end)
 
 
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:

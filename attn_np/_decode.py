@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attn_np._masks import full_mask, in_window
+from attn_np._masks import broadcast_mask, in_window
 from attn_np._ops import (
     Array,
     arange,
@@ -140,7 +140,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t)
         filled = min(longest + t, num_slots)
-    is_real = full_mask(valid, (b, t), query)
+    is_real = broadcast_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):

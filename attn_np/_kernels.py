@@ -213,7 +213,7 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
 
 
 def attend_vjp(
-    result: ForwardResult, dcontext: Array, dlse: Array | None = None, with_diagonals: bool = False
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None, needs_diagonal_grad: bool = False
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
     the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
@@ -242,7 +242,7 @@ def attend_vjp(
             # The sink's weight has no value, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, with_diagonals)
+        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, needs_diagonal_grad)
     return dq, dk, dv, dsinks, dbiased, ddiagonals
 
 
@@ -518,14 +518,14 @@ def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
 
 
 def backward(
-    result: ForwardResult, dcontext: Array, delta: Array, with_diagonals: bool
+    result: ForwardResult, dcontext: Array, delta: Array, needs_diagonal_grad: bool
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
     least, sum_rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
-    with_diagonals = with_diagonals and args.diagonal_bias is not None
-    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
+    needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
+    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
@@ -557,7 +557,7 @@ def backward(
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
                 dbiased[part.score_index(dbiased.shape, keys)] = dscores
-            if with_diagonals:
+            if needs_diagonal_grad:
                 add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
@@ -575,7 +575,7 @@ def backward(
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
         diagonal_sums = np.zeros(
-            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if with_diagonals else (0,), dtype
+            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if needs_diagonal_grad else (0,), dtype
         )
         scratch = Scratch()
         for block in blocks:

@@ -197,7 +197,7 @@ def visibility(
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
 
 
-def full_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
+def broadcast_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
     """A mask of this shape: the one that was passed, or True everywhere."""
     return broadcast_to(arange(shape[-1], like) >= 0 if mask is None else mask, shape)
 
@@ -267,4 +267,4 @@ def prepare_inputs(
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif not step.aligned:
         query, key, value = (where(step.has_room[:, :, None], x, 0.0) for x in arrays)
-    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+    return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

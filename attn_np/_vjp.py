@@ -17,9 +17,9 @@ from attn_np._ops import (
     Array,
     dtype_name,
     einsum,
+    flat_indices,
     primitive,
     record,
-    rows_in_turn,
     sigmoid,
     sqrt,
     steps_to_next,
@@ -275,7 +275,7 @@ def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, A
 @primitive
 def slope_last(x: Array, position: Array) -> Array:
     """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
-    return np.take(steps_to_next(x), rows_in_turn(np.floor(position), x.shape[-1]), mode="clip")
+    return np.take(steps_to_next(x), flat_indices(np.floor(position), x.shape[-1]), mode="clip")
 
 
 @primitive
@@ -285,7 +285,7 @@ def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     Neighbours mostly have the same entry, and are summed together first.
     """
     low = np.floor(position)
-    index, shape = rows_in_turn(low, n).ravel(), (*dy.shape[:-1], n)
+    index, shape = flat_indices(low, n).ravel(), (*dy.shape[:-1], n)
     starts = np.concatenate([[0], np.flatnonzero(index[1:] != index[:-1]) + 1])[: index.size]
     parts = np.subtract(position, low, out=low)
     parts *= dy

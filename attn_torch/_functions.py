@@ -7,7 +7,7 @@ import attn_torch._attend as core
 import attn_torch._ops as ops
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
-from attn_np.contract._offset import OffsetQueries, OffsetQueriesEach
+from attn_np.contract._offset import ShiftedQueries, ShiftedQueriesPerSequence
 from attn_np.contract._patterns import Pattern, Prefix
 from attn_torch._layer import specs
 from attn_torch._ops import (
@@ -73,9 +73,9 @@ def positions_as_pattern(
             default = s - t
             # signed, by the sum with 0: differences of unsigned numbers would wrap
             pattern = (
-                OffsetQueriesEach(pattern, first_position + arange(1, q) - default)
+                ShiftedQueriesPerSequence(pattern, first_position + arange(1, q) - default)
                 if is_array
-                else OffsetQueries(pattern, first_position - default)
+                else ShiftedQueries(pattern, first_position - default)
             )
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)

@@ -160,7 +160,7 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
     kept = module.init_cache(B, 6, **open_sizes(layer, inputs))
     tape: dict[str, Any] = {}
     y, kept = module.step(**before, cache=kept, valid=REAL, tape=tape)
-    for name in ("seen_query", "seen_key", "seen_value", "live"):
+    for name in ("zeroed_query", "zeroed_key", "zeroed_value", "live"):
         claim(name not in tape or not tape[name][~REAL].any(), f"{name} of padding is 0")
     claim(np.isfinite(y).all(), "not finite in padding")
     claim(kept.length.tolist() == [len(at) for at in taken], f"lengths {kept.length.tolist()}")
