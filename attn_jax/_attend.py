@@ -122,8 +122,8 @@ def attend(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
         implementation=implementation,
     )  # fmt: skip
-    arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = contract.check(arrays, options, rate, softmax_fn is not None, cached_check)
+    array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    sizes = contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)

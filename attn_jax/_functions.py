@@ -23,7 +23,7 @@ from attn_jax._simplex import log_sum_exp
 from attn_jax._terms import Term, relative_bias_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
-from attn_np.contract._offset import OffsetQueries, OffsetQueriesEach
+from attn_np.contract._offset import ShiftedQueries, ShiftedQueriesPerSequence
 from attn_np.contract._patterns import Pattern, Prefix
 
 
@@ -73,9 +73,9 @@ def positions_as_pattern(
             default = s - t
             # signed, by the sum with 0: differences of unsigned numbers would wrap
             pattern = (
-                OffsetQueriesEach(pattern, first_position + arange(1, q) - default)
+                ShiftedQueriesPerSequence(pattern, first_position + arange(1, q) - default)
                 if is_array
-                else OffsetQueries(pattern, first_position - default)
+                else ShiftedQueries(pattern, first_position - default)
             )
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
@@ -138,8 +138,8 @@ def attend(
         softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
-            "textbook"; or "fused" for the fast path, which never forms the weights. Of the names above it tapes q, k,
-            v, bias, context and as allowed the given mask alone.
+            "textbook"; or "fused" for the fast path, which never forms the weights. It tapes only q, k, v, bias,
+            context, and `allowed`, which is then the mask argument.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
             query's scores, its sink's among them; where it sees no key, that is its sink, or -inf without one. Of

@@ -108,11 +108,11 @@ class Plan(NamedTuple):
         return (self.queries, self.keys) == (self.t, self.s) and not self.keeps_layout
 
     @property
-    def blocks(self) -> int:
+    def num_query_blocks(self) -> int:
         """Number of blocks of queries."""
         return -(-self.t // self.queries) if self.t > self.queries else 1
 
-    def key_blocks(self, i: Any) -> tuple[Any, Any]:
+    def key_block_range(self, i: Any) -> tuple[Any, Any]:
         """The first block of keys that any query of block i sees by its position, and the one after the last."""
         position, end = i * self.queries + self.s - self.t, -(-self.s // self.keys)
         first = 0 if self.left is None else jnp.clip(position - self.left, 0, self.s) // self.keys
@@ -127,7 +127,7 @@ class Plan(NamedTuple):
     @property
     def ragged(self) -> tuple[bool, bool]:
         """Whether the last block of queries, and that of keys, is not full."""
-        return self.blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
+        return self.num_query_blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
 
 
 def _are_static(*sizes: Any) -> bool:
@@ -231,7 +231,7 @@ def _attend(
     pattern_arrays: tuple[Array, ...],
     diagonal_bias: Array | None,
 ) -> tuple[Array, Array]:
-    (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.blocks, plan.queries
+    (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.num_query_blocks, plan.queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
     floats = q, k, v, bias, sinks, diagonal_bias
@@ -266,7 +266,7 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     x = jnp.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
     b, h, t, s = x.shape
     x = x.reshape(b, *((1, 1) if h == 1 else (g, h // g)), t, s)
-    return x if t == 1 else pad_to(x, 3, plan.blocks * plan.queries)
+    return x if t == 1 else pad_to(x, 3, plan.num_query_blocks * plan.queries)
 
 
 def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
@@ -286,7 +286,7 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
     """
     if diagonal_bias is None:
         return None
-    x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
+    x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.num_query_blocks * plan.queries - plan.t, 0)))
     rows = plan.queries if plan.has_one_block or plan.queries % STRIP_ROWS else STRIP_ROWS
     x = skew(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
@@ -306,7 +306,7 @@ def _rows(plan: Plan, x: Array) -> Array:
     return broadcast_to(x, (b, g, plan.group_size, plan.queries, c)).reshape(b, g, plan.group_size * plan.queries, c)
 
 
-def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
+def _block_of(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     """The part of a mask or bias for block i of the queries and block j of the keys, `b g r q c`."""
     if x is None:
         return None
@@ -314,10 +314,10 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
 
 
 def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
-    """The queries of block i, as many at a time as `skewed_bias` has rows: the first of them in the block, and where
-    their part of `skewed_bias` begins for block j of the keys.
+    """For each strip of queries of block i: its first query in the block, and its first column in `skewed_bias` for
+    block j of the keys. A strip has as many queries as `skewed_bias` has rows.
     """
-    rows, last = skewed_bias.shape[3], (plan.blocks - 1 - i) * plan.queries + plan.key_start(j)
+    rows, last = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.queries + plan.key_start(j)
     return [(n, last + (plan.queries - rows - n)) for n in range(0, plan.queries, rows)]
 
 
@@ -335,7 +335,7 @@ def _key_loop(
     unless it is `shared_by_batch`; a sequence with fewer than another goes on with some that it hides.
     """
     if plan.pattern is None:
-        return lambda i: (*plan.key_blocks(i), lambda n: n)
+        return lambda i: (*plan.key_block_range(i), lambda n: n)
     pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
     may_see = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like).may
     may_see = any_over(may_see, (0,))[None] if shared_by_batch else may_see
@@ -362,7 +362,7 @@ def _visible(
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
-                return slice_of(pad_to(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
+                return slice_of(pad_to(x, 1, plan.num_query_blocks * plan.queries), 1, i * plan.queries, plan.queries)
             return x if axes == "b" else slice_of(x, 1, plan.key_start(j), plan.keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
@@ -393,7 +393,7 @@ def _block_scores(
     A bias by diagonal is added in place, some queries after the others: it is never an array as large as the block,
     which would have to be written and read again.
     """
-    bias, mask = _block(plan, bias, i, j), _block(plan, mask, i, j)
+    bias, mask = _block_of(plan, bias, i, j), _block_of(plan, mask, i, j)
     allowed = _visible(plan, i, j, bias, mask, pattern_arrays)
     x, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
     if skewed_bias is None:
@@ -422,12 +422,12 @@ def _lowest(x: Array) -> Any:
 
 
 # Over keys: the largest score and the sum of exponentials relative to it, `b g n`; the values times these, `b g n v`.
-Sums = tuple[Array, Array, Array]
+SoftmaxState = tuple[Array, Array, Array]
 # The values' average, `b g n v`; the largest score and the sum of exponentials relative to it, `b g n`.
-Average = tuple[Array, Array, Array]
+ContextAndStats = tuple[Array, Array, Array]
 
 
-def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
+def _online_sums(x: Array, v: Array, before: SoftmaxState | None = None) -> SoftmaxState:
     """The sums over some keys, from their scores and values, and those before."""
     top = jnp.max(jax.lax.stop_gradient(x), -1, initial=-jnp.inf)
     top = top if before is None else maximum(top, before[0])
@@ -442,7 +442,7 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
     return top, total, weighted_values
 
 
-def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Average:
+def _average(plan: Plan, sums: SoftmaxState, v: Array, sinks: Array | None, hides: bool) -> ContextAndStats:
     """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
@@ -482,7 +482,7 @@ def _lse(plan: Plan, top: Array, total: Array, sinks: Array | None) -> Array:
 def _forward(
     plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None,
     pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
-) -> Average:  # fmt: skip
+) -> ContextAndStats:  # fmt: skip
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
     if not plan.keeps_layout:
@@ -497,7 +497,7 @@ def _forward(
 
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
 
-    def query_block(block: tuple[Array, Array]) -> Average:
+    def query_block(block: tuple[Array, Array]) -> ContextAndStats:
         i, qi = block
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
@@ -513,7 +513,7 @@ def _forward(
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)
         return _average(plan, sums, vj, sinks, hides)
 
-    return jax.lax.map(query_block, (jnp.arange(plan.blocks), q))
+    return jax.lax.map(query_block, (jnp.arange(plan.num_query_blocks), q))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -579,7 +579,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, skewed_bias)]
     (dk, dv, dbias, dskewed_bias), dq = jax.lax.scan(
-        query_block, zeros, (jnp.arange(plan.blocks), q, dcontext, top, delta)
+        query_block, zeros, (jnp.arange(plan.num_query_blocks), q, dcontext, top, delta)
     )
     dsinks = None
     if sinks is not None:

@@ -214,7 +214,7 @@ def cumsum(x: Array, axis: int) -> Array:
     return jnp.cumsum(x, axis=axis)
 
 
-def sums_from(x: Array) -> Array:
+def reverse_cumsum(x: Array) -> Array:
     """For each entry of the last axis, the sum of it and of those after it."""
     return jax.lax.cumsum(x, axis=x.ndim - 1, reverse=True)
 

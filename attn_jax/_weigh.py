@@ -18,7 +18,7 @@ from attn_np.contract._weighing import Weighing
 BLOCK_SCORES, BLOCK_KEYS, MIN_QUERIES = 2**19, 256, 128  # of a block: the scores, the keys, the fewest queries
 
 
-class Plan(NamedTuple):
+class SigmoidPlan(NamedTuple):
     """How a call is computed, all known when it is compiled.
 
     Attributes:
@@ -33,27 +33,27 @@ class Plan(NamedTuple):
     keys: int
 
     @property
-    def blocks(self) -> int:
+    def num_query_blocks(self) -> int:
         """Number of blocks of queries."""
         return -(-self.band.t // self.queries)
 
     @property
-    def key_blocks(self) -> int:
+    def num_key_blocks(self) -> int:
         """Number of blocks of keys."""
         return -(-self.band.s // self.keys)
 
     def positions(self, i: Any) -> Any:
-        """Those of the queries of block i."""
+        """Positions of the queries of block i."""
         return i * self.queries + jnp.arange(self.queries) + (self.band.s - self.band.t)
 
     def key_positions(self, j: Any) -> Any:
-        """Those of the keys of block j."""
+        """Positions of the keys of block j."""
         return j * self.keys + jnp.arange(self.keys)
 
-    def key_range(self, i: Any) -> tuple[Any, Any]:
+    def key_block_range(self, i: Any) -> tuple[Any, Any]:
         """The first block of keys that any query of block i sees by its position, and the one after the last."""
         s, first = self.band.s, i * self.queries + self.band.s - self.band.t
-        start, stop = 0, self.key_blocks
+        start, stop = 0, self.num_key_blocks
         if self.band.left is not None:
             start = jnp.clip(first - self.band.left, 0, s) // self.keys
         if self.band.right is not None:
@@ -68,14 +68,14 @@ def attend_by_sigmoid(
     b, t, h, _ = q.shape
     queries = min(t, max(MIN_QUERIES, BLOCK_SCORES // (b * h * BLOCK_KEYS)))
     queries = -(-t // -(-t // queries))  # blocks of one size that hold t with little to spare
-    plan = Plan(weighing, band, queries, min(BLOCK_KEYS, band.s))
+    plan = SigmoidPlan(weighing, band, queries, min(BLOCK_KEYS, band.s))
     mask, bias = (x if x is None else jnp.asarray(x) for x in (mask, to_dtype(bias, q.dtype.name)))
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     return _attend(plan, q, k, v, mask, bias)
 
 
 @partial(jax.jit, static_argnums=0)
-def _attend(plan: Plan, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None) -> Array:
+def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None) -> Array:
     (b, t, h, _), s = q.shape, k.shape[1]
     if mask is not None:
         queries, keys = visibility(mask, t, s, like=q, window=(plan.band.left, plan.band.right))
@@ -90,42 +90,44 @@ def _attend(plan: Plan, q: Array, k: Array, v: Array, mask: Array | None, bias: 
         return x if x is None or x.shape[axis] == 1 else pad_to(x, axis, -(-x.shape[axis] // size) * size)
 
     # Keys and queries that fill the last blocks are 0, and so is what comes of them: a weight times a value of 0.
-    q = pad_to(q, 1, plan.blocks * plan.queries).reshape(b, plan.blocks, plan.queries, h, q.shape[3])
-    k, v = pad_to(k, 1, plan.key_blocks * plan.keys), pad_to(v, 1, plan.key_blocks * plan.keys)
+    q = pad_to(q, 1, plan.num_query_blocks * plan.queries).reshape(
+        b, plan.num_query_blocks, plan.queries, h, q.shape[3]
+    )
+    k, v = pad_to(k, 1, plan.num_key_blocks * plan.keys), pad_to(v, 1, plan.num_key_blocks * plan.keys)
     mask, bias = (padded(padded(x, 2, plan.queries), 3, plan.keys) for x in (mask, bias))
     offset = plan.weighing.score_offset
     if offset is None:
         offset = -log(maximum(_key_counts(plan, bias, mask), 1).astype(q.dtype))
     else:
-        offset = jnp.full((plan.blocks, 1, 1, 1, 1), offset, q.dtype)
+        offset = jnp.full((plan.num_query_blocks, 1, 1, 1, 1), offset, q.dtype)
     context: Any = _blocks(
         plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, offset
     )
-    return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.blocks * plan.queries, h, v.shape[3])[:, :t]
+    return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.num_query_blocks * plan.queries, h, v.shape[3])[:, :t]
 
 
 # Letters: i blocks of queries, n queries and c keys of a block. Keys come as columns, `b h k s`.
 
 
-def _visible(plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None) -> Array | None:
+def _visible(plan: SigmoidPlan, i: Any, j: Any, bias: Array | None, mask: Array | None) -> Array | None:
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b h n c`; None for all."""
-    allowed = hide_by_bias(_part(plan, mask, i, j), _part(plan, bias, i, j))
+    allowed = hide_by_bias(_block_of(plan, mask, i, j), _block_of(plan, bias, i, j))
     if plan.band.full:
         return allowed
     in_band = in_window(plan.positions(i)[None], plan.key_positions(j)[None], plan.band.left, plan.band.right)
     return in_band if allowed is None else in_band & allowed
 
 
-def _part(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
+def _block_of(plan: SigmoidPlan, x: Array | None, i: Any, j: Any) -> Array | None:
     """The part of a mask or bias for block i of the queries and block j of the keys."""
     if x is None:
         return None
     return slice_of(slice_of(x, 2, i * plan.queries, plan.queries), 3, j * plan.keys, plan.keys)
 
 
-def _key_counts(plan: Plan, bias: Array | None, mask: Array | None) -> Array:
+def _key_counts(plan: SigmoidPlan, bias: Array | None, mask: Array | None) -> Array:
     """How many keys each query sees, broadcastable to `i b h n 1`."""
-    band, blocks = plan.band, jnp.arange(plan.blocks)
+    band, blocks = plan.band, jnp.arange(plan.num_query_blocks)
     if bias is None and mask is None:
         position = plan.positions(blocks[:, None])
         start = 0 if band.left is None else jnp.clip(position - band.left, 0, band.s)
@@ -140,16 +142,16 @@ def _key_counts(plan: Plan, bias: Array | None, mask: Array | None) -> Array:
             more = jnp.sum(seen, -1, keepdims=True, dtype=jnp.int32)
             return more if count is None else count + more
 
-        return jax.lax.fori_loop(*plan.key_range(i), summed, summed(0, None))
+        return jax.lax.fori_loop(*plan.key_block_range(i), summed, summed(0, None))
 
     return jax.lax.map(of_block, blocks)
 
 
 def _weights(
-    plan: Plan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None, offset: Array
+    plan: SigmoidPlan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None, offset: Array
 ) -> tuple[Array, Array | None, Array | None]:
     """Of block i of the queries and block j of the keys: the weights, who sees whom, and the slope of the cap."""
-    allowed, bias, slope = _visible(plan, i, j, bias, mask), _part(plan, bias, i, j), None
+    allowed, bias, slope = _visible(plan, i, j, bias, mask), _block_of(plan, bias, i, j), None
     x = einsum("bhnk,bhkc->bhnc", q, slice_of(k, 3, j * plan.keys, plan.keys))
     if plan.weighing.softcap is not None:
         x = tanh(x / plan.weighing.softcap)
@@ -161,7 +163,9 @@ def _weights(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blocks(plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, offset: Array) -> Array:
+def _blocks(
+    plan: SigmoidPlan, q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, offset: Array
+) -> Array:
     """The contexts `i b h n v` of queries `i b h n k`, keys `b h k s` and values `b h s v`."""
 
     def query_block(block: Any) -> Array:
@@ -174,16 +178,16 @@ def _blocks(plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, mask: 
                 return einsum("bhnc,bhcv->bhnv", weights[..., :0], values[:, :, :0])
             return context + einsum("bhnc,bhcv->bhnv", weights, values)
 
-        return jax.lax.fori_loop(*plan.key_range(i), summed, summed(0, None))
+        return jax.lax.fori_loop(*plan.key_block_range(i), summed, summed(0, None))
 
     return jax.lax.map(query_block, (jnp.arange(q.shape[0]), q, offset))
 
 
-def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
+def _blocks_fwd(plan: SigmoidPlan, *arrays: Any) -> tuple[Array, Any]:
     return _blocks(plan, *arrays), arrays
 
 
-def _blocks_bwd(plan: Plan, arrays: Any, dcontext: Array) -> Any:
+def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
     """Gradients of p = sigmoid(score): ds = p (1 - p) (do v); of the products dq = ds k, dk = ds q, dv = p do."""
     q, k, v, bias, mask, offset = arrays
     key_rows, value_columns = k.swapaxes(2, 3), v.swapaxes(2, 3)
@@ -207,7 +211,7 @@ def _blocks_bwd(plan: Plan, arrays: Any, dcontext: Array) -> Any:
             dv = add_at(dv, (0, 0, 0, at), einsum("bhvn,bhnc->bhvc", dcontext.mT, weights))
             return dq + einsum("bhnc,bhck->bhnk", ds, slice_of(key_rows, 2, at, plan.keys)), dk, dv, dbias
 
-        dq, *carry = jax.lax.fori_loop(*plan.key_range(i), step, (jnp.zeros_like(q), *carry))
+        dq, *carry = jax.lax.fori_loop(*plan.key_block_range(i), step, (jnp.zeros_like(q), *carry))
         return carry, dq
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, value_columns, bias)]

@@ -18,9 +18,9 @@ from attn_jax._ops import (
     interpolate_last,
     linear,
     record,
+    reverse_cumsum,
     sigmoid,
     softmax,
-    sums_from,
     upcast,
     where,
 )
@@ -85,7 +85,7 @@ class ContextualPositionAttention(Layer[Config]):
                 gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
-            gate_sums = record(tape, gate_sums=sums_from(gates))
+            gate_sums = record(tape, gate_sums=reverse_cumsum(gates))
             positions = record(tape, positions=where(gate_sums < last, gate_sums, last))
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)

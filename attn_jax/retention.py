@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
 from attn_jax._layer import Layer, cast_output
-from attn_jax._masks import full_mask, zero_unseen
+from attn_jax._masks import broadcast_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -170,7 +170,7 @@ class Retention(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
@@ -178,7 +178,7 @@ class Retention(Layer[Config]):
             q, k, v = record(tape, q_proj=q, k_proj=k, v_proj=v)
             q, k, v = silu(q), silu(k), silu(v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+        is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = cos_sin_for(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import full_mask
+from attn_jax._masks import broadcast_mask
 from attn_jax._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._weighing import Weighing
@@ -61,7 +61,7 @@ class SigmoidAttention(Layer[Config]):
                     if allowed is None:
                         ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
                     else:
-                        visible = full_mask(allowed, scores.shape, scores)
+                        visible = broadcast_mask(allowed, scores.shape, scores)
                         ones = where(visible, where(visible, 1.0, scores), 0.0)
                     count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]

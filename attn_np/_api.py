@@ -17,7 +17,7 @@ from attn_np.weights import (
     read,
     read_pretrained,
     requested_dtype,
-    require_own,
+    require_layer_of,
     write,
 )
 
@@ -82,7 +82,7 @@ def save(
         TypeError: no layer of this package, or no path.
     """
     expected = f"{__package__}.save: expected a layer of {__package__} first"
-    require_own(Layer, module, expected, "call save(layer, path)")
+    require_layer_of(Layer, module, expected, "call save(layer, path)")
     values = {key: to_numpy(x) for key, x in module.params().items()}
     write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
@@ -131,7 +131,7 @@ def load(
     """
     if into is not None:
         expected = f"{__package__}.load: expected into= to be a layer of {__package__}"
-        require_own(Layer, into, expected, "call load(path, into=layer)")
+        require_layer_of(Layer, into, expected, "call load(path, into=layer)")
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
     device = check_device(device)
@@ -183,7 +183,7 @@ def load_pretrained(
         config: fields of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
     Raises:
-        WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
+        WeightFileError: the subclass for what is wrong with the folder, or for a field that our layer cannot represent.
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """

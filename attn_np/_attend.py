@@ -136,8 +136,8 @@ def attend(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
         implementation=implementation,
     )  # fmt: skip
-    arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = contract.check(arrays, options, rate, softmax_fn is not None, cached_check)
+    array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    sizes = contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
@@ -199,13 +199,15 @@ def attend(
 
 
 def fast_path_vjp(
-    tape: Tape, dcontext: Array, dlse: Array | None, with_diagonals: bool
+    tape: Tape, dcontext: Array, dlse: Array | None, needs_diagonal_grad: bool
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads = dcontext.ndim == 4
     if not has_heads:
         dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
-    *dinputs, dsinks, dbiased, ddiagonal_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, with_diagonals)
+    *dinputs, dsinks, dbiased, ddiagonal_bias = kernels.attend_vjp(
+        residuals_of(tape), dcontext, dlse, needs_diagonal_grad
+    )
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddiagonal_bias=ddiagonal_bias)[0]
@@ -214,7 +216,7 @@ def fast_path_vjp(
 
 
 def relative_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
-    """The gradient of what `relative_bias` returned, in its shape, after `attend_vjp` with `with_diagonals`."""
+    """The gradient of what `relative_bias` returned, in its shape, after `attend_vjp` with `needs_diagonal_grad`."""
     by_diagonal = tape.get("ddiagonal_bias")
     if by_diagonal is not None:
         return sum_to(by_diagonal, shape)
@@ -231,7 +233,7 @@ def attend_vjp(
     rate: float = 0.0,
     normalize_over: str = "keys",
     kv_heads: int | None = None,
-    with_diagonals: bool = False,
+    needs_diagonal_grad: bool = False,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
     dweights: Array | None = None,
     dlse: Array | None = None,
@@ -245,13 +247,13 @@ def attend_vjp(
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
-        with_diagonals: whether `relative_bias_vjp` will be asked for.
+        needs_diagonal_grad: whether `relative_bias_vjp` will be asked for.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
         dweights: gradient of the returned weights, if there is one beside that of the context.
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fast_path_vjp(tape, dcontext, dlse, with_diagonals)
+        return fast_path_vjp(tape, dcontext, dlse, needs_diagonal_grad)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale

@@ -3,7 +3,7 @@
 1. Blocks. Scores of a block of queries against a block of keys are computed, turned into weights and used up before
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
-2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and those hidden in part are
+2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
 3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - top) / total, where top is its
    largest score, so that `exp` cannot overflow. While later blocks are unknown, top is the largest so far, and what was
@@ -34,9 +34,9 @@ from attn_np._kernel_blocks import Block, Keys, count_of, index_of
 from attn_np._kernel_scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
-    least_score,
     mask_with_neg_inf_,
     outside_window,
+    underflow_score,
     zero_hidden_,
     zero_subnormal_,
 )
@@ -105,15 +105,15 @@ class Arguments:
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
-    def exp_(self, x: Array, least: float | None = None) -> Array:
-        """The weight of a score times `exp_factor`, in place. With `least`, scores are raised to it at least and its
+    def exp_(self, x: Array, floor: float | None = None) -> Array:
+        """The weight of a score times `exp_factor`, in place. With `floor`, scores below it are raised to it and its
         weight is subtracted, so that lower scores weigh exactly 0: what underflows is slow.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
-        if least is None:
+        if floor is None:
             return exp(x, out=x)
-        smallest = exp(np.full(64, least, x.dtype))[0]
-        return np.subtract(exp(np.maximum(x, least, out=x), out=x), smallest, out=x)
+        smallest = exp(np.full(64, floor, x.dtype))[0]
+        return np.subtract(exp(np.maximum(x, floor, out=x), out=x), smallest, out=x)
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,9 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     constant for each head so that no score is above `SAFE_SCORE`.
 
     That is allowed with at least `FEW_QUERIES` queries, small products, moderate values, a small constant, and no
-    sinks, softcap or other bias. The constant is the largest bias, or 15 less, so that later keys hardly ever move the
-    roundings of earlier queries.
+    sinks, softcap or other bias. The constant is the largest bias; where products leave room (at most 15), 15 less.
+    Then the weights of a row seldom add up to less than 1. A block with such a row is computed again with the largest
+    looked for, which rounds its other rows differently: so later keys would move the roundings of earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
@@ -203,7 +204,7 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
     safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
     safe = safe and values_are_moderate(args.v)
-    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
+    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # `not <=` is also true of NaN
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
     shift = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
     if not np.max(np.abs(shift)) <= 2 * SAFE_SCORE:  # a large one would round the others
@@ -213,7 +214,7 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
 
 
 def attend_vjp(
-    result: ForwardResult, dcontext: Array, dlse: Array | None = None, with_diagonals: bool = False
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None, needs_diagonal_grad: bool = False
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
     the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
@@ -242,7 +243,7 @@ def attend_vjp(
             # The sink's weight has no value, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, with_diagonals)
+        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, needs_diagonal_grad)
     return dq, dk, dv, dsinks, dbiased, ddiagonals
 
 
@@ -291,7 +292,7 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
 
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys, Array | None]]:
-    """What `visible_parts` yields of a block of queries with each block of keys that it may see."""
+    """What `visible_sub_blocks` yields of a block of queries with each block of keys that it may see."""
     step = block_shape(args)[1]
     if args.pattern is not None:
         for keys in keys_of_pattern(args, block, step):
@@ -300,7 +301,7 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys,
         return
     first, last = args.band.keys(block.queries)
     for i in range(first, last, step):
-        yield from visible_parts(args, block, Span(i, min(i + step, last)))
+        yield from visible_sub_blocks(args, block, Span(i, min(i + step, last)))
 
 
 def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
@@ -309,10 +310,10 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
         return
     may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
-    for part in (seen[i : i + step] for i in range(0, len(seen), step)):
+    for group in (seen[i : i + step] for i in range(0, len(seen), step)):
         # A bias by diagonal is read in spans.
-        gaps = np.flatnonzero(np.diff(part) > 1) + 1 if args.diagonal_bias is not None else []
-        for run in np.split(part, gaps):
+        gaps = np.flatnonzero(np.diff(group) > 1) + 1 if args.diagonal_bias is not None else []
+        for run in np.split(group, gaps):
             first, last, s = run[0], run[-1] + 1, args.band.s
             if last - first == len(run):
                 yield Span(int(first) * PATTERN_KEYS, min(int(last) * PATTERN_KEYS, s))
@@ -321,9 +322,9 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
                 yield keys[: len(keys) - max(0, int(last) * PATTERN_KEYS - s)]
 
 
-def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
-    """Yields each part of a block of queries, the keys it sees, and their `hidden_scores`: one part, unless a causal
-    edge or a window runs through the block; then those of its halves. What is hidden whole is left out.
+def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
+    """Yields sub-blocks of some queries each, the keys they see, and their `hidden_scores`: the block itself, unless a
+    causal edge or a window runs through it; then those of its halves. What is hidden entirely is left out.
     """
     queries, (first, last) = block.queries, args.band.keys(block.queries)
     keys = Span(max(keys.start, first), min(keys.stop, last))
@@ -332,7 +333,7 @@ def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[B
     if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
-            yield from visible_parts(args, block._replace(queries=half), keys)
+            yield from visible_sub_blocks(args, block._replace(queries=half), keys)
     elif (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
         yield block, keys, hidden
 
@@ -360,10 +361,12 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
     must_see = block.slice_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
     if must_see[:, key_positions // PATTERN_KEYS].all():
         return None
-    first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
-    part = pattern.map(lambda axes, x: block.slice_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
+    first_position, index = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
+    block_pattern = pattern.map(
+        lambda axes, x: block.slice_batch(x)[(slice(None), *(index[a] for a in axes.split()[1:]))]
+    )
     query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
-    return ~visible_pairs(part, query_positions[None], key_positions[None])
+    return ~visible_pairs(block_pattern, query_positions[None], key_positions[None])
 
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
@@ -389,10 +392,9 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
 
 
 def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its diagonals.
-
-    Without a bias by diagonal both are inf, so that nothing is done for low scores: no block is skipped, no score
-    replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
+    """The least and the largest that a block's scores can be, by its diagonals; -inf and inf without a bound on the
+    products. Without a bias by diagonal both are inf, whatever the scores: nothing is done for low ones, no block is
+    skipped and no score raised.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
@@ -442,7 +444,7 @@ def values_are_moderate(v: Array) -> bool:
     for i in range(0, v.shape[1], BLOCK_KEYS):
         sizes = np.abs(v[:, i : i + BLOCK_KEYS])
         tiny = np.min(sizes, initial=low) < low and ((sizes > 0) & (sizes < low)).any()
-        if tiny or not np.max(sizes, initial=0) <= high:  # which NaN is not, either
+        if tiny or not np.max(sizes, initial=0) <= high:  # `not <=` is also true of NaN
             return False
     return True
 
@@ -467,17 +469,17 @@ def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tu
         sink = args.sinks[block.heads, None] * dtype.type(args.exp_factor)
         top = top if bounded else np.maximum(top, sink)
         weight_sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch, least = Scratch(), least_score(dtype) * args.exp_factor
-    for part, keys, hidden in visible_blocks(args, block):
-        low, high = score_range(args, part, keys)
-        if bounded and high < least:
+    scratch, cutoff = Scratch(), underflow_score(dtype) * args.exp_factor
+    for sub_block, keys, hidden in visible_blocks(args, block):
+        low, high = score_range(args, sub_block, keys)
+        if bounded and high < cutoff:
             continue
-        at, v = block.index_of_part(part), part.slice_keys(args.v, keys)
-        weights = scratch("weights", (*shape[:2], part.queries.length, count_of(keys)), dtype)
-        scores_(args, part, keys, q[at], weights)
+        at, v = block.index_of_sub_block(sub_block), sub_block.slice_keys(args.v, keys)
+        weights = scratch("weights", (*shape[:2], sub_block.queries.length, count_of(keys)), dtype)
+        scores_(args, sub_block, keys, q[at], weights)
         if bounded:
             # Hidden scores are exponentiated too and zeroed after: exp(-inf) takes several times as long.
-            args.exp_(weights, least if low < least else None)
+            args.exp_(weights, cutoff if low < cutoff else None)
             zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
@@ -509,8 +511,8 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
 def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
     """Which queries of a block see some key, `b h t`."""
     seen = np.zeros_like(top, np.bool_)
-    for part, _, hidden in visible_blocks(args, block):
-        seen[block.index_of_part(part)] |= True if hidden is None else ~hidden.all(-1)
+    for sub_block, _, hidden in visible_blocks(args, block):
+        seen[block.index_of_sub_block(sub_block)] |= True if hidden is None else ~hidden.all(-1)
     return seen
 
 
@@ -518,14 +520,14 @@ def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
 
 
 def backward(
-    result: ForwardResult, dcontext: Array, delta: Array, with_diagonals: bool
+    result: ForwardResult, dcontext: Array, delta: Array, needs_diagonal_grad: bool
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, sum_rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
-    with_diagonals = with_diagonals and args.diagonal_bias is not None
-    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
+    cutoff, sum_rows = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
+    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
@@ -536,34 +538,34 @@ def backward(
         # shorter than a row of weights.
         block_dcontext, block_delta = block.slice_queries(dcontext) / total, block.slice_rows(delta)[..., None] / total
         block_dq = np.zeros_like(q)
-        for part, keys, hidden in visible_blocks(args, block):
-            low, high = score_range(args, part, keys)
-            top = part.slice_rows(result.top)[..., None]
-            if high - np.min(top, initial=np.inf) < least:
+        for sub_block, keys, hidden in visible_blocks(args, block):
+            low, high = score_range(args, sub_block, keys)
+            top = sub_block.slice_rows(result.top)[..., None]
+            if high - np.min(top, initial=np.inf) < cutoff:
                 continue
-            at, at_keys = block.index_of_part(part), np.s_[:, :, index_of(keys)]
-            k, v = part.slice_keys(args.k, keys), part.slice_keys(args.v, keys)
-            part_q, part_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
-            shape = (*q.shape[:2], part.queries.length, count_of(keys))
+            at, at_keys = block.index_of_sub_block(sub_block), np.s_[:, :, index_of(keys)]
+            k, v = sub_block.slice_keys(args.k, keys), sub_block.slice_keys(args.v, keys)
+            sub_block_q, sub_block_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
+            shape = (*q.shape[:2], sub_block.queries.length, count_of(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
-            tanh_scores = scores_(args, part, keys, q[at], weights)
+            tanh_scores = scores_(args, sub_block, keys, q[at], weights)
             weights -= top
-            args.exp_(weights, least if low - np.max(top, initial=-np.inf) < least else None)
+            args.exp_(weights, cutoff if low - np.max(top, initial=-np.inf) < cutoff else None)
             zero_hidden_(weights, hidden)
-            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dcontext
-            np.matmul(part_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
+            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
+            np.matmul(sub_block_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
             dscores -= block_delta[at]
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                dbiased[part.score_index(dbiased.shape, keys)] = dscores
-            if with_diagonals:
-                add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
+                dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
+            if needs_diagonal_grad:
+                add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
                 dscores *= slope
-            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
+            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ sub_block_q
             block_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
         np.multiply(block_dq, dtype.type(args.scale), out=block.slice_queries(dq))
 
@@ -575,7 +577,7 @@ def backward(
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
         diagonal_sums = np.zeros(
-            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if with_diagonals else (0,), dtype
+            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if needs_diagonal_grad else (0,), dtype
         )
         scratch = Scratch()
         for block in blocks:

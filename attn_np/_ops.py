@@ -108,7 +108,7 @@ def take(table: Array, index: Array) -> Array:
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
     (b, h, t, n), s = x.shape, index.shape[-1]
-    if type(x) is not np.ndarray:  # an array that carries errors
+    if type(x) is not np.ndarray:  # the judge's error arrays
         return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
     flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
     rows = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
@@ -122,14 +122,14 @@ def interpolate_last(x: Array, position: Array) -> Array:
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """
     low = np.floor(position)
-    index = rows_in_turn(low, x.shape[-1])
+    index = flat_indices(low, x.shape[-1])
     y = np.subtract(position, low, out=low)
     y *= np.take(steps_to_next(x), index, mode="clip")
     y += np.take(x, index, mode="clip")
     return y
 
 
-def rows_in_turn(index: Array, n: int) -> Array:
+def flat_indices(index: Array, n: int) -> Array:
     """Indices into rows of n, one row for each `b h t`, as indices into all rows laid end to end: `b h t s`."""
     index = index.astype(np.intp)
     index += (np.arange(prod(index.shape[:-1])) * n).reshape(*index.shape[:-1], 1)
@@ -206,7 +206,7 @@ def cumsum(x: Array, axis: int) -> Array:
     return np.cumsum(x, axis=axis)
 
 
-def sums_from(x: Array) -> Array:
+def reverse_cumsum(x: Array) -> Array:
     """For each entry of the last axis, the sum of it and of those after it."""
     return np.cumsum(x[..., ::-1], axis=-1)[..., ::-1]
 

@@ -122,7 +122,7 @@ def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
 
 
 def range_products(decay: Array) -> tuple[Array, Array]:
-    """Products of the decays of a chunk: from its start through each position, and from behind each one to its end.
+    """Products of the decays of a chunk: from its start through each position, and from the next one through its last.
 
     By halves, so that nothing is divided: a product may be 0.
     """
@@ -132,10 +132,10 @@ def range_products(decay: Array) -> tuple[Array, Array]:
     if t % 2:
         from_start, to_end = range_products(padded_to_even(decay, (1,), 1.0))
         return from_start[:, :t], to_end[:, :t]
-    return whole_range(*range_products(halves(decay)))
+    return merge_halves(*range_products(halves(decay)))
 
 
-def whole_range(from_start: Array, to_end: Array) -> tuple[Array, Array]:
+def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
     """What `range_products` gives, from that of both halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
@@ -159,7 +159,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
     (first, second), from_middle, to_middle = separate(products), separate(from_start)[1], separate(to_end)[0]
     corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_middle[:, :, :, None], k[:, : t // 2] * to_middle)
     above, below = concatenate([first, zeros(corner.shape, k)], 4), concatenate([corner, second], 4)
-    return concatenate([above, below], 1), *whole_range(from_start, to_end)
+    return concatenate([above, below], 1), *merge_halves(from_start, to_end)
 
 
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
@@ -243,7 +243,7 @@ def chunked(
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing @ state.
+    corrected = writing - erasing @ state, which is U - W S in the WY form of Yang et al. 2024, arXiv:2406.06484.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)

@@ -17,9 +17,9 @@ from attn_np._ops import (
     Array,
     dtype_name,
     einsum,
+    flat_indices,
     primitive,
     record,
-    rows_in_turn,
     sigmoid,
     sqrt,
     steps_to_next,
@@ -246,7 +246,7 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
 def take_vjp(table: Array, index: Array, dy: Array) -> Array:
     """Row u of the table gets the sum of the gradients at all places whose index is u."""
     index, dy = index.reshape(-1), dy.reshape(index.size, *table.shape[1:])
-    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+    if type(dy) is not np.ndarray:  # the judge's error arrays support only products
         one_hot = (index[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
         return einsum("tu,td->ud", one_hot, dy.reshape(len(index), -1)).reshape(table.shape)
     order = np.argsort(index, kind="stable")
@@ -261,7 +261,7 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
     (b, h, t, s), n = dy.shape, x.shape[-1]
     index = np.broadcast_to(index, (b, t, s))
-    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+    if type(dy) is not np.ndarray:  # the judge's error arrays support only products
         return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
     rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
@@ -275,7 +275,7 @@ def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, A
 @primitive
 def slope_last(x: Array, position: Array) -> Array:
     """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
-    return np.take(steps_to_next(x), rows_in_turn(np.floor(position), x.shape[-1]), mode="clip")
+    return np.take(steps_to_next(x), flat_indices(np.floor(position), x.shape[-1]), mode="clip")
 
 
 @primitive
@@ -285,7 +285,7 @@ def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     Neighbours mostly have the same entry, and are summed together first.
     """
     low = np.floor(position)
-    index, shape = rows_in_turn(low, n).ravel(), (*dy.shape[:-1], n)
+    index, shape = flat_indices(low, n).ravel(), (*dy.shape[:-1], n)
     starts = np.concatenate([[0], np.flatnonzero(index[1:] != index[:-1]) + 1])[: index.size]
     parts = np.subtract(position, low, out=low)
     parts *= dy

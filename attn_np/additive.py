@@ -87,7 +87,7 @@ class AdditiveAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        query, key, dtype, dw = tape["seen_query"], tape["seen_key"], dtype_name(dy), {}
+        query, key, dtype, dw = tape["zeroed_query"], tape["zeroed_key"], dtype_name(dy), {}
         d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
         dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
         dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])

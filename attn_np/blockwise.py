@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, cast_output, prepare_inputs
-from attn_np._masks import any_visible, attention_mask, full_mask, zero_unseen
+from attn_np._masks import any_visible, attention_mask, broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -60,7 +60,7 @@ class BlockwiseAttention(Layer[Config]):
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = full_mask(mask, (b, t, s), q)
+        allowed = broadcast_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", mask, q)
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)

@@ -19,9 +19,9 @@ from attn_np._ops import (
     interpolate_last,
     linear,
     record,
+    reverse_cumsum,
     sigmoid,
     softmax,
-    sums_from,
     upcast,
     where,
 )
@@ -100,7 +100,7 @@ class ContextualPositionAttention(Layer[Config]):
                 gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
-            gate_sums = record(tape, gate_sums=sums_from(gates))
+            gate_sums = record(tape, gate_sums=reverse_cumsum(gates))
             positions = record(tape, positions=where(gate_sums < last, gate_sums, last))
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
@@ -123,7 +123,7 @@ class ContextualPositionAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dw = self.config, {}
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         width = self.w_q.shape[-1]

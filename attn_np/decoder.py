@@ -182,7 +182,7 @@ class DecoderAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dw = self.config, {}
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if self.w_gate is None:

@@ -179,7 +179,7 @@ class DeltaRule(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
@@ -203,7 +203,7 @@ class DeltaRule(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, dw = self.config, {}
-        x, q, k, v, beta, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "beta", "real"))
+        x, q, k, v, beta, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dnormed, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)

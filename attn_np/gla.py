@@ -38,7 +38,7 @@ class GatedLinearAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
@@ -63,7 +63,7 @@ class GatedLinearAttention(Layer[Config]):
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, dw = self.config, {}
         x, q, k, v, gate_scores, real = (
-            tape.get(name) for name in ("seen_query", "q", "k", "v", "gate_scores", "real")
+            tape.get(name) for name in ("zeroed_query", "q", "k", "v", "gate_scores", "real")
         )
         a, decay, latent = tape["a"], tape["decay"], tape["latent"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
 from attn_np._layer import Layer, cast_output
-from attn_np._masks import full_mask, zero_unseen
+from attn_np._masks import broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -75,12 +75,12 @@ class KimiDeltaAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
             q = convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = convolve("v", v, self.w_v_conv, is_real, step, tape)
@@ -110,7 +110,7 @@ class KimiDeltaAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, dw = self.config, {}
-        x, q, k, v, a, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "a", "real"))
+        x, q, k, v, a, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "a", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         gate, decay = tape["gate"], tape["decay"]
@@ -144,7 +144,7 @@ class KimiDeltaAttention(Layer[Config]):
         da = softplus_vjp(a, -(dlog_decay * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = full_mask(real, x.shape[:2], x)
+            is_real = broadcast_mask(real, x.shape[:2], x)
             dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
             dv = conv_windows_vjp(is_real, dwindow)
             dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)

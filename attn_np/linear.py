@@ -174,7 +174,7 @@ class LinearAttention(Layer[Config]):
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
@@ -207,7 +207,7 @@ class LinearAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
         c, dw = self.config, {}
-        x, q, k, v, sums, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "sums", "real"))
+        x, q, k, v, sums, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "sums", "real"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context = tape["context"]
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import full_mask, hide_by_bias, zero_unseen
+from attn_np._masks import broadcast_mask, hide_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -45,7 +45,7 @@ PROJECTED_ROWS = 8  # queries in a block whose keys are projected for it alone: 
 
 def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
-    visible = full_mask(allowed, shape, like)
+    visible = broadcast_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
 
 
@@ -163,7 +163,7 @@ class LuongAttention(Layer[Config]):
         dtype, d = dtype_name(dy), attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
         dquery, dk, dvalue, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         if self.w_k is not None and self.config.half_window is None:
-            dk, d["w_k"] = einsum_vjp("bsi,ie->bse", tape["seen_key"], self.w_k, dk)
+            dk, d["w_k"] = einsum_vjp("bsi,ie->bse", tape["zeroed_key"], self.w_k, dk)
         return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dk, dvalue) | {"bias": dbias}, d)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:

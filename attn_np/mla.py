@@ -88,7 +88,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same strings."""
         c, dw, sizes = self.config, {}, self.config.sizes()
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if c.absorbed:

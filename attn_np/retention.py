@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
 from attn_np._layer import Layer, cast_output
-from attn_np._masks import full_mask, zero_unseen
+from attn_np._masks import broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -221,7 +221,7 @@ class Retention(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
@@ -229,7 +229,7 @@ class Retention(Layer[Config]):
             q, k, v = record(tape, q_proj=q, k_proj=k, v_proj=v)
             q, k, v = silu(q), silu(k), silu(v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+        is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = cos_sin_for(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
@@ -268,7 +268,9 @@ class Retention(Layer[Config]):
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, dw = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
-        x, q, k, v, gate_scores, real = (tape.get(name) for name in ("seen_query", *names, "v", "gate_scores", "real"))
+        x, q, k, v, gate_scores, real = (
+            tape.get(name) for name in ("zeroed_query", *names, "v", "gate_scores", "real")
+        )
         normed, context = tape["normed"], tape["context"]
         scale = 1 / sqrt(q.shape[-1]) if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
@@ -283,7 +285,7 @@ class Retention(Layer[Config]):
             dxs = [dx_gate]
         dcontext, dw["w_norm"] = self.norm_vjp(context, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        is_real = full_mask(real, x.shape[:2], x)
+        is_real = broadcast_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:

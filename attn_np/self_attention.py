@@ -54,7 +54,7 @@ class SelfAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dtype, dw = self.config, dtype_name(dy), {}
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dcontext = dy = cotangent(tape, dy)
         if self.w_o is not None:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btv,vo->bto", tape["context"], self.w_o, self.b_o, dy)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import full_mask
+from attn_np._masks import broadcast_mask
 from attn_np._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, sigmoid_vjp
@@ -62,7 +62,7 @@ class SigmoidAttention(Layer[Config]):
                     if allowed is None:
                         ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
                     else:
-                        visible = full_mask(allowed, scores.shape, scores)
+                        visible = broadcast_mask(allowed, scores.shape, scores)
                         ones = where(visible, where(visible, 1.0, scores), 0.0)
                     count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]
@@ -90,7 +90,7 @@ class SigmoidAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dw = self.config, {}
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 

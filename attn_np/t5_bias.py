@@ -64,11 +64,11 @@ class T5Attention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dw = self.config, {}
-        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
-        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, with_diagonals=True)
+        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, needs_diagonal_grad=True)
         dposition = record(tape, dposition_bias=relative_bias_vjp(tape, tape["position_bias"].shape))
         dw["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition.swapaxes(1, 3))
         caller_bias = tape.get("caller_bias")

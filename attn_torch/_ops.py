@@ -204,7 +204,7 @@ def cumsum(x: Array, axis: int) -> Array:
     return torch.cumsum(x, dim=axis)
 
 
-def sums_from(x: Array) -> Array:
+def reverse_cumsum(x: Array) -> Array:
     """For each entry of the last axis, the sum of it and of those after it."""
     return torch.cumsum(x.flip(-1), dim=-1).flip(-1)
 

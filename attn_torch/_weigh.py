@@ -1,4 +1,4 @@
-"""Weights that `attend` does not make, one block of rows after the other, in place between the matrix products.
+"""Sigmoid, sparse and mixed-head attention in blocks of queries, computed in place.
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
@@ -139,8 +139,8 @@ class WeighedBlock(NamedTuple):
     """Some queries of some heads of a sequence, and some of the keys that they may see.
 
     Attributes:
-        block_index: which they are.
-        q, k, v: theirs, `g t k`, `g s k` and `g s v`; the queries are scaled.
+        block_index: the heads, and the spans of queries and keys.
+        q, k, v: their arrays, `g t k`, `g s k` and `g s v`; the queries are scaled.
         scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
             heads are not mixed.
         tanh: that of the softcap.
@@ -179,13 +179,13 @@ def weighed_blocks(
         for i in range(q.shape[0])
         for j in range(0, q.shape[2], heads_per_group)
     ]
-    for group, (rows, seen) in product(head_groups, blocks):
-        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else seen.length
+    for group, (rows, key_span) in product(head_groups, blocks):
+        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else key_span.length
         if weighing.elementwise and weighing.score_offset is None:
-            allowed = allowed_pairs(mask, bias, band, (group, rows, seen), q)
-            count = key_counts(allowed, (rows.length, seen.length), q).to(q.dtype)
+            allowed = allowed_pairs(mask, bias, band, (group, rows, key_span), q)
+            count = key_counts(allowed, (rows.length, key_span.length), q).to(q.dtype)
             row_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
-        for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+        for columns in (Span(i, min(i + width, key_span.stop)) for i in range(key_span.start, key_span.stop, width)):
             index = group, rows, columns
             part_q, part_k, part_v = (
                 positions_view(all_q, group, rows),

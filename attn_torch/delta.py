@@ -102,7 +102,7 @@ class DeltaRule(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)

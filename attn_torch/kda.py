@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.kda import Config
 from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
 from attn_torch._layer import Layer, cast_output
-from attn_torch._masks import full_mask, zero_unseen
+from attn_torch._masks import broadcast_mask, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -60,12 +60,12 @@ class KimiDeltaAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
-        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
             q = convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = convolve("v", v, self.w_v_conv, is_real, step, tape)

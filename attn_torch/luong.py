@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.luong import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import full_mask, hide_by_bias, zero_unseen
+from attn_torch._masks import broadcast_mask, hide_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -31,7 +31,7 @@ PROJECTED_ROWS = 8  # queries in a block whose keys are projected for it alone: 
 
 def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
-    visible = full_mask(allowed, shape, like)
+    visible = broadcast_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
 
 

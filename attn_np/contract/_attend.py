@@ -15,7 +15,7 @@ SOFTMAX_AXIS = {"keys": -1, "queries": -2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrays(Config):
+class ArraySpecs(Config):
     """The arrays of a call of `attend`, checked as the arguments of a layer are."""
 
     head_axis: bool
@@ -36,8 +36,8 @@ class Arrays(Config):
         return arguments if self.head_axis else {name: arg.without("h", "g") for name, arg in arguments.items()}
 
 
-Arrays.variant = "attend"
-WITH_HEADS, WITHOUT_HEADS = Arrays(head_axis=True), Arrays(head_axis=False)
+ArraySpecs.variant = "attend"
+WITH_HEADS, WITHOUT_HEADS = ArraySpecs(head_axis=True), ArraySpecs(head_axis=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,20 +161,20 @@ def check(
     if rank not in (3, 4):
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
         raise field_error("attend", expected, q and q[0], "put its axes in this order")
-    arrays = WITH_HEADS if rank == 4 else WITHOUT_HEADS
+    declared = WITH_HEADS if rank == 4 else WITHOUT_HEADS
     with_dtype_of_q = {
         name: (x[0], q[1]) if name in ("bias", "sinks") and q and x and x[1] in FLOATS else x
         for name, x in specs.items()
     }
     try:
-        sizes = cached_check(arrays, None, with_dtype_of_q)
+        sizes = cached_check(declared, None, with_dtype_of_q)
     except ValueError as error:
-        raise ValueError(f"{error}{swapped_axes_hint(specs) if arrays.head_axis else ''}") from None
+        raise ValueError(f"{error}{swapped_axes_hint(specs) if declared.head_axis else ''}") from None
     if sinks is not None:
-        possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
+        possible = declared.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"
         require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
-    if arrays.head_axis and (sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0):
+    if declared.head_axis and (sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0):
         expected = "the heads of q to be a multiple of those of k, which has at least 1"
         fix = f"share each key/value head among equally many query heads{swapped_axes_hint(specs)}"
         raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", fix)

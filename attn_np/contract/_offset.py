@@ -7,7 +7,7 @@ from attn_np.contract._patterns import Pattern
 
 
 @dataclass(frozen=True)
-class OffsetQueries(Pattern):
+class ShiftedQueries(Pattern):
     """What a pattern shows to queries shifted by a number of positions."""
 
     pattern: Pattern
@@ -18,7 +18,7 @@ class OffsetQueries(Pattern):
 
 
 @dataclass(frozen=True)
-class OffsetQueriesEach(Pattern):
+class ShiftedQueriesPerSequence(Pattern):
     """What a pattern shows to queries shifted by a number of positions for each sequence, `b`."""
 
     pattern: Pattern

@@ -16,8 +16,8 @@ from attn_np.weights._errors import (
     ConfigMismatchError,
     DtypeMismatchError,
     NonFiniteWeightError,
-    compare_keys,
     compare_shape,
+    require_same_keys,
 )
 from attn_np.weights.layouts._base import differences
 
@@ -70,7 +70,7 @@ def check(
     """
     file = os.fspath(where)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
-    compare_keys(file, list(shapes), list(values))
+    require_same_keys(file, list(shapes), list(values))
     for name, shape in shapes.items():
         compare_shape(file, name, shape, tuple(values[name].shape), axes[name])
     dtype = common_dtype(file, {name: np.dtype(values[name].dtype).name for name in shapes}, Request())
@@ -79,7 +79,7 @@ def check(
     return dtype
 
 
-def require_own(base: type, layer: Any, expected: str, fix: str) -> None:
+def require_layer_of(base: type, layer: Any, expected: str, fix: str) -> None:
     """Refuse anything but a layer of the package whose layers have this base.
 
     Raises:

@@ -126,7 +126,7 @@ def first_names(names: Iterable[str]) -> str:
     return (", ".join(map(repr, names[:MAX_NAMES])) or "none") + more
 
 
-def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None:
+def require_same_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None:
     """Refuse a file that lacks keys or has unknown ones.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights._check import Request, require_agreement
-from attn_np.weights._errors import ConfigMismatchError, WeightFileError, compare_keys
+from attn_np.weights._errors import ConfigMismatchError, WeightFileError, require_same_keys
 from attn_np.weights._key_prefix import KeyPrefix
 from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
@@ -128,7 +128,7 @@ def infer_config(
     missing = [prefix.key(table, key) for key in table.required_keys() if key not in shapes]
     if missing:
         present = [prefix.key(table, key) for key in shapes]
-        compare_keys(file.path, [*missing, *present], present)
+        require_same_keys(file.path, [*missing, *present], present)
     return canonical(contract.config(variant, **fields))
 
 

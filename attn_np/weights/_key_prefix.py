@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from attn_np.contract._base import is_integer
-from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, compare_keys, first_names
+from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, first_names, require_same_keys
 from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple, expand_rules
@@ -18,7 +18,7 @@ class KeyPrefix:
 
     Attributes:
         own: of the layer's own keys, such as `encoder.layer.3.`.
-        first: of keys that only layer 0 has, for every layer.
+        first: of keys stored under layer 0 and used by every layer.
         stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """
@@ -141,5 +141,5 @@ def ignored_keys(
                 fix = f"pass variant={others[0]!r} if the module is one; no layer here has the parts of both"
                 raise UnexpectedKeysError(file.path, key, f"{variant!r} without {rest}", "this tensor", fix)
             relevant.append(key)
-    compare_keys(file.path, needed, relevant)
+    require_same_keys(file.path, needed, relevant)
     return ignored

@@ -20,9 +20,9 @@ from attn_np.weights._errors import (
     HeaderSyntaxError,
     LayoutTagError,
     MissingKeysError,
-    compare_keys,
     compare_shape,
     first_names,
+    require_same_keys,
 )
 from attn_np.weights._safetensors import CODES, parse_json, write_tensors
 from attn_np.weights._shards import OpenFile
@@ -128,7 +128,7 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
             raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {fix}")
         got, fix = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
         raise MissingKeysError(file.path, prefix + first, expected, got, fix)
-    compare_keys(file.path, list(keys.values()), present)
+    require_same_keys(file.path, list(keys.values()), present)
     return keys
 
 

@@ -1,5 +1,8 @@
-"""The fast path of `attend`: for calls without returned weights, dropout, `softmax_fn`, weights that add up over the
-queries and, unless they ask for "fused", a tape.
+"""The fast path of `attend`. Not for calls that
+
+- return weights, drop weights out or replace the softmax by `softmax_fn`;
+- have weights that add up over the queries;
+- have a tape, unless they ask for "fused".
 
 First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
@@ -91,13 +94,13 @@ def attend(
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
-        text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
+        pattern_text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
         skewed_bias = None
         if diagonal_bias is not None:
             rows = queries_of_block(q, packed_pattern)
             skewed_bias = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
         inputs = *arrays, sinks, *pattern_arrays, skewed_bias
-        context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
+        context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, pattern_text, return_lse)
     first_query = t - q.shape[1]
     if lse is not None and not statically_true(first_query == 0):
         lse_before = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)

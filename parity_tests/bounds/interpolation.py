@@ -27,7 +27,7 @@ def slopes_within(x: ErrArray, position: ErrArray) -> tuple[list[ErrArray], np.n
     steps = ErrArray(
         _ops.steps_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
     )
-    rows = [_ops.rows_in_turn(np.minimum(first + line, last), n) for line in range(LINES)]
+    rows = [_ops.flat_indices(np.minimum(first + line, last), n) for line in range(LINES)]
     return [entries(steps, row) for row in rows], last - first >= LINES
 
 
@@ -52,7 +52,7 @@ def interpolate_last(x: Any, position: Any) -> ErrArray:
     """
     x, position, u = lift(x), lift(position), promised().u
     low, n = np.floor(position.v), x.shape[-1]
-    a, b = (entries(x, _ops.rows_in_turn(row, n)) for row in (low, np.minimum(low + 1, n - 1)))
+    a, b = (entries(x, _ops.flat_indices(row, n)) for row in (low, np.minimum(low + 1, n - 1)))
     part = position.v - low
     moved = (1 - part) * a.b + part * b.b
     if position.b.any():

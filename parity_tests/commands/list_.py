@@ -52,7 +52,9 @@ def stages(variant: str) -> Table:
     for example, config in examples.items():
         case, tape = Case(variant, example, "full", "float64"), {}
         outputs_of(case, draw(case), tape)
-        arrays = {n: x for n, x in tape.items() if x is not None and x.dtype.kind == "f" and not n.startswith("seen_")}
+        arrays = {
+            n: x for n, x in tape.items() if x is not None and x.dtype.kind == "f" and not n.startswith("zeroed_")
+        }
         for name in [n for n in arrays if n not in ("x", *config.arguments())]:
             found.setdefault(name, (axes_of(case, name, arrays[name].ndim), []))[1].append(example)
     out = Table(box=None, pad_edge=False)

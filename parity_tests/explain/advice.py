@@ -68,7 +68,7 @@ def unseen(run: Judged, first: Row, anchor: Anchor) -> list[str]:
     for name in forward:
         if first.stage in FORWARD and name == first.name:
             break
-        if not isinstance(stages[name], ErrArray) or name.startswith("seen_"):
+        if not isinstance(stages[name], ErrArray) or name.startswith("zeroed_"):
             continue
         x = stages[name].v
         if not any(x.shape == other.shape and np.array_equal(x, other, equal_nan=True) for other in before):

@@ -7,14 +7,14 @@ MUTANTS = (
     clipped(
         "gates summed from the first key on",
         "sum the gates from the key to the query: those of the keys in between and at both ends",
-        "gate_sums=sums_from(gates)",
-        "gate_sums=gates.sum(-1)[..., None] - sums_from(gates) + gates",
+        "gate_sums=reverse_cumsum(gates)",
+        "gate_sums=gates.sum(-1)[..., None] - reverse_cumsum(gates) + gates",
     ),
     own_keys(
         "position without the key's own gate",
         "a key's own gate is part of its position, which is 0 for no key",
-        "gate_sums=sums_from(gates)",
-        "gate_sums=sums_from(gates) - gates",
+        "gate_sums=reverse_cumsum(gates)",
+        "gate_sums=reverse_cumsum(gates) - gates",
     ),
     own_keys(
         "hidden keys counted by the gates",
@@ -76,7 +76,7 @@ MUTANTS = (
         "gradients of the gates summed from the last key on",
         "a gate is in the sums of its own key and of those before it: sum their gradients from the first key on",
         "dgates=cumsum(dgate_sums, -1)",
-        "dgates=sums_from(dgate_sums)",
+        "dgates=reverse_cumsum(dgate_sums)",
         trees=("attn_np",),
     ),
     clipped(

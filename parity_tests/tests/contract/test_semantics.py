@@ -676,7 +676,7 @@ def unbiased(tree: Tree, variant: str) -> None:
     context = Tree.trace(tree, in_training(tree, config, seed=1), many)[1]["context"]
     heads = "h" in config.sizes() and calm["probs"].ndim == 4
     weights = calm["probs"] if heads else calm["probs"][:, None]
-    values = calm["v"] if "v" in calm else calm["seen_value"]
+    values = calm["v"] if "v" in calm else calm["zeroed_value"]
     values = values if heads else values[:, :, None]
     most = np.einsum("bhts,bshv->bthv", weights**2, values**2).reshape(1, *context.shape[1:])
     margin = np.sqrt(most) / float(1 - RATE) * sqrt(-log(ALPHA / 2) / (2 * ROWS))

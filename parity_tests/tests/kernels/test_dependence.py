@@ -308,7 +308,7 @@ def by_hand(call: Call, inputs: Arrays, implementation: str) -> Arrays:
         recompute(tape)
         backward = {name: call.options[name] for name in ("scale", "softcap") if name in call.options}
         dq, dk, dv, dbias = module.attend_vjp(
-            tape, dy, **backward, kv_heads=inputs["k"].shape[2], with_diagonals="distances" in inputs,
+            tape, dy, **backward, kv_heads=inputs["k"].shape[2], needs_diagonal_grad="distances" in inputs,
             dlse=dlse if call.has_lse else None,
         )  # fmt: skip
         found = dict(zip(("context", "lse"), outputs, strict=False)) | {"dq": dq, "dk": dk, "dv": dv}

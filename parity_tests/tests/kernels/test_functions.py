@@ -141,7 +141,7 @@ def test_entries_between_entries_and_their_gradients() -> None:
         assert all(np.array_equal(np.asarray(one), other) for one, other in zip(found, want, strict=True))
     after = np.concatenate([x[..., 1:] - x[..., :-1], 0 * x[..., :1]], -1)
     assert np.array_equal(by_hand[1], dy * np.take_along_axis(after, np.floor(position).astype(int), -1))
-    running = [tree.sums_from(array) for tree, array in
+    running = [tree.reverse_cumsum(array) for tree, array in
                zip(core.values(), (dy, torch.from_numpy(dy), jax.numpy.asarray(dy)), strict=True)]  # fmt: skip
     assert all(np.array_equal(np.asarray(one), dy[..., ::-1].cumsum(-1)[..., ::-1]) for one in running)
 

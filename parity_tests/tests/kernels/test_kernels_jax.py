@@ -112,7 +112,7 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
     plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, None)
-    assert sum(int(end - first) for first, end in map(plan.key_blocks, range(plan.blocks))) == 2 + 15 * 3
+    assert sum(int(end - first) for first, end in map(plan.key_block_range, range(plan.num_query_blocks))) == 2 + 15 * 3
 
 
 def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,12 +300,12 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
         plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
         mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
         places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
-        for i, together in product(range(plan.blocks), (True, False)):
+        for i, together in product(range(plan.num_query_blocks), (True, False)):
             whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
             first, end, key_block = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
             for n in range(first, int(end)):
                 j = key_block(n)
-                bias_part, mask_part = (_kernels._block(plan, x, i, j) for x in (bias, mask))
+                bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
                 allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
                 allowed = allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
                 for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):

@@ -210,8 +210,12 @@ def test_a_planted_bug_is_seen(
 
 
 def a_block_of_keys_too_few(patch: pytest.MonkeyPatch, weigh: Any) -> None:
-    key_range = weigh.Plan.key_range
-    patch.setattr(weigh.Plan, "key_range", lambda plan, i: (key_range(plan, i)[0] + 1, key_range(plan, i)[1]))
+    key_block_range = weigh.SigmoidPlan.key_block_range
+    patch.setattr(
+        weigh.SigmoidPlan,
+        "key_block_range",
+        lambda plan, i: (key_block_range(plan, i)[0] + 1, key_block_range(plan, i)[1]),
+    )
 
 
 def all_keys_counted(patch: pytest.MonkeyPatch, weigh: Any) -> None:
@@ -220,8 +224,8 @@ def all_keys_counted(patch: pytest.MonkeyPatch, weigh: Any) -> None:
 
 
 def positions_of_the_first_block(patch: pytest.MonkeyPatch, weigh: Any) -> None:
-    positions = weigh.Plan.positions
-    patch.setattr(weigh.Plan, "positions", lambda plan, i: positions(plan, 0 * i))
+    positions = weigh.SigmoidPlan.positions
+    patch.setattr(weigh.SigmoidPlan, "positions", lambda plan, i: positions(plan, 0 * i))
 
 
 def gradients_of_the_first_keys(patch: pytest.MonkeyPatch, weigh: Any) -> None:

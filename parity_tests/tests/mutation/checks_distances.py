@@ -119,7 +119,7 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     recompute(tape)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
     heads, dy = arrays["k"].shape[2], cotangent(arrays["q"].shape)
-    dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads, with_diagonals=True)
+    dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads, needs_diagonal_grad=True)
     ddistances = module.relative_bias_vjp(tape, given["distances"].shape)
     found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dsinks": tape.get("dsinks"), "ddistances": ddistances}
     if "bias" in arrays:  # that of the textbook is the gradient of both

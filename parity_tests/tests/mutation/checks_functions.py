@@ -131,7 +131,7 @@ def visibilities(alias: str) -> None:
             for options in windows:
                 queries, keys = parts.visibility(mask, t, s, like=q, **options)
                 full = parts.attention_mask(mask, t, s, like=q, **options)
-                full = parts.full_mask(full, (2, 3, t, s), q)
+                full = parts.broadcast_mask(full, (2, 3, t, s), q)
                 small = mask is None or mask.ndim < 2 or mask.shape[-2] == 1
                 for x in (queries, keys):
                     claim(x is None or not small or x.ndim < 2 or min(x.shape[-2:]) <= 1, "no array of t s")
@@ -738,7 +738,7 @@ def between_entries(alias: str) -> None:
         claim(same(parts.interpolate_last(*narrow[:2]), found.astype("float32")), "in float32")
         claim(same(parts.interpolate_last_vjp(*narrow)[0], back.astype("float32")), "gradients in float32")
     want = [[sum(row[i:]) for i in range(7)] for row in dy.reshape(-1, 7).tolist()]
-    claim(same(parts.sums_from(dy), np.array(want).reshape(dy.shape)), "sums from each entry on")
+    claim(same(parts.reverse_cumsum(dy), np.array(want).reshape(dy.shape)), "sums from each entry on")
 
 
 class _Halving(dict[str, Any]):

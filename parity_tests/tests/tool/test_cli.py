@@ -53,7 +53,7 @@ def test_list_names_the_stages_of_a_variant() -> None:
     assert result.exit_code == 0
     rows = [line.split() for line in result.output.splitlines()]
     assert ["k_rot", "b", "s", "g", "k", "all"] in rows and ["v", "b", "s", "h", "v", "all"] in rows
-    assert not {"x", "query", "allowed", "seen_query", "bias"} & {row[0] for row in rows}
+    assert not {"x", "query", "allowed", "zeroed_query", "bias"} & {row[0] for row in rows}
     assert RUN.invoke(app, ["list", "nothing"]).exit_code == 2
 
 

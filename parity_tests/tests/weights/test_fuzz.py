@@ -176,7 +176,7 @@ def forever(patch: pytest.MonkeyPatch) -> None:
 
 def a_missing_tensor_is_left_out(patch: pytest.MonkeyPatch) -> None:
     for module in (_key_prefix, _foreign_config):
-        patch.setattr(module, "compare_keys", lambda *args: None)
+        patch.setattr(module, "require_same_keys", lambda *args: None)
 
 
 # What the finding says, as a pattern, and a file shortly before the first that shows it: the hunt starts there.
