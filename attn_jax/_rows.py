@@ -121,7 +121,7 @@ def attend_equal_blocks(
     score_arrays: dict[str, Array | None],
     band: Band,
     rows: Span,
-    pairs: int,
+    max_pairs: int,
     min_rows: int,
 ) -> Array:
     """The context of some rows, in blocks of up to `max_pairs` pairs of a query and a key, or of `min_rows` rows.

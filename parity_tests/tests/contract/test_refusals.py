@@ -369,7 +369,7 @@ def refused_configs(variant: str) -> Refusals:
                 if repr(value) in seen or repr(value) == repr(own):
                     continue
                 seen.add(repr(value))
-                make: Callable[[], Any] = partial(replace, config, **{name: value})
+                make: Any = partial(replace, config, **{name: value})
                 found.setdefault(name, {})[f"{example} {value!r}"] = outcome(make) or said_by(make())
     return found
 
