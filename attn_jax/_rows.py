@@ -99,13 +99,13 @@ def attend_in_row_blocks(
             return attend_by_sigmoid(weighing, band, q, k, v, mask, score_arrays["bias"]), None
         block_scale *= 2  # few passes over the scores: large products are worth more
     score_arrays = {"mask": mask} | score_arrays
-    pairs = block_scale * BLOCK_SCORES // scores_per_pair
+    max_pairs = block_scale * BLOCK_SCORES // scores_per_pair
     parts = CAUSAL_LOOPS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
         [
-            attend_equal_blocks(attend_rows, q, k, v, score_arrays, band, rows, pairs, min_rows or MIN_ROWS)
+            attend_equal_blocks(attend_rows, q, k, v, score_arrays, band, rows, max_pairs, min_rows or MIN_ROWS)
             for rows in spans
             if rows.length
         ],
@@ -121,10 +121,10 @@ def attend_equal_blocks(
     score_arrays: dict[str, Array | None],
     band: Band,
     rows: Span,
-    pairs: int,
+    max_pairs: int,
     min_rows: int,
 ) -> Array:
-    """The context of some rows, in blocks of about `pairs` pairs of a query and a key, or of `min_rows` rows.
+    """The context of some rows, in blocks of up to `max_pairs` pairs of a query and a key, or of `min_rows` rows.
 
     Each has a stretch of keys of the same length.
     """
@@ -132,7 +132,7 @@ def attend_equal_blocks(
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(min_rows, pairs // min(num_seen, width + MIN_ROWS)))
+    size = min(t, max(min_rows, max_pairs // min(num_seen, width + MIN_ROWS)))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
         size = min(size, max(4 * MIN_ROWS, width // 16))
     size = -(-t // -(-t // size))

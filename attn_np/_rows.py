@@ -37,19 +37,19 @@ class RowBlocks:
         attend_rows: the function that is called.
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
-        pairs: how many pairs of a query and a key a block has.
+        max_pairs: how many pairs of a query and a key a block has, unless `min_rows` asks for more.
         min_rows: how many queries it has at least.
     """
 
     attend_rows: AttendRows
     arrays: dict[str, Array | None]
     band: Band
-    pairs: int
+    max_pairs: int
     min_rows: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
         """The rows of each block, and the keys that any of them sees."""
-        return self.band.row_blocks(self.pairs, self.min_rows)
+        return self.band.row_blocks(self.max_pairs, self.min_rows)
 
     def block_index(self, name: str, rows: Span, keys: Span) -> Any:
         """The index of a block in one of the arrays; an axis of length 1 serves all."""

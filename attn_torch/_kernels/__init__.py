@@ -91,13 +91,13 @@ def attend(
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
-        text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
+        pattern_text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
         skewed_bias = None
         if diagonal_bias is not None:
             rows = queries_of_block(q, packed_pattern)
             skewed_bias = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
         inputs = *arrays, sinks, *pattern_arrays, skewed_bias
-        context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
+        context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, pattern_text, return_lse)
     first_query = t - q.shape[1]
     if lse is not None and not statically_true(first_query == 0):
         lse_before = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)

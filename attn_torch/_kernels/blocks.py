@@ -40,7 +40,8 @@ class Block(NamedTuple):
         s: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
             that have a column for the sink before those of the keys.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
-        masked_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the others.
+        partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
+            others.
         empty, unseen: under a pattern, which queries see no key, `b g r t 1`, and which keys no query sees, `b g s 1`,
             the column of the sink among them; None where there are none.
     """
@@ -50,7 +51,7 @@ class Block(NamedTuple):
     t: slice
     s: slice | Tensor
     allowed: Tensor | None = None
-    masked_keys: slice = ALL
+    partly_visible_keys: slice = ALL
     empty: Tensor | None = None
     unseen: Tensor | None = None
 
@@ -100,7 +101,7 @@ class BlockedCall:
             self.right,
             self.scale,
             self.softcap,
-            text,
+            pattern_text,
         ) = inputs
         (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
         self.r, self.sink_columns = h // self.g, 0 if sinks is None else 1
@@ -109,16 +110,16 @@ class BlockedCall:
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
-        self.block_queries = queries_of_block(q, PatternArrays(text, *pattern_arrays))
+        self.block_queries = queries_of_block(q, PatternArrays(pattern_text, *pattern_arrays))
         self.skewed_bias = None if skewed_bias is None else self.by_group(skewed_bias)
         diagonals = None if skewed_bias is None else diagonals_of(skewed_bias)
         self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
         self.effective_windows: list[tuple[int, int]] | None = None
-        if diagonals is not None and mask is bias is None and not text and self.t <= self.s:
+        if diagonals is not None and mask is bias is None and not pattern_text and self.t <= self.s:
             self.effective_windows = self.effective_windows_of(~sdpa.negligible_diagonals(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
-        if text:  # of which causality and the window are a part, then
-            arrays = PatternArrays(text, *pattern_arrays)
+        if pattern_text:  # of which causality and the window are a part, then
+            arrays = PatternArrays(pattern_text, *pattern_arrays)
             pattern: Any = arrays.pattern()
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
@@ -213,16 +214,16 @@ class BlockedCall:
             if len(unsure) == 0:
                 return block
             first, last = int(unsure[0]), int(unsure[-1])
-            block = block._replace(masked_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
-        keys = keys[block.masked_keys]
+            block = block._replace(partly_visible_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
+        keys = keys[block.partly_visible_keys]
         parts = {"b t": (slice(None), block.t), "b s": (slice(None), keys.long()), "b": (slice(None),)}
         pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.b)[parts[axes]])
         pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
         allowed = pairs if block.allowed is None else pairs & block.allowed
         seen, empty = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
-        if block.masked_keys != ALL:
-            seen_masked, seen, empty = seen, seen.new_ones(*seen.shape[:2], count(block.s)), None
-            seen[..., block.masked_keys] = seen_masked
+        if block.partly_visible_keys != ALL:
+            seen_partly, seen, empty = seen, seen.new_ones(*seen.shape[:2], count(block.s)), None
+            seen[..., block.partly_visible_keys] = seen_partly
         return block._replace(allowed=allowed, empty=empty, unseen=~pad(seen, (self.sink_columns, 0))[..., None])
 
     def with_sink(self, block: Block) -> Block:
@@ -302,7 +303,7 @@ class BlockedCall:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
-        mask_with_neg_inf_(scores[..., block.masked_keys], allowed)
+        mask_with_neg_inf_(scores[..., block.partly_visible_keys], allowed)
         if self.pattern is not None:
             return block.empty
         return ~allowed.any(-1, keepdim=True)
@@ -313,16 +314,16 @@ class BlockedCall:
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
             scores = torch.mul(tanh, self.softcap, out=self.scratch("capped", tanh.shape))
-        with_sink, without_sink = self.by_axes(scores, block), self.without_sink(block)
-        key_scores = with_sink[..., self.sink_columns :]
+        scores_by_axes, key_block = self.by_axes(scores, block), self.without_sink(block)
+        key_scores = scores_by_axes[..., self.sink_columns :]
         if self.bias is not None:
-            key_scores += without_sink.of(self.bias, "bgrts")
+            key_scores += key_block.of(self.bias, "bgrts")
         if self.skewed_bias is not None:
-            key_scores += self.skewed_bias_block(without_sink).of(self.skewed_bias, "bgrts")
-        empty = self.mask_with_neg_inf_(key_scores, without_sink)
+            key_scores += self.skewed_bias_block(key_block).of(self.skewed_bias, "bgrts")
+        empty = self.mask_with_neg_inf_(key_scores, key_block)
         if self.sinks is not None:
             sinks = block.of(self.sinks, "bgr")[..., None]
-            with_sink[..., 0] = sinks
+            scores_by_axes[..., 0] = sinks
             empty = None if empty is None else empty & (sinks == -torch.inf)[..., None]  # a sink has a weight
         return scores, empty, tanh
 
@@ -370,7 +371,7 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 NUM_ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
 SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
-SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str text"
+SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern_text"
 Outputs = tuple[Tensor, Tensor]
 
 
@@ -381,8 +382,9 @@ def forward(*inputs: Any) -> Outputs:
     `1 h` or `b h`.
     """
     *call_inputs, with_lse = inputs
-    q, k, v, mask, bias, sinks, *_, skewed_bias, left, right, scale, softcap, text = call_inputs
-    if skewed_bias is not None and q.is_cpu and mask is bias is sinks is softcap is None and not (text or with_lse):
+    q, k, v, mask, bias, sinks, *_, skewed_bias, left, right, scale, softcap, pattern_text = call_inputs
+    plain = mask is bias is sinks is softcap is None and not pattern_text and not with_lse
+    if skewed_bias is not None and q.is_cpu and plain:
         context = sdpa.attend_by_diagonals(q, k, v, diagonals_of(skewed_bias), (left, right), scale)
         return context.contiguous(), outputs_like(*inputs)[1]
     call, (context, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
@@ -482,10 +484,11 @@ class BlockAttention(Function):
 
     @staticmethod
     def forward(
-        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap, text, with_lse
-    ):
+        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap,
+        pattern_text, with_lse,
+    ):  # fmt: skip
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
-        return forward(*arrays, left, right, scale, softcap, text, with_lse)
+        return forward(*arrays, left, right, scale, softcap, pattern_text, with_lse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
@@ -517,10 +520,12 @@ class BlockGradients(Function):
     @staticmethod
     def forward(
         dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale,
-        softcap, text, with_bias, with_skewed_bias,
+        softcap, pattern_text, with_bias, with_skewed_bias,
     ):  # fmt: skip
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
-        return tuple(backward(dcontext, delta, *arrays, left, right, scale, softcap, text, with_bias, with_skewed_bias))
+        return tuple(
+            backward(dcontext, delta, *arrays, left, right, scale, softcap, pattern_text, with_bias, with_skewed_bias)
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

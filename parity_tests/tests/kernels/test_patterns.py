@@ -133,8 +133,8 @@ def test_each_sequence_meets_its_own_blocks() -> None:
     assert want == 2 * b * t * block
     assert blocks_met(pattern, t, b) == want
     q = torch.zeros(b, t, 1, 2)
-    text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
-    call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, text)
+    pattern_text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
+    call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, pattern_text)
     met = [(x.b.stop - x.b.start) * (x.t.stop - x.t.start) * torch_blocks.count(x.s) for x in call.blocks()]
     assert sum(met) == want
     q, places = jnp.asarray(q), tuple(jnp.asarray(x) for _, x in pattern.arrays())
