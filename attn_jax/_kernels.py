@@ -314,8 +314,8 @@ def _block_of(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
 
 
 def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
-    """The queries of block i, as many at a time as `skewed_bias` has rows: the first of them in the block, and where
-    their part of `skewed_bias` begins for block j of the keys.
+    """For each strip of queries of block i: its first query in the block, and its first column in `skewed_bias` for
+    block j of the keys. A strip has as many queries as `skewed_bias` has rows.
     """
     rows, last = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.queries + plan.key_start(j)
     return [(n, last + (plan.queries - rows - n)) for n in range(0, plan.queries, rows)]

@@ -155,7 +155,7 @@ def chunked(
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing @ state.
+    corrected = writing - erasing @ state, which is U - W S in the WY form of Yang et al. 2024, arXiv:2406.06484.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)

@@ -141,8 +141,8 @@ def attend(
         softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
-            "textbook"; or "fused" for the fast path, which never forms the weights. Of the names above it tapes q, k,
-            v, bias, context and as allowed the given mask alone.
+            "textbook"; or "fused" for the fast path, which never forms the weights. It tapes only q, k, v, bias,
+            context, and `allowed`, which is then the mask argument.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
             query's scores, its sink's among them; where it sees no key, that is its sink, or -inf without one. Of

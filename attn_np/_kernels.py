@@ -3,7 +3,7 @@
 1. Blocks. Scores of a block of queries against a block of keys are computed, turned into weights and used up before
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
-2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and those hidden in part are
+2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
 3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - top) / total, where top is its
    largest score, so that `exp` cannot overflow. While later blocks are unknown, top is the largest so far, and what was
@@ -194,8 +194,9 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     constant for each head so that no score is above `SAFE_SCORE`.
 
     That is allowed with at least `FEW_QUERIES` queries, small products, moderate values, a small constant, and no
-    sinks, softcap or other bias. The constant is the largest bias, or 15 less, so that later keys hardly ever move the
-    roundings of earlier queries.
+    sinks, softcap or other bias. The constant is the largest bias; where products leave room (at most 15), 15 less.
+    Then the weights of a row seldom add up to less than 1. A block with such a row is computed again with the largest
+    looked for, which rounds its other rows differently: so later keys would move the roundings of earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
@@ -203,7 +204,7 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
     safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
     safe = safe and values_are_moderate(args.v)
-    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
+    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # `not <=` is also true of NaN
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
     shift = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
     if not np.max(np.abs(shift)) <= 2 * SAFE_SCORE:  # a large one would round the others
@@ -323,7 +324,7 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
 
 def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
     """Yields each part of a block of queries, the keys it sees, and their `hidden_scores`: one part, unless a causal
-    edge or a window runs through the block; then those of its halves. What is hidden whole is left out.
+    edge or a window runs through the block; then those of its halves. What is hidden entirely is left out.
     """
     queries, (first, last) = block.queries, args.band.keys(block.queries)
     keys = Span(max(keys.start, first), min(keys.stop, last))
@@ -389,10 +390,9 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
 
 
 def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its diagonals.
-
-    Without a bias by diagonal both are inf, so that nothing is done for low scores: no block is skipped, no score
-    replaced. With one, but with no bound on the products, they may be anything, from -inf to inf.
+    """The least and the largest that a block's scores can be, by its diagonals; -inf and inf without a bound on the
+    products. Without a bias by diagonal both are inf, whatever the scores: nothing is done for low ones, no block is
+    skipped and no score raised.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
@@ -442,7 +442,7 @@ def values_are_moderate(v: Array) -> bool:
     for i in range(0, v.shape[1], BLOCK_KEYS):
         sizes = np.abs(v[:, i : i + BLOCK_KEYS])
         tiny = np.min(sizes, initial=low) < low and ((sizes > 0) & (sizes < low)).any()
-        if tiny or not np.max(sizes, initial=0) <= high:  # which NaN is not, either
+        if tiny or not np.max(sizes, initial=0) <= high:  # `not <=` is also true of NaN
             return False
     return True
 

@@ -162,11 +162,13 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks for `any_visible`: of queries that see a key, and of keys that a query sees; None for all.
+    """Two masks: `any_visible` tells from the first which queries see a key, from the second which keys a query sees;
+    None for all.
 
-    A mask with an axis of queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
-    causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
-    Where every position sees itself by the pattern, and there are as many queries as keys and no mask, both are None.
+    With a pattern, or a mask that has an axis of queries, both are the mask of the whole call; but both are None where
+    every position sees itself by the pattern, and there are as many queries as keys and no mask. Without them no array
+    of `t s` is needed: causality and window leave each query a range of keys, and a running count of the mask says
+    whether any is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:

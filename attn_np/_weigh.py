@@ -1,4 +1,4 @@
-"""Weights that `attend` does not make, one block of rows after the other, in place between the matrix products.
+"""Sigmoid, sparse and mixed-head attention in blocks of queries, computed in place.
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
@@ -187,8 +187,8 @@ class WeighedBlock:
     """Some queries of some heads and the keys that they may see.
 
     Attributes:
-        rows, columns: which they are.
-        q, k, v: theirs, `1 g t k`, `1 g s k` and `1 g s v`; the queries are scaled.
+        rows, columns: the spans of queries and keys.
+        q, k, v: their arrays, `1 g t k`, `1 g s k` and `1 g s v`; the queries are scaled.
         scores, weights, mixed_weights: `1 g t s`, `1 h t s` and `1 g t s`; one array where heads are not mixed.
         tanh: that of the softcap.
     """

@@ -181,7 +181,7 @@ def load_pretrained(
         config: fields of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
     Raises:
-        WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
+        WeightFileError: the subclass for what is wrong with the folder, or for a field that our layer cannot represent.
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """

@@ -76,7 +76,8 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again or is costly.
+        block_scale: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again or is
+            costly; on a GPU it has no effect.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.

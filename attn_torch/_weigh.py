@@ -1,4 +1,4 @@
-"""Weights that `attend` does not make, one block of rows after the other, in place between the matrix products.
+"""Sigmoid, sparse and mixed-head attention in blocks of queries, computed in place.
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
@@ -139,8 +139,8 @@ class WeighedBlock(NamedTuple):
     """Some queries of some heads of a sequence, and some of the keys that they may see.
 
     Attributes:
-        block_index: which they are.
-        q, k, v: theirs, `g t k`, `g s k` and `g s v`; the queries are scaled.
+        block_index: the heads, and the spans of queries and keys.
+        q, k, v: their arrays, `g t k`, `g s k` and `g s v`; the queries are scaled.
         scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
             heads are not mixed.
         tanh: that of the softcap.

@@ -49,7 +49,7 @@ class Arg:
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
     names the argument used when this one is None; `below` is the exclusive limit that the config sets for integers;
-    `draw_below` is the limit under which the judge draws those without one.
+    `draw_below`: the judge's limit where `below` is None.
     """
 
     axes: str

@@ -138,7 +138,7 @@ def check_offset(values: tuple[int, ...] | None) -> None:
 
 
 def check_rate(rate: Any, keep: Any) -> None:
-    """Refuse a dropout rate without what is kept, which a function cannot draw.
+    """Refuse a dropout rate without `keep`: a function draws nothing.
 
     Raises:
         ValueError: naming the rate.

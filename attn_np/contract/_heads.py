@@ -97,7 +97,7 @@ class BidirectionalConfig(Heads):
 
 
 class CrossHeads(Heads):
-    """The same of variants whose keys and values may come from another sequence, with widths of their own."""
+    """`Heads` of variants whose keys and values may come from another sequence, with widths of their own."""
 
     key_dim: int | None
     value_dim: int | None
@@ -137,7 +137,7 @@ class CrossHeads(Heads):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossConfig(CrossHeads):
-    """Fields that most of them have."""
+    """Fields of mha and what differs from it in heads, norms, gates, sinks or the function from scores to weights."""
 
     d_model: int
     num_heads: int
@@ -172,7 +172,7 @@ class CrossConfig(CrossHeads):
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceConfig(CrossHeads):
-    """Fields of those whose scores depend on the distance of queries and keys; they have no window and no softcap."""
+    """Fields of variants whose scores depend on distances of queries and keys; they have no window and no softcap."""
 
     d_model: int
     num_heads: int

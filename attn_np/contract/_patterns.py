@@ -11,7 +11,7 @@ Kernels call it twice:
   of the block, the same in every framework;
 - before that, with an `Interval` for each block instead of its positions: by interval arithmetic the same expression
   says whether any query of the block may see any key of the other, and whether all see all. So blocks that are hidden
-  whole cost nothing, for every pattern that can be written down, and those visible whole need no
+  entirely cost nothing, for every pattern that can be written down, and those entirely visible need no
   mask (JAX builds one anyway).
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:

@@ -18,7 +18,7 @@ class KeyPrefix:
 
     Attributes:
         own: of the layer's own keys, such as `encoder.layer.3.`.
-        first: of keys that only layer 0 has, for every layer.
+        first: of keys stored under layer 0 and used by every layer.
         stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """

@@ -86,7 +86,7 @@ def read_pretrained(
     The arguments are those of `attn_np.load_pretrained`.
 
     Raises:
-        WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
+        WeightFileError: the subclass for what is wrong with the folder, or for a field that our layer cannot represent.
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """

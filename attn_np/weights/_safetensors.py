@@ -101,7 +101,7 @@ class Entry:
 class TensorFile:
     """An open safetensors file with a valid header: metadata, and the dtype, shape and offsets of every tensor.
 
-    OpenFile are read one by one, straight into arrays of their own. (A memory map would save nothing, as every caller
+    Tensors are read one by one, straight into arrays of their own. (A memory map would save nothing, as every caller
     needs a copy, and would kill the process if the file is cut while it is read.)
 
     Attributes:

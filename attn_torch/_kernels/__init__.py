@@ -1,5 +1,8 @@
-"""The fast path of `attend`: for calls without returned weights, dropout, `softmax_fn`, weights that add up over the
-queries and, unless they ask for "fused", a tape.
+"""The fast path of `attend`. Not for calls that
+
+- return weights, drop weights out or replace the softmax by `softmax_fn`;
+- have weights that add up over the queries;
+- have a tape, unless they ask for "fused".
 
 First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a

@@ -1,5 +1,5 @@
-"""Few scores: all of them at once, by plain operations, which support every transform and derivatives of every
-order."""
+"""All scores at once, where they are few or in forward mode: by plain operations, which support every transform
+and derivatives of every order."""
 
 import torch
 from torch import Tensor

@@ -28,13 +28,13 @@ class Table:
         letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
-        free: fields that the caller gives, because the origin's weights are the same for every value.
+        free: fields that leave no trace in the weights; `config.json` or the caller gives them.
         fixed: fields that have one value in the origin.
         constants: letters to sizes that never vary.
         orders: letters that are an axis of ours to the order of its entries there: at i ours has their entry orders[i].
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
         zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
-        shared: keys that only layer 0 has, for every layer.
+        shared: keys stored under layer 0 and used by every layer.
         stack_keys: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
         variant: the variant, if the table has a name of its own: an origin may have several tables for one variant.
     """
