@@ -140,12 +140,14 @@ class WeighingCall:
         # In one order in memory, and keys as columns, products take two thirds of the time.
         all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)
         all_q, columns_of_k = all_q * self.q.dtype.type(self.weighing.scale), np.ascontiguousarray(all_k.mT)
-        for rows, seen in self.blocks:
-            row_weighing, width = self.weighing, BLOCK_KEYS if self.weighing.elementwise else seen.length
+        for rows, key_span in self.blocks:
+            row_weighing, width = self.weighing, BLOCK_KEYS if self.weighing.elementwise else key_span.length
             if self.weighing.elementwise and self.weighing.score_offset is None:
-                count = key_counts(self.allowed_pairs(group, rows, seen), (rows.length, seen.length))
+                count = key_counts(self.allowed_pairs(group, rows, key_span), (rows.length, key_span.length))
                 row_weighing = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
-            for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+            for columns in (
+                Span(i, min(i + width, key_span.stop)) for i in range(key_span.start, key_span.stop, width)
+            ):
                 q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
                 shape, tanh = (q.shape[1], rows.length, columns.length), None
                 scores = np.matmul(q, columns_of_k[..., slice(*columns)], out=scratch("scores", (1, *shape), q.dtype))

@@ -65,15 +65,15 @@ class DecodeStep:
 
     In an aligned step all sequences are known to have the same length, every new position is real, and there are free
     slots after the last one: it is like the end of a full pass. Its keys are the slots up to the new ones and these,
-    `start` determines all positions, and the arrays from `has_room` to `key_positions` are None.
+    `start` determines all positions, and the arrays from `appended` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
         start: how many positions every sequence has before an aligned step; None for other steps.
         filled: how many slots hold keys at most, if it is known; else None.
         length: `b`, how many positions each sequence has after the step.
-        has_room: `b t`, the new positions that are real and for which there is room.
-        overflowing: `b t`, those that are real and for which there is none.
+        appended: `b t`, which of the new positions are real and have room.
+        overflowing: `b t`, which are real and have none.
         slot: `b t`, the slots for their entries.
         slot_positions: `b s`, the positions whose entries the slots hold after the step.
         query_positions: `b t`, the positions of the queries.
@@ -88,7 +88,7 @@ class DecodeStep:
     start: int | None
     filled: int | None
     length: Array
-    has_room: Any = None
+    appended: Any = None
     overflowing: Any = None
     slot: Any = None
     slot_positions: Any = None
@@ -105,7 +105,7 @@ class DecodeStep:
     def attention_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
         allowed = in_window(self.query_positions, self.key_positions, left, right)
-        allowed = allowed & (self.key_positions[:, None, :] >= 0) & self.has_room[:, :, None]
+        allowed = allowed & (self.key_positions[:, None, :] >= 0) & self.appended[:, :, None]
         return allowed[:, None] if self.head_axis else allowed
 
 
@@ -146,19 +146,19 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     if concrete(length):
         check_room(config.variant, int(length.max()), max_length)
     length = where(length < max_length, length, max_length)
-    has_room = is_real & (query_positions < max_length)
-    stored = has_room & (query_positions >= length[:, None] - num_slots)
+    appended = is_real & (query_positions < max_length)
+    stored = appended & (query_positions >= length[:, None] - num_slots)
     slot = where(stored, query_positions % num_slots, num_slots)
     slot_positions = write_slots(0 + cache.positions, slot, where(stored, query_positions, -1))
     concatenated = num_slots < max_length and t > 1
     before = cache.positions[:, :filled]
     key_positions = (
-        concatenate([before, where(has_room, query_positions, -1)], 1) if concatenated else slot_positions[:, :filled]
+        concatenate([before, where(appended, query_positions, -1)], 1) if concatenated else slot_positions[:, :filled]
     )
     mask = config.arguments().get("mask")
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
-        cache, None, filled, length, has_room, is_real & ~has_room, slot, slot_positions,
+        cache, None, filled, length, appended, is_real & ~appended, slot, slot_positions,
         query_positions, key_positions, concatenated, head_axis,
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array 
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
     if step is None or step.aligned:
         return mask
-    return step.has_room if mask is None else step.has_room & mask
+    return step.appended if mask is None else step.appended & mask
 
 
 def read_state(step: DecodeStep | None, name: str, initial: Array) -> Array:

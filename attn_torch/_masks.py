@@ -265,5 +265,5 @@ def prepare_inputs(
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif not step.aligned:
-        query, key, value = (where(step.has_room[:, :, None], x, 0.0) for x in arrays)
+        query, key, value = (where(step.appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

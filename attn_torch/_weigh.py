@@ -179,13 +179,13 @@ def weighed_blocks(
         for i in range(q.shape[0])
         for j in range(0, q.shape[2], heads_per_group)
     ]
-    for group, (rows, seen) in product(head_groups, blocks):
-        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else seen.length
+    for group, (rows, key_span) in product(head_groups, blocks):
+        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else key_span.length
         if weighing.elementwise and weighing.score_offset is None:
-            allowed = allowed_pairs(mask, bias, band, (group, rows, seen), q)
-            count = key_counts(allowed, (rows.length, seen.length), q).to(q.dtype)
+            allowed = allowed_pairs(mask, bias, band, (group, rows, key_span), q)
+            count = key_counts(allowed, (rows.length, key_span.length), q).to(q.dtype)
             row_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
-        for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+        for columns in (Span(i, min(i + width, key_span.stop)) for i in range(key_span.start, key_span.stop, width)):
             index = group, rows, columns
             part_q, part_k, part_v = (
                 positions_view(all_q, group, rows),

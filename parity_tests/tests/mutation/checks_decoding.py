@@ -402,12 +402,12 @@ def functions_of_a_cache(alias: str) -> None:
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(
-                step.has_room is None and step.overflowing is None and not step.concatenated and not step.head_axis,
+                step.appended is None and step.overflowing is None and not step.concatenated and not step.head_axis,
                 "nothing else",
             )
         else:
             claim(step.start is None and step.concatenated == (slots == 3) and step.filled == (slots or 4), "opened")
-            claim(same(step.has_room, np.ones((B, 4), bool)) and not step.overflowing.any(), "opened")
+            claim(same(step.appended, np.ones((B, 4), bool)) and not step.overflowing.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
                 "places in a step",
