@@ -64,6 +64,6 @@ class Block(NamedTuple):
         heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
         return x[heads, first : first + self.queries.length + keys.length - 1]
 
-    def index_of_part(self, part: "Block") -> tuple[slice, slice, slice]:
-        """The index of a part's queries in an array `b h t` of the block."""
-        return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
+    def index_of_sub_block(self, sub_block: "Block") -> tuple[slice, slice, slice]:
+        """The index of a sub-block's queries in an array `b h t` of the block."""
+        return np.s_[:, :, sub_block.queries.start - self.queries.start : sub_block.queries.stop - self.queries.start]

@@ -36,7 +36,7 @@ def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
         np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
 
 
-def least_score(dtype: np.dtype) -> float:
+def underflow_score(dtype: np.dtype) -> float:
     """The score whose weight is the smallest normal number, and a little more: what is below weighs nothing."""
     return log(np.finfo(dtype).tiny) + 0.5
 

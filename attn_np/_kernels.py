@@ -34,9 +34,9 @@ from attn_np._kernel_blocks import Block, Keys, count_of, index_of
 from attn_np._kernel_scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
-    least_score,
     mask_with_neg_inf_,
     outside_window,
+    underflow_score,
     zero_hidden_,
     zero_subnormal_,
 )
@@ -105,15 +105,15 @@ class Arguments:
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
-    def exp_(self, x: Array, least: float | None = None) -> Array:
-        """The weight of a score times `exp_factor`, in place. With `least`, scores are raised to it at least and its
+    def exp_(self, x: Array, floor: float | None = None) -> Array:
+        """The weight of a score times `exp_factor`, in place. With `floor`, scores below it are raised to it and its
         weight is subtracted, so that lower scores weigh exactly 0: what underflows is slow.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
-        if least is None:
+        if floor is None:
             return exp(x, out=x)
-        smallest = exp(np.full(64, least, x.dtype))[0]
-        return np.subtract(exp(np.maximum(x, least, out=x), out=x), smallest, out=x)
+        smallest = exp(np.full(64, floor, x.dtype))[0]
+        return np.subtract(exp(np.maximum(x, floor, out=x), out=x), smallest, out=x)
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
 
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys, Array | None]]:
-    """What `visible_parts` yields of a block of queries with each block of keys that it may see."""
+    """What `visible_sub_blocks` yields of a block of queries with each block of keys that it may see."""
     step = block_shape(args)[1]
     if args.pattern is not None:
         for keys in keys_of_pattern(args, block, step):
@@ -301,7 +301,7 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys,
         return
     first, last = args.band.keys(block.queries)
     for i in range(first, last, step):
-        yield from visible_parts(args, block, Span(i, min(i + step, last)))
+        yield from visible_sub_blocks(args, block, Span(i, min(i + step, last)))
 
 
 def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
@@ -310,10 +310,10 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
         return
     may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
-    for part in (seen[i : i + step] for i in range(0, len(seen), step)):
+    for group in (seen[i : i + step] for i in range(0, len(seen), step)):
         # A bias by diagonal is read in spans.
-        gaps = np.flatnonzero(np.diff(part) > 1) + 1 if args.diagonal_bias is not None else []
-        for run in np.split(part, gaps):
+        gaps = np.flatnonzero(np.diff(group) > 1) + 1 if args.diagonal_bias is not None else []
+        for run in np.split(group, gaps):
             first, last, s = run[0], run[-1] + 1, args.band.s
             if last - first == len(run):
                 yield Span(int(first) * PATTERN_KEYS, min(int(last) * PATTERN_KEYS, s))
@@ -322,9 +322,9 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
                 yield keys[: len(keys) - max(0, int(last) * PATTERN_KEYS - s)]
 
 
-def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
-    """Yields each part of a block of queries, the keys it sees, and their `hidden_scores`: one part, unless a causal
-    edge or a window runs through the block; then those of its halves. What is hidden entirely is left out.
+def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
+    """Yields sub-blocks of some queries of a block, the keys they see, and their `hidden_scores`: the block itself, unless
+    a causal edge or a window runs through it; then those of its halves. What is hidden entirely is left out.
     """
     queries, (first, last) = block.queries, args.band.keys(block.queries)
     keys = Span(max(keys.start, first), min(keys.stop, last))
@@ -333,7 +333,7 @@ def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[B
     if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
-            yield from visible_parts(args, block._replace(queries=half), keys)
+            yield from visible_sub_blocks(args, block._replace(queries=half), keys)
     elif (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
         yield block, keys, hidden
 
@@ -361,10 +361,12 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
     must_see = block.slice_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
     if must_see[:, key_positions // PATTERN_KEYS].all():
         return None
-    first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
-    part = pattern.map(lambda axes, x: block.slice_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
+    first_position, index = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
+    block_pattern = pattern.map(
+        lambda axes, x: block.slice_batch(x)[(slice(None), *(index[a] for a in axes.split()[1:]))]
+    )
     query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
-    return ~visible_pairs(part, query_positions[None], key_positions[None])
+    return ~visible_pairs(block_pattern, query_positions[None], key_positions[None])
 
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
@@ -467,17 +469,17 @@ def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tu
         sink = args.sinks[block.heads, None] * dtype.type(args.exp_factor)
         top = top if bounded else np.maximum(top, sink)
         weight_sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch, least = Scratch(), least_score(dtype) * args.exp_factor
-    for part, keys, hidden in visible_blocks(args, block):
-        low, high = score_range(args, part, keys)
-        if bounded and high < least:
+    scratch, cutoff = Scratch(), underflow_score(dtype) * args.exp_factor
+    for sub_block, keys, hidden in visible_blocks(args, block):
+        low, high = score_range(args, sub_block, keys)
+        if bounded and high < cutoff:
             continue
-        at, v = block.index_of_part(part), part.slice_keys(args.v, keys)
-        weights = scratch("weights", (*shape[:2], part.queries.length, count_of(keys)), dtype)
-        scores_(args, part, keys, q[at], weights)
+        at, v = block.index_of_sub_block(sub_block), sub_block.slice_keys(args.v, keys)
+        weights = scratch("weights", (*shape[:2], sub_block.queries.length, count_of(keys)), dtype)
+        scores_(args, sub_block, keys, q[at], weights)
         if bounded:
             # Hidden scores are exponentiated too and zeroed after: exp(-inf) takes several times as long.
-            args.exp_(weights, least if low < least else None)
+            args.exp_(weights, cutoff if low < cutoff else None)
             zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
@@ -509,8 +511,8 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
 def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
     """Which queries of a block see some key, `b h t`."""
     seen = np.zeros_like(top, np.bool_)
-    for part, _, hidden in visible_blocks(args, block):
-        seen[block.index_of_part(part)] |= True if hidden is None else ~hidden.all(-1)
+    for sub_block, _, hidden in visible_blocks(args, block):
+        seen[block.index_of_sub_block(sub_block)] |= True if hidden is None else ~hidden.all(-1)
     return seen
 
 
@@ -523,7 +525,7 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, sum_rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    cutoff, sum_rows = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonals = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
@@ -536,34 +538,34 @@ def backward(
         # shorter than a row of weights.
         block_dcontext, block_delta = block.slice_queries(dcontext) / total, block.slice_rows(delta)[..., None] / total
         block_dq = np.zeros_like(q)
-        for part, keys, hidden in visible_blocks(args, block):
-            low, high = score_range(args, part, keys)
-            top = part.slice_rows(result.top)[..., None]
-            if high - np.min(top, initial=np.inf) < least:
+        for sub_block, keys, hidden in visible_blocks(args, block):
+            low, high = score_range(args, sub_block, keys)
+            top = sub_block.slice_rows(result.top)[..., None]
+            if high - np.min(top, initial=np.inf) < cutoff:
                 continue
-            at, at_keys = block.index_of_part(part), np.s_[:, :, index_of(keys)]
-            k, v = part.slice_keys(args.k, keys), part.slice_keys(args.v, keys)
-            part_q, part_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
-            shape = (*q.shape[:2], part.queries.length, count_of(keys))
+            at, at_keys = block.index_of_sub_block(sub_block), np.s_[:, :, index_of(keys)]
+            k, v = sub_block.slice_keys(args.k, keys), sub_block.slice_keys(args.v, keys)
+            sub_block_q, sub_block_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
+            shape = (*q.shape[:2], sub_block.queries.length, count_of(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
-            tanh_scores = scores_(args, part, keys, q[at], weights)
+            tanh_scores = scores_(args, sub_block, keys, q[at], weights)
             weights -= top
-            args.exp_(weights, least if low - np.max(top, initial=-np.inf) < least else None)
+            args.exp_(weights, cutoff if low - np.max(top, initial=-np.inf) < cutoff else None)
             zero_hidden_(weights, hidden)
-            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dcontext
-            np.matmul(part_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
+            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
+            np.matmul(sub_block_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
             dscores -= block_delta[at]
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                dbiased[part.score_index(dbiased.shape, keys)] = dscores
+                dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
             if needs_diagonal_grad:
-                add_to_diagonal_sums(diagonal_sums, dscores, part.queries, keys, t)
+                add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
                 dscores *= slope
-            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
+            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ sub_block_q
             block_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
         np.multiply(block_dq, dtype.type(args.scale), out=block.slice_queries(dq))
 

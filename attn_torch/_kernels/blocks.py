@@ -36,8 +36,8 @@ class Block(NamedTuple):
     """A part of a call.
 
     Attributes:
-        b, g, t: the part of the batch, of the key/value heads and of the queries.
-        s: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
+        batch, kv_heads, queries: the part of the batch, of the key/value heads and of the queries.
+        keys: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
             that have a column for the sink before those of the keys.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
         partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
@@ -46,10 +46,10 @@ class Block(NamedTuple):
             the column of the sink among them; None where there are none.
     """
 
-    b: slice
-    g: slice
-    t: slice
-    s: slice | Tensor
+    batch: slice
+    kv_heads: slice
+    queries: slice
+    keys: slice | Tensor
     allowed: Tensor | None = None
     partly_visible_keys: slice = ALL
     empty: Tensor | None = None
@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
     def of(self, x: Tensor, axes: str) -> Tensor:
         """The block's part of an array; an axis of length 1 serves all. Of scattered keys it is a copy."""
-        parts = self._asdict()
+        parts = {"b": self.batch, "g": self.kv_heads, "t": self.queries, "s": self.keys}
         index = (parts.get(a, slice(None)) if n > 1 else slice(None) for a, n in zip(axes, x.shape, strict=True))
         return x[tuple(index)]
 
@@ -65,8 +65,8 @@ class Block(NamedTuple):
         """Add to the block's part of an array, summed over the axes that have length 1 in it."""
         key_axis = axes.find("s")
         has_keys = key_axis >= 0 and total.shape[key_axis] > 1
-        scattered = self.s if isinstance(self.s, Tensor) and has_keys else None
-        part = (self if scattered is None else self._replace(s=slice(None))).of(total, axes)
+        scattered = self.keys if isinstance(self.keys, Tensor) and has_keys else None
+        part = (self if scattered is None else self._replace(keys=slice(None))).of(total, axes)
         shape = list(part.shape)
         if scattered is not None:
             shape[key_axis] = len(scattered)
@@ -148,12 +148,12 @@ class BlockedCall:
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
         return [(own - first, last - own) for first, last in ends]
 
-    def keys_in_effective_window(self, g: slice, t: slice, keys: slice) -> slice:
+    def keys_in_effective_window(self, kv_heads: slice, queries: slice, keys: slice) -> slice:
         """Those of the keys that have a weight for any of these queries."""
         if self.effective_windows is None:
             return keys
-        (left, right), first_position = self.effective_windows[g.start], self.s - self.t
-        first, last = t.start + first_position - left, t.stop + first_position + right
+        (left, right), first_position = self.effective_windows[kv_heads.start], self.s - self.t
+        first, last = queries.start + first_position - left, queries.stop + first_position + right
         return slice(max(keys.start, first), min(keys.stop, last))
 
     def blocks(self) -> Iterator[Block]:
@@ -161,36 +161,36 @@ class BlockedCall:
         blocks that may see no key are left out, unless there are sinks.
         """
         for start in range(0, self.t, self.block_queries):
-            t, first_position = slice(start, min(start + self.block_queries, self.t)), self.s - self.t
-            first = 0 if self.left is None else max(0, t.start + first_position - self.left)
-            last = self.s if self.right is None else max(first, min(self.s, t.stop + first_position + self.right))
+            queries, first_position = slice(start, min(start + self.block_queries, self.t)), self.s - self.t
+            first = 0 if self.left is None else max(0, queries.start + first_position - self.left)
+            last = self.s if self.right is None else max(first, min(self.s, queries.stop + first_position + self.right))
             window_keys = slice(first, last)
-            keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
+            keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), queries)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             heads = heads if self.effective_windows is None else 1  # each has a window of its own
-            if self.pattern is not None and self.sequences_differ(t):
+            if self.pattern is not None and self.sequences_differ(queries):
                 heads = min(heads, self.g)
-            for b, g in batch_and_heads(self.b, self.g, heads):
+            for batch, kv_heads in batch_and_heads(self.b, self.g, heads):
                 keys = (
-                    self.keys_in_effective_window(g, t, window_keys)
+                    self.keys_in_effective_window(kv_heads, queries, window_keys)
                     if self.pattern is None
-                    else self.keys_of_pattern(b, t)
+                    else self.keys_of_pattern(batch, queries)
                 )
                 if self.pattern is None or self.sink_columns or count(keys) > 0:
-                    yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
+                    yield self.with_sink(self.with_mask(Block(batch, kv_heads, queries, keys)))
 
-    def sequences_differ(self, t: slice) -> bool:
+    def sequences_differ(self, queries: slice) -> bool:
         """Whether, at these queries, the sequences may see such different keys that their union has more than 1.5 times
         the blocks of the one that may see most.
         """
-        may = self.table.may[:, t.start // self.block_queries]
+        may = self.table.may[:, queries.start // self.block_queries]
         return len(may) > 1 and 2 * int(may.any(0).sum()) > 3 * int(may.sum(1).amax())
 
-    def keys_of_pattern(self, b: slice, t: slice) -> slice | Tensor:
+    def keys_of_pattern(self, batch: slice, queries: slice) -> slice | Tensor:
         """The keys that the pattern may show to these queries: a slice, or the indices of keys that are scattered."""
         if self.s == 1:
             return slice(0, 1)
-        blocks = slice_batch(self.table.may, b)[:, t.start // self.block_queries].any(0).nonzero()[:, 0]
+        blocks = slice_batch(self.table.may, batch)[:, queries.start // self.block_queries].any(0).nonzero()[:, 0]
         first, last = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
         if 0 < len(blocks) == last - first:
             return slice(first * PATTERN_KEYS, min(self.s, last * PATTERN_KEYS))
@@ -207,22 +207,23 @@ class BlockedCall:
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
-        keys, queries = positions[block.s], torch.arange(block.t.start, block.t.stop, device=self.q.device).int()
+        keys, span = positions[block.keys], (block.queries.start, block.queries.stop)
+        queries = torch.arange(*span, device=self.q.device).int()
         if block.allowed is None and len(keys) > 0:
-            must = slice_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
+            must = slice_batch(self.table.must, block.batch)[:, block.queries.start // self.block_queries].all(0)
             unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:
                 return block
             first, last = int(unsure[0]), int(unsure[-1])
             block = block._replace(partly_visible_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
         keys = keys[block.partly_visible_keys]
-        parts = {"b t": (slice(None), block.t), "b s": (slice(None), keys.long()), "b": (slice(None),)}
-        pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.b)[parts[axes]])
+        parts = {"b t": (slice(None), block.queries), "b s": (slice(None), keys.long()), "b": (slice(None),)}
+        pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.batch)[parts[axes]])
         pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
         allowed = pairs if block.allowed is None else pairs & block.allowed
         seen, empty = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
         if block.partly_visible_keys != ALL:
-            seen_partly, seen, empty = seen, seen.new_ones(*seen.shape[:2], count(block.s)), None
+            seen_partly, seen, empty = seen, seen.new_ones(*seen.shape[:2], count(block.keys)), None
             seen[..., block.partly_visible_keys] = seen_partly
         return block._replace(allowed=allowed, empty=empty, unseen=~pad(seen, (self.sink_columns, 0))[..., None])
 
@@ -230,23 +231,24 @@ class BlockedCall:
         """The block with a column for the sink before its keys, if there are sinks."""
         if not self.sink_columns:
             return block
-        if isinstance(block.s, slice):
-            return block._replace(s=slice(block.s.start, block.s.stop + 1))
-        return block._replace(s=pad(block.s + 1, (1, 0)))
+        if isinstance(block.keys, slice):
+            return block._replace(keys=slice(block.keys.start, block.keys.stop + 1))
+        return block._replace(keys=pad(block.keys + 1, (1, 0)))
 
     def without_sink(self, block: Block) -> Block:
         """The block with its keys alone: the inverse of `with_sink`."""
         if not self.sink_columns:
             return block
-        if isinstance(block.s, slice):
-            return block._replace(s=slice(block.s.start, block.s.stop - 1))
-        return block._replace(s=block.s[1:] - 1)
+        if isinstance(block.keys, slice):
+            return block._replace(keys=slice(block.keys.start, block.keys.stop - 1))
+        return block._replace(keys=block.keys[1:] - 1)
 
     def skewed_bias_block(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
-        queries, first = block.t.stop - block.t.start, self.t - block.t.stop
-        keys = slice(block.s.start + first, block.s.stop + first) if isinstance(block.s, slice) else block.s + first
-        return block._replace(t=slice(self.block_queries - queries, self.block_queries), s=keys)
+        queries, first = block.queries.stop - block.queries.start, self.t - block.queries.stop
+        keys = block.keys
+        keys = slice(keys.start + first, keys.stop + first) if isinstance(keys, slice) else keys + first
+        return block._replace(queries=slice(self.block_queries - queries, self.block_queries), keys=keys)
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x y for each head."""
@@ -270,13 +272,13 @@ class BlockedCall:
         part = block.of(x, "bgsk")
         if block.unseen is not None:
             part = part.masked_fill(block.unseen, 0.0)
-        elif self.sink_columns and isinstance(block.s, slice) and block.s.start > 0:
+        elif self.sink_columns and isinstance(block.keys, slice) and block.keys.start > 0:
             part = pad(part[:, :, 1:], (0, 0, 1, 0))  # the sink's entry is 0: here it is the key before the block's
         return part.flatten(0, 1)
 
     def by_axes(self, x: Tensor, block: Block) -> Tensor:
         """`(b g) (r t) s` -> `b g r t s`."""
-        b, g, t = (part.stop - part.start for part in (block.b, block.g, block.t))
+        b, g, t = (part.stop - part.start for part in (block.batch, block.kv_heads, block.queries))
         return x.view(b, g, self.r, t, x.shape[-1])
 
     def mask_with_neg_inf_(self, scores: Tensor, block: Block) -> Tensor | None:
@@ -286,8 +288,8 @@ class BlockedCall:
         every query sees a key.
         """
         queries, keys = scores.shape[-2:]
-        first_key = block.s.start if isinstance(block.s, slice) else 0
-        own = block.t.start + self.s - self.t - first_key  # the key at the first query's own position, in the block
+        first_key = block.keys.start if isinstance(block.keys, slice) else 0
+        own = block.queries.start + self.s - self.t - first_key  # in the block, the key at the first query's position
         edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
         if self.right is not None and (first := own + self.right + 1) < keys:
             edges.append((slice(first, keys), self.upper[:queries, : keys - first]))
@@ -352,9 +354,9 @@ def count(keys: slice | Tensor) -> int:
     return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
 
 
-def slice_batch(x: Tensor, b: slice) -> Tensor:
+def slice_batch(x: Tensor, batch: slice) -> Tensor:
     """A part of an array with the batch first; its length 1 serves all."""
-    return x[b] if x.shape[0] > 1 else x
+    return x[batch] if x.shape[0] > 1 else x
 
 
 def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:

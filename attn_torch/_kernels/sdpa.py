@@ -79,8 +79,8 @@ def negligible_diagonals(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: flo
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
     largest = abs(scale) * (longest_query * longest_key)[:, None, None]
-    least = diagonal_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
-    return diagonal_bias < least
+    underflow_bias = diagonal_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
+    return diagonal_bias < underflow_bias
 
 
 def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, limits: Limits, scale: float) -> Tensor:

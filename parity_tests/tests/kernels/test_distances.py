@@ -103,7 +103,7 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
 
         def late(call: Any, block: Any) -> Any:
             part = at(call, block)
-            return part._replace(s=slice(max(0, part.s.start - 1), part.s.stop - (part.s.start > 0)))
+            return part._replace(keys=slice(max(0, part.keys.start - 1), part.keys.stop - (part.keys.start > 0)))
 
         patch.setattr(blocks.BlockedCall, "skewed_bias_block", late)
     else:

@@ -135,7 +135,10 @@ def test_each_sequence_meets_its_own_blocks() -> None:
     q = torch.zeros(b, t, 1, 2)
     pattern_text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
     call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, pattern_text)
-    met = [(x.b.stop - x.b.start) * (x.t.stop - x.t.start) * torch_blocks.count(x.s) for x in call.blocks()]
+    met = [
+        (x.batch.stop - x.batch.start) * (x.queries.stop - x.queries.start) * torch_blocks.count(x.keys)
+        for x in call.blocks()
+    ]
     assert sum(met) == want
     q, places = jnp.asarray(q), tuple(jnp.asarray(x) for _, x in pattern.arrays())
     plan = jax_kernels._plan(q, q, q, None, None, 1.0, None, pattern.map(lambda axes, x: None), False)
