@@ -323,8 +323,8 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
 
 
 def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
-    """Yields sub-blocks of some queries of a block, the keys they see, and their `hidden_scores`: the block itself, unless
-    a causal edge or a window runs through it; then those of its halves. What is hidden entirely is left out.
+    """Yields sub-blocks of some queries each, the keys they see, and their `hidden_scores`: the block itself, unless a
+    causal edge or a window runs through it; then those of its halves. What is hidden entirely is left out.
     """
     queries, (first, last) = block.queries, args.band.keys(block.queries)
     keys = Span(max(keys.start, first), min(keys.stop, last))

@@ -137,7 +137,9 @@ class CrossHeads(Heads):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossConfig(CrossHeads):
-    """Fields of mha and what differs from it in heads, norms, gates, sinks or the function from scores to weights."""
+    """Fields of mha, gqa, qk_norm, sinks, gated, differential, talking_heads, and of those that replace the softmax:
+    hard, sparsemax, entmax15 and sigmoid_attention.
+    """
 
     d_model: int
     num_heads: int
