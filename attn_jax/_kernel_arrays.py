@@ -5,8 +5,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from attn_jax._ops import Array
+
+
+def sharded_as_queries(x: Array, q: Array) -> Array:
+    """A bias `b h t s`, or of fewer axes, with its batch and heads sharded as those of the queries `b t h k`, on a mesh
+    with explicit axes: its gradient is added up from parts that are.
+    """
+    sharding = jax.typeof(q).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    batch, heads = (sharding.spec[axis] if n > 1 else None for axis, n in zip((0, 2), x.shape[:2], strict=True))
+    return jax.sharding.reshard(x, P(batch, heads, None, None))
 
 
 def slice_of(x: Array, axis: int, first: Any, size: int) -> Array:

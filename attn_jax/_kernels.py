@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._cudnn import attend_with_cudnn, cudnn_supports
-from attn_jax._kernel_arrays import add_at, pad_to, slice_of
+from attn_jax._kernel_arrays import add_at, pad_to, sharded_as_queries, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -238,6 +238,7 @@ def _attend(
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in floats if x is not None))
     q, k, v = q + zero, k + zero, v + zero
     bias, sinks, diagonal_bias = (None if x is None else x + zero for x in floats[3:])
+    bias = bias if bias is None else sharded_as_queries(bias, q)
     if diagonal_bias is not None and diagonal_bias.shape[1] > 1:  # sharded as the queries' heads are
         diagonal_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
     if diagonal_bias is not None:

@@ -17,7 +17,7 @@ from jax.numpy import log1p as log1p
 from jax.numpy import maximum as maximum
 from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
-from jax.sharding import AxisType, Sharding
+from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
@@ -118,9 +118,12 @@ def take(table: Array, index: Array) -> Array:
     check_index(known_range(index), table.shape[0])
     table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
     shardings = jax.typeof(table).sharding, jax.typeof(index).sharding
-    explicit = any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
-    spec = P(*shardings[1].spec, *shardings[0].spec[1:]) if explicit else None
-    return table.at[index].get(mode="fill", fill_value=jnp.nan, out_sharding=spec)
+    mesh = next((x.mesh for x in shardings if AxisType.Explicit in x.mesh.axis_types), None)
+    sharding = None
+    if mesh is not None:
+        rows, widths = shardings[1].spec, shardings[0].spec[1:]
+        sharding = NamedSharding(mesh, P(*rows, *(axis if axis not in rows else None for axis in widths)))
+    return table.at[index].get(mode="fill", fill_value=jnp.nan, out_sharding=sharding)
 
 
 def gather_last(x: Array, index: Array) -> Array:
@@ -136,7 +139,11 @@ def interpolate_last(x: Array, position: Array) -> Array:
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """
     low = jnp.floor(jax.lax.stop_gradient(position))
-    index, steps = low.astype(jnp.int32), jnp.pad(x[..., 1:] - x[..., :-1], ((0, 0), (0, 0), (0, 0), (0, 1)))
+    # A position may be NaN, and is then read at 0.
+    index, steps = (
+        jnp.nan_to_num(low).astype(jnp.int32),
+        jnp.pad(x[..., 1:] - x[..., :-1], ((0, 0), (0, 0), (0, 0), (0, 1))),
+    )
     here, step = (jnp.take_along_axis(entries, index, axis=-1, mode="promise_in_bounds") for entries in (x, steps))
     return here + (position - low) * step
 

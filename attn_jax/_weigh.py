@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attn_jax._kernel_arrays import add_at, pad_to, slice_of
+from attn_jax._kernel_arrays import add_at, pad_to, sharded_as_queries, slice_of
 from attn_jax._masks import hide_by_bias, in_window, visibility, zero_unseen
 from attn_jax._ops import Array, broadcast_to, einsum, log, maximum, sigmoid, tanh, to_dtype, where
 from attn_np.contract._band import Band
@@ -84,7 +84,7 @@ def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None,
     # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias) if x is not None))
     q, k, v = q * plan.weighing.scale + zero, k + zero, v + zero
-    bias = bias if bias is None else bias + zero
+    bias = bias if bias is None else sharded_as_queries(bias + zero, q)
 
     def padded(x: Any, axis: int, size: int) -> Any:
         return x if x is None or x.shape[axis] == 1 else pad_to(x, axis, -(-x.shape[axis] // size) * size)

@@ -131,7 +131,9 @@ def interpolate_last(x: Array, position: Array) -> Array:
 
 def flat_indices(index: Array, n: int) -> Array:
     """Indices into rows of n, one row for each `b h t`, as indices into all rows laid end to end: `b h t s`."""
-    index = index.astype(np.intp)
+    with np.errstate(invalid="ignore"):  # NaN, which is then read at 0
+        index = index.astype(np.intp)
+    np.maximum(index, 0, out=index)
     index += (np.arange(prod(index.shape[:-1])) * n).reshape(*index.shape[:-1], 1)
     return index
 

@@ -122,7 +122,8 @@ def interpolate_last(x: Array, position: Array) -> Array:
     A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
     """
     low = torch.floor(position.detach())
-    index, steps = low.long(), torch.nn.functional.pad(x[..., 1:] - x[..., :-1], (0, 1))
+    # A position may be NaN, and is then read at 0.
+    index, steps = torch.nan_to_num(low).long(), torch.nn.functional.pad(x[..., 1:] - x[..., :-1], (0, 1))
     return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
 
 

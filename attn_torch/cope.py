@@ -86,7 +86,7 @@ class ContextualPositionAttention(Layer[Config]):
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
             gate_sums = record(tape, gate_sums=reverse_cumsum(gates))
-            positions = record(tape, positions=where(gate_sums < last, gate_sums, last))
+            positions = record(tape, positions=where(gate_sums > last, last, gate_sums))  # NaN stays
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
             position = record(tape, position_scores=interpolate_last(products, positions))

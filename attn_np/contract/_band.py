@@ -85,9 +85,10 @@ class Band:
         while start < self.t:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
             rows = max_pairs // max(1, keys.length)
-            if self.right is not None and self.left is None:
-                # n rows see before + n keys, and no more than there are: the largest n with this many pairs.
-                before = start + self.s - self.t + self.right
+            if self.right is not None:
+                # n rows see before + n keys from the first one's on, and no more than there are: the largest n with
+                # this many pairs.
+                before = start + self.s - self.t + self.right - keys.start
                 rows = max(max_pairs // max(1, self.s), (isqrt(before * before + 4 * max_pairs) - before) // 2)
             stop = min(self.t, start + min(most, max(min_rows, rows)))
             keys = self.keys(Span(start, stop))

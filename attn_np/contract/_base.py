@@ -129,6 +129,10 @@ class Config:
         """The layer's own parameters, without those of its children."""
         raise NotImplementedError
 
+    def unshown_sizes(self) -> tuple[int, ...]:
+        """Sizes that no array shows, such as how many dimensions of a head are rotated."""
+        return ()
+
     def children(self) -> dict[str, "Config | list[Config]"]:
         """Sub-layers by attribute name; a list becomes `name.0`, `name.1`, ..."""
         return {}

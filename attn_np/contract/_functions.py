@@ -143,7 +143,7 @@ def check_rate(rate: Any, keep: Any) -> None:
     Raises:
         ValueError: naming the rate.
     """
-    if keep is None and is_number(rate) and rate != 0:
+    if keep is None and is_number(rate) and 0 < rate < 1:
         fix = "draw it (b h t s, True where a weight is not dropped), or leave rate out"
         raise field_error("attend", "keep= with rate=", f"rate={rate} alone", fix)
 

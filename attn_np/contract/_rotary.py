@@ -49,6 +49,9 @@ class Rotary(Config):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
 
+    def unshown_sizes(self) -> tuple[int, ...]:
+        return (self.rotary_width(),)
+
     def rotary_width(self) -> int:
         """How many dimensions of a head are rotated."""
         return self.rotary_dim or self.sizes()["k"]

@@ -141,6 +141,9 @@ class Config(_heads.DistanceConfig):
         positive = buckets(self.span(), self.max_distance)
         return (*(-x for x in positive[:0:-1]), *positive)
 
+    def unshown_sizes(self) -> tuple[int, ...]:
+        return (self.buckets_per_side or 0,)
+
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"x": 2 * self.span()}
 

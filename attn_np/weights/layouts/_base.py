@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config, get
-from attn_np.contract._rotary import Rotary
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import Side, concatenation, parse, rearrange, reverse, shape_of, solve
 
@@ -347,15 +346,16 @@ def canonical(config: Config) -> Config:
     return config
 
 
-def sizes_with(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]], int] | None:
+def sizes_with(
+    config: Config, *change: Any
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]], tuple[int, ...]] | None:
     """Every size that a config fixes, with one field changed or as it is; None if the change is impossible.
 
-    A field that is not a size (an integer scale) leaves them as they are, whatever its value. How many dimensions are
-    rotated is a size that no array shows.
+    A field that is not a size (an integer scale) leaves them as they are, whatever its value.
     """
     try:
         config = replace(config, **{change[0]: change[1]}) if change else config
-        return config.sizes(), config.shapes(), config.rotary_width() if isinstance(config, Rotary) else 0
+        return config.sizes(), config.shapes(), config.unshown_sizes()
     except (ValueError, TypeError):
         return None
 

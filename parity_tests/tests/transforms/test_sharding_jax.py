@@ -35,6 +35,7 @@ CASES: dict[str, tuple[dict[str, tuple[str | None, ...]], dict[str, Any]]] = {
     "all": ({"mask": ("b", "h"), "bias": ("b", "h")}, {"causal": True, "softcap": 2.0}),
     "padding": ({"padding": ("b",)}, {"window": (3, 2)}),
     "shared": ({"bias of heads": (None, "h"), "sinks": ("h",)}, {"window": (4, None), "pattern": patterns.Chunks(6)}),
+    "everywhere": ({"bias of heads": (None, None)}, {}),
 }
 # By name: the constants of the kernels, and numbers of queries and keys.
 PATHS: dict[str, tuple[dict[str, int], int, int]] = {
@@ -62,7 +63,7 @@ MANY = ("512", "1024")  # positions: their numbers are those of "blocks"
 HEADS = {"own": 8, "shared": 4}
 # What is a sum over devices by its nature: the gradient of an array that batch rows share, and how far rows of a mask
 # on several devices reach.
-SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
+SUMS = {"backward": {"shared", "everywhere"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
 STEPS = {"sparsemax", "entmax15"}
 # Calls of functions that are asked without `--everything`.
@@ -145,6 +146,8 @@ def asks(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
         return (case, heads) == ("shared", "own")
     if heads == "shared" and case != "plain" and (path, case) != ("blocks", "all"):
         return False
+    if case == "everywhere":
+        return (kind, path, heads) == ("Explicit", "blocks", "own")
     return everything or kind == "Auto" or (case, heads) == ("all", "own")
 
 
@@ -354,7 +357,9 @@ def test_attention_moves_nothing_but_sums_of_what_devices_share(
         sums = (path, case) in SUMS["forward"]
         assert set(found["forward"]) <= ({"all-reduce"} if sums else set()), (name, found)
         sums = sums or case in SUMS["backward"]
-        assert set(found["backward"]) <= ({"all-reduce"} if sums else set()), (name, found)
+        # A bias that every device has gets its gradient everywhere.
+        moved = {"all-gather"} if case == "everywhere" else set()
+        assert set(found["backward"]) <= ({"all-reduce"} if sums else set()) | moved, (name, found)
         if path not in MANY:
             assert found["sharding"] == ["b", None, "h"], (name, found)
             assert found["ratio"] <= 1, (name, found)

@@ -254,3 +254,14 @@ def test_gates_have_keys_of_their_own_only_where_asked(tree: Tree) -> None:
 def test_fields_that_cannot_be_right_are_refused(tree: Tree, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         tree.package.build("cope", d_model=6, num_heads=2, **fields)
+
+
+def test_gates_that_are_nan_are_seen(tree: Tree) -> None:
+    """Every query has at least its own gate, so no output hides them."""
+    layer = tree.package.build("cope", d_model=6, num_heads=2, gates="own_keys", num_positions=3)
+    params = {name: tree.numpy(x) for name, x in layer.params().items()}
+    params["w_gate_k"] = np.full_like(params["w_gate_k"], np.nan)
+    layer.set_params({name: tree.array(x) for name, x in params.items()})
+    with np.errstate(invalid="ignore"):
+        y = layer(tree.array(np.ones((2, 5, 6), np.float32)))
+    assert np.isnan(tree.numpy(y)).all()

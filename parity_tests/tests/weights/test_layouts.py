@@ -260,7 +260,8 @@ def changed_sizes(config: Config) -> Iterator[Config]:
     """The config with other sizes, one optional field at a time: what a file's reader may find or be told."""
     optional = [field.name for field in dataclasses.fields(config) if field.default is None]
     widths = [{}, {"head_dim": 4}, {"head_dim": 6}] if "head_dim" in config.fields() else [{}]
-    for width, name, value in product(widths, optional, (1, 2, 4, 6)):
+    values = {1, 2, 4, 6} | {value for value in config.as_dict().values() if type(value) is int}
+    for width, name, value in product(widths, optional, sorted(values)):
         with suppress(ValueError, TypeError):  # not possible with the other fields
             yield dataclasses.replace(config, **width | {name: value})
 
