@@ -109,9 +109,9 @@ def calls_in_blocks(kind: str, everything: bool) -> list[tuple[str, str, str]]:
     made = [v for v in contract.variants() if rows.search((ROOT / f"attn_jax/{v}.py").read_text())]
     every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
     firsts = {v: next(iter(contract.examples(v))) for v in made}
-    some = {(v, example, "keep") for v, example, _ in every if kind == "Explicit" or example == firsts[v]}
+    some = {(v, example, "keep") for v, example in firsts.items() if kind == "Explicit"}  # there JAX refuses more
     some |= {(v, example, call) for v, example, call in every if v == "sigmoid_attention" and call != "full"}
-    return [call for call in every if everything or call in some]  # with explicit axes JAX refuses more
+    return [call for call in every if everything or call in some]
 
 
 def with_positions() -> list[tuple[str, str]]:
