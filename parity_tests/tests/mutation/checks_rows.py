@@ -132,8 +132,8 @@ def blocks_of_rows(alias: str) -> None:
                         got, none = rows.attend_in_row_blocks(middle, tape, *given, **options, **more)
                         claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
                         claim(same(np.asarray(tape.get("context", want)), want), f"{words}: the taped context")
-                        left, right = window or (None, None)
-                        grows = left is None and (causal or right is not None)
+                        _, right = window or (None, None)
+                        grows = causal or right is not None
                         called(middle, arrays, near, taken == "blocks", words, grows)
                         claim((none is None) == (taken == "blocks"), "weights of all rows or none")
                         back = rows.attend_in_row_blocks_vjp(backward, tape, dy)
