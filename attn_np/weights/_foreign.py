@@ -14,7 +14,7 @@ from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._foreign_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
-from attn_np.weights._shards import DottedFile, OpenFile
+from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import AppliedRule, file_rules, letter_sizes_agree, unsupported_fields
 
@@ -29,8 +29,8 @@ def read_foreign(
         ValueError, TypeError: arguments that cannot be right.
     """
     layout = layouts.get(layout_name)
-    if layout.separator != "." and any(layout.separator in key for key in file.entries):
-        file, prefix = DottedFile(file, layout.separator), prefix.replace(layout.separator, ".")
+    if any(layout.table_key(key) != key for key in file.entries):
+        file, prefix = RenamedFile(file, layout.table_key), layout.table_key(prefix)
     table_name = find_table(layout_name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
@@ -59,10 +59,10 @@ def read_table(
         WeightFileError: the subclass that says what is wrong with the file.
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
-    keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys}
+    keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
     ignored = ignored_keys(file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.own, config.variant)
     for applied in rules:
-        for key in applied.keys:
+        for key in (key for key in applied.keys if key in keys):
             compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
     dtype = common_dtype(file.path, dtypes, request)
@@ -72,12 +72,12 @@ def read_table(
         values |= applied.to_params(
             {
                 key: checked_cast(file.path, keys[key], file.read(keys[key]), dtype, request.finite)
+                if key in keys
+                else np.zeros(applied.key_shape(), DTYPES[str(dtype)])
                 for key in applied.keys
             }
         )
-    shapes = config.shapes()
-    values |= {key: np.zeros(shapes[key], DTYPES[dtype]) for key in table.zeros if key in shapes and dtype is not None}
-    layer = WeightFile(file.path, config, dtype, {key: values.pop(key) for key in shapes})
+    layer = WeightFile(file.path, config, dtype, {key: values.pop(key) for key in config.shapes()})
     return layer, list(keys.values()), ignored
 
 
@@ -110,13 +110,15 @@ def write_foreign(
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     key_prefix = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
     rules = checked_file_rules(file, layout_name, table, config)
-    for key in table.zeros:
-        if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
-            fix = "set it to 0 if the layer does as well without, or choose another layout"
-            raise ConfigMismatchError(file, key, f"zeros, as {layout_name} does not have it", "other numbers", fix)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
-        arrays |= {key_prefix.key(table, key): x for key, x in applied.to_arrays(values).items()}
+        for key, x in applied.to_arrays(values).items():
+            if key not in table.absent:
+                arrays[key_prefix.key(table, key)] = x
+            elif any(np.ascontiguousarray(x).view(np.uint8).flat):
+                name, fix = applied.params[0], "set it to 0 if the layer does as well without, or choose another layout"
+                expected = f"zeros where {layout_name} has no {key}"
+                raise ConfigMismatchError(file, name, expected, "other numbers", fix)
     write_tensors(file, arrays, layout.metadata)
 
 

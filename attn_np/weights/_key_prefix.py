@@ -83,7 +83,7 @@ def match_prefix(
     if layer is not None and (not numbered or not is_integer(layer) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
-    outside = {*table.shared, *table.stack_keys}
+    outside = {*table.shared, *table.stack_keys, *table.absent}
     names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
     first_keys = {name.format(n=0) for name in names}
     layers: dict[str, tuple[int, str]] = {}

@@ -194,27 +194,27 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
-class DottedFile:
-    """An open file whose names have dots, not its own separator, with `path`, `entries`, `read` and `metadata_of`.
+class RenamedFile:
+    """An open file whose tensors go by other names, with `path`, `entries`, `read` and `metadata_of`.
 
     Attributes:
         path: the file's path.
-        entries: the tensors by their names with dots.
+        entries: the tensors by their new names.
 
     Raises:
-        UnexpectedKeysError: two names that differ in the separator alone.
+        UnexpectedKeysError: two tensors of one new name.
     """
 
-    def __init__(self, file: "OpenFile", separator: str) -> None:
+    def __init__(self, file: "OpenFile", rename: Callable[[str], str]) -> None:
         self._file, self.path = file, file.path
         self._names: dict[str, str] = {}
         for name in file.entries:
-            dotted = name.replace(separator, ".")
-            if dotted in self._names:
-                got = f"{self._names[dotted]!r} and {name!r}"
+            renamed = rename(name)
+            if renamed in self._names:
+                got = f"{self._names[renamed]!r} and {name!r}"
                 raise UnexpectedKeysError(file.path, name, "one name for each tensor", got, "remove one of them")
-            self._names[dotted] = name
-        self.entries: Mapping[str, Entry] = {dotted: file.entries[name] for dotted, name in self._names.items()}
+            self._names[renamed] = name
+        self.entries: Mapping[str, Entry] = {renamed: file.entries[name] for renamed, name in self._names.items()}
 
     def metadata_of(self, names: Iterable[str]) -> dict[str, str]:
         """The metadata that goes with some tensors."""
@@ -225,7 +225,7 @@ class DottedFile:
         return self._file.read(self._names[name])
 
 
-OpenFile = TensorFile | ShardedFile | DottedFile
+OpenFile = TensorFile | ShardedFile | RenamedFile
 
 
 def open_tensors(path: PathArg) -> TensorFile | ShardedFile:

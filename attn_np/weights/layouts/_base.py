@@ -1,6 +1,7 @@
 """Layouts as data: a table from our parameters to an origin's keys, read in both directions."""
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -32,7 +33,8 @@ class Table:
         constants: letters to sizes that never vary.
         orders: letters that are an axis of ours to the order of its entries there: at i ours has their entry orders[i].
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
-        zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
+        absent: keys in rules that the origin does not have, whose entries are 0 here: a bias on two of three
+            projections, or of one of three gates.
         shared: keys stored under layer 0 and used by every layer.
         stack_keys: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
         variant: the variant, if the table has a name of its own: an origin may have several tables for one variant.
@@ -47,7 +49,7 @@ class Table:
     constants: Mapping[str, int] = field(default_factory=dict)
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     origin_fixed: Mapping[str, Any] = field(default_factory=dict)
-    zeros: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     stack_keys: tuple[str, ...] = ()
     variant: str | None = None
@@ -63,7 +65,7 @@ class Table:
 
     def required_keys(self) -> list[str]:
         """The keys of the parameters that every file has."""
-        return [key for _, keys, _ in self.required_rules() for key in keys]
+        return [key for _, keys, _ in self.required_rules() for key in keys if key not in self.absent]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Layout:
         by_file: keys and shapes decide which variant a file is: of the tables that they fit, the one with
             the most keys.
         separator: what may stand between the parts of a key instead of a dot.
+        renamed: regular expressions of what users name in keys, to what `re.sub` puts there: the tables' names.
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
         elsewhere: patterns of keys without the prefix that may be in the same file.
@@ -96,6 +99,7 @@ class Layout:
     prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
     by_file: bool = False
     separator: str = "."
+    renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
@@ -118,6 +122,13 @@ class Layout:
         names = self.tables_of(config.variant)
         supported = (name for name in names if not unsupported_fields(self.tables[name], config))
         return next(supported, next(iter(names), None))
+
+    def table_key(self, key: str) -> str:
+        """A key of a file as the tables have it: with dots, and with their names for what users name."""
+        key = key.replace(self.separator, ".")
+        for pattern, name in self.renamed.items():
+            key = re.sub(pattern, name, key)
+        return key
 
     def parts(self) -> tuple[str, ...]:
         """The names of a layer's blocks of attention; one empty name if it has one block."""
@@ -226,7 +237,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
         sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
         before |= sizes
         rules.append(AppliedRule(params, keys, pattern, sizes, table.orders))
-    missing = sorted(set(shapes) - {name for applied in rules for name in applied.params} - set(table.zeros))
+    missing = sorted(set(shapes) - {name for applied in rules for name in applied.params})
     if missing:
         got = f"none for {', '.join(missing)}"
         raise ValueError(f"{config.variant}: expected a rule for each parameter, got {got}; use another layout")
@@ -327,7 +338,7 @@ def letter_sizes_agree(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> b
     sizes: dict[str, int] = {}
     for _, keys, pattern in expand_rules(table):
         concat = concatenation(pattern)
-        axes = parse(concat.patterns[0] if concat else pattern)[0]
+        axes = parse(concat.patterns[0] if concat else pattern)[0][len(keys) > 1 :]
         alone = [n for n, axis in enumerate(axes) if len(axis) == 1 and (concat is None or n != concat.axis)]
         for shape in (shapes[key] for key in keys if key in shapes):
             if len(shape) != len(axes) or any(sizes.setdefault(axes[n][0], shape[n]) != shape[n] for n in alone):

@@ -5,6 +5,9 @@ Keys are the paths in the tree of parameters, joined by dots or slashes: `nnx.to
 
 from attn_np.weights.layouts._base import Layout, Table
 
+SIZES = {"input_dim": "d", "hidden_dim": "e"}
+FIXED = {"num_layers": 1, "use_bias": True, "reset_after": True, "bidirectional": False}
+
 LAYOUT = Layout(
     origin="flax: nnx.GRUCell",
     by_file=True,
@@ -15,11 +18,12 @@ LAYOUT = Layout(
                 "layers.0.w_x": ("dense_i.kernel", "d (f e) -> f d e"),
                 "layers.0.w_h": ("dense_h.kernel", "e (f a) -> f e a"),
                 "layers.0.b_x": ("dense_i.bias", "(f e) -> f e"),
+                "layers.0.b_h": ("dense_h.bias", "(f e) -> f e"),
             },
-            letters={"input_dim": "d", "hidden_dim": "e"},
-            fixed={"num_layers": 1, "use_bias": True, "reset_after": True, "bidirectional": False},
+            letters=SIZES,
+            fixed=FIXED,
             constants={"f": 3},
-            zeros=("layers.0.b_h",),
+            absent=("dense_h.bias",),
         )
     },
 )

@@ -88,6 +88,7 @@ DELTA = Table(
         "dt_bias": ("self_attn.dt_bias", "(h k) -> h k"),
         "w_gate_down": ("self_attn.g_a_proj.weight", "z d -> d z"),
         "w_gate_up": ("self_attn.g_b_proj.weight", "(h v) z -> z h v"),
+        "b_gate": ("self_attn.g_b_proj.bias", "(h v) -> h v"),
         "w_norm": ("self_attn.o_norm.weight", "v -> v"),
         "w_o": ("self_attn.o_proj.weight", "o (h v) -> h v o"),
     },
@@ -101,7 +102,7 @@ DELTA = Table(
     },
     free=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
     constants={"a": 1, "m": 1, "n": 1},
-    zeros=("b_gate",),
+    absent=("self_attn.g_b_proj.bias",),
 )
 UNROTATED: dict[str, Any] = {"free": ("absorbed", "scale"), "fixed": {"causal": True, "rope_base": None}}
 TABLES = {

@@ -29,7 +29,12 @@ LAYOUT = Layout(
     origin="transformers: WhisperModel",
     prefixes=PREFIXES,
     tables={
-        "mha": Table(rules=RULES, letters={"d_model": "d", "num_heads": "h"}, free=("causal",), zeros=("b_k",)),
+        "mha": Table(
+            rules={**RULES, "b_k": ("k_proj.bias", "(h k) -> h k")},
+            letters={"d_model": "d", "num_heads": "h"},
+            free=("causal",),
+            absent=("k_proj.bias",),
+        ),
     },
     elsewhere=(
         *ELSEWHERE,
