@@ -607,6 +607,42 @@ def test_the_file_decides_which_variant_a_module_is(
             weights.read(path, layout=layout, prefix="part.")
 
 
+@pytest.mark.parametrize("fields", [{}, {"reset_after": False}, {"use_bias": False}])
+def test_the_inner_layer_of_keras_bidirectional_may_have_any_name(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Two of them in one model; the prefix tells them apart, not the name."""
+    file, found = tmp_path / "gru.safetensors", {}
+    config: Any = contract.config("gru", input_dim=3, hidden_dim=5, bidirectional=True, **fields)
+    for seed, (prefix, inner) in enumerate({"both/": "gru_7", "forward_a/": "reader"}.items()):
+        values = weights.draw(config, seed, "float32")
+        weights.write(file, config, values, layout="keras_bidirectional_gru")
+        held = weights.tensors(file)
+        assert set(held) >= {f"{way}_gru.gru_cell.recurrent_kernel" for way in ("forward", "backward")}
+        found |= {prefix + key.replace("_gru.", f"_{inner}.").replace(".", "/"): x for key, x in held.items()}
+    safetensors.numpy.save_file(found, file)
+    for seed, prefix in enumerate(("both/", "forward_a/")):
+        again = weights.read(file, layout="keras_bidirectional_gru", prefix=prefix)
+        assert _base.differences(again.config, config) == []
+        assert bits(again.values) == bits(weights.draw(config, seed, "float32"))
+
+
+def test_a_gate_without_a_bias_has_zeros_here(tmp_path: Path) -> None:
+    """Linen's cell has a bias of one gate beside the state's products; others can't be written."""
+    file, config = tmp_path / "cell.safetensors", contract.config("gru", input_dim=3, hidden_dim=5)
+    values = weights.draw(config, 1, "float32")
+    with pytest.raises(
+        weights.ConfigMismatchError, match=r"'layers.0.b_h': expected zeros where linen_gru_cell has no hr"
+    ):
+        weights.write(file, config, values, layout="linen_gru_cell")
+    values["layers.0.b_h"][:2] = 0
+    weights.write(file, config, values, layout="linen_gru_cell")
+    theirs = weights.tensors(file)
+    assert np.array_equal(theirs["hn.bias"], values["layers.0.b_h"][2]) and not {"hr.bias", "hz.bias"} & set(theirs)
+    for n, gate in enumerate("rzn"):
+        assert np.array_equal(theirs[f"i{gate}.kernel"], values["layers.0.w_x"][n])
+        assert np.array_equal(theirs[f"h{gate}.kernel"], values["layers.0.w_h"][n])
+    assert bits(weights.read(file, layout="linen_gru_cell").values) == bits(values)
+
+
 def test_a_gru_in_two_directions_loads_and_writes_back(tmp_path: Path) -> None:
     file, back = tmp_path / "gru.safetensors", tmp_path / "back.safetensors"
     theirs = torch.nn.GRU(3, 5, num_layers=2, bidirectional=True).state_dict()
