@@ -408,7 +408,7 @@ def test_rows_in_blocks_stay_where_they_are(mesh: str, pytestconfig: pytest.Conf
         assert set(found["backward"]) <= {"all-reduce"}, (name, found)
         assert found["sharding"] == ["b"], (name, found)
         assert found["ratio"] <= 1, (name, found)
-    asked = calls_in_blocks(mesh, pytestconfig.getoption("--everything"))
+    asked = calls_in_blocks(mesh, bool(pytestconfig.getoption("--everything")))
     assert looped == {variant for variant, _, _ in asked}
 
 
