@@ -1,5 +1,6 @@
 """What gives a planted bug away while the reference is whole."""
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -39,22 +40,22 @@ def evidence(mutant: Mutant, tree: str) -> Row | str | None:
                 return attend_evidence(tree, alias)
             if mutant.call in ("greedy", "generate"):
                 return decoding_evidence(mutant, tree, alias)
-            rows = judged(mutant, tree, alias)
+            return next((row for row in judged(mutant, tree, alias) if not row.ok), None)
         except Exception as error:
             if tree not in mutant.raises or str(error).startswith("mutants:"):
                 raise
             return f"{type(error).__name__}: {error}"
-    return next((row for row in rows if not row.ok), None)
 
 
-def judged(mutant: Mutant, tree: str, alias: str) -> list[Row]:
-    """Every verdict on the mutant's case: stage by stage, and end to end."""
+def judged(mutant: Mutant, tree: str, alias: str) -> Iterator[Row]:
+    """Every verdict on the mutant's case, one after another: stage by stage, and end to end."""
     case, p = mutant.case, precision_of(mutant.dtype)
     drawn = louder(draw(case), mutant.gain)
     jit = tree == "attn_jax"  # one program, instead of one for every operation and shape
     taped = outcome_of(tree, alias, case, True, drawn, jit)
+    yield from judge_tape(case, mutant.name, drawn, taped, p, jit)
     ends = expected(case, p) if mutant.gain == 1 else reference(case, drawn, {}, p)
-    return [*judge_tape(case, mutant.name, drawn, taped, p, jit), *judge_ends(case, mutant.name, taped, *ends)]
+    yield from judge_ends(case, mutant.name, taped, *ends)
 
 
 def louder(drawn: Drawn, gain: float) -> Drawn:

@@ -7,6 +7,7 @@ before our packages are imported, so nothing of `attn_*` is imported here.
 import gc
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ import jaxtyping
 import pytest
 
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import FIRST, LONG, left_out
+from parity_tests.tests.everything import EVERY, FIRST, LONG, left_out
 
 # What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
 gc.set_threshold(50_000, 20, 20)
@@ -95,8 +96,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if items and not items[0].config.getoption("--everything"):
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
+        seen: Counter[str] = Counter()
         for item in items:
-            (dropped if stands_back(item) else kept).append(item)
+            name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
+            back = stands_back(item)
+            nth = seen[name] % EVERY.get(name, 1)
+            seen[name] += not back
+            (dropped if back or nth else kept).append(item)
         items[0].config.hook.pytest_deselected(items=dropped)
         items[:] = kept
 

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -348,11 +349,10 @@ def letter_sizes_agree(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> b
 
 def canonical(config: Config) -> Config:
     """The same config with None for every size that only repeats its default, so that equal layers compare equal."""
+    sizes = sizes_with(config)
     for name in config.fields():
         value = getattr(config, name)
-        if type(value) is int and sizes_with(config, name, None) == sizes_with(config) != sizes_with(
-            config, name, value + 1
-        ):
+        if type(value) is int and sizes_with(config, name, None) == sizes != sizes_with(config, name, value + 1):
             config = replace(config, **{name: None})
     return config
 
@@ -371,11 +371,15 @@ def sizes_with(
         return None
 
 
+# Values of equal configs may differ in type, so only what compares them may share.
+equal_canonical = lru_cache(maxsize=64)(canonical)
+
+
 def differences(a: Config, b: Config) -> list[str]:
     """The fields in which two configs of one variant differ, without those for training alone."""
     if a == b:  # nearly always, and `canonical` makes many configs
         return []
-    x, y = canonical(a).as_dict(), canonical(b).as_dict()
+    x, y = equal_canonical(a).as_dict(), equal_canonical(b).as_dict()
     return [name for name in x if name not in TRAINING_FIELDS and x[name] != y[name]]
 
 

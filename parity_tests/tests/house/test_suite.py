@@ -23,6 +23,7 @@ def test_the_lists_name_what_there_is() -> None:
     assert {*everything.FEW, *everything.FIRST} <= set(FILES)
     assert all(set(tests) <= TESTS[file] for file, tests in everything.FEW.items())
     assert set(everything.LONG) <= every
+    assert {*everything.EVERY} <= {f"{file}::{test}" for file, tests in TESTS.items() for test in tests}
     assert {part.partition("::")[2] for part in OF_A_VARIANT} <= every
 
 
@@ -44,7 +45,9 @@ def test_little_is_asked_twice_of_what_reads_the_same() -> None:
     assert not left_out("test_conventions", "test_strides_do_not_matter", "decoder", True, "attn_np")
     assert left_out("test_conventions", "test_strides_do_not_matter", "decoder", False, "attn_np")
     assert left_out("test_conventions", "test_strides_do_not_matter", "decoder", True, "attn_jax")
-    assert not left_out("test_conventions", "test_strides_do_not_matter", "gru", False, "attn_jax")
+    assert left_out("test_conventions", "test_strides_do_not_matter", "gru", False, "attn_jax")
+    assert not left_out("test_conventions", "test_strides_do_not_matter", "gru", False, "attn_np")
+    assert not left_out("test_conventions", "test_strides_do_not_matter", "gru", True, "attn_jax")
 
 
 @pytest.mark.parametrize(

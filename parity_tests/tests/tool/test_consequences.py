@@ -22,9 +22,9 @@ def test_a_right_port_may_tap_what_it_likes(seed: int) -> None:
     """A few variants of each kind; `attn-parity soak --ports` judges all of them, many times."""
     names = ("hard", "longformer", "luong", "mla", "rotary", "sparsemax")
     chosen = names[2 * seed : 2 * seed + 2]
-    found = soaked_ports((chosen, ("float64", "float32", "bfloat16"), ("numpy", "torch"), seed, 2))
+    found = soaked_ports((chosen, ("float64", "float32", "bfloat16"), ("numpy", "torch"), seed, 1))
     assert found["alarms"] == []
-    assert found["candidates"] == 2 * sum(len(contract.examples(name)) for name in chosen)
+    assert found["candidates"] == sum(len(contract.examples(name)) for name in chosen)
 
 
 def test_without_consequences_they_would_alarm(monkeypatch: pytest.MonkeyPatch) -> None:

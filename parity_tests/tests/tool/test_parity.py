@@ -13,24 +13,33 @@ from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 from parity_tests.judge.judging import judge, judge_call
 from parity_tests.judge.kernels import TREES
 from parity_tests.judge.runner import Plan, selected, work
+from parity_tests.tests.everything import KINDS, WHOLE
 
-# In JAX, whose compiling is most of the time, `mha` alone is asked everything, and these are asked in 16-bit types.
+# In JAX, whose compiling is most of the time, these are asked in 16-bit types.
 IN_16_BITS = ("decoder", "linear", "longformer")
 
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
 
 def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
-    """What the command judges with `--all`.
+    """What the command judges with `--all`, or a part of it.
 
-    JAX is asked for one example of most variants in float64. The command asks for float32 by default.
+    NumPy and PyTorch are asked for the first example of each variant as by the command, and for the others in float64
+    and the full call. JAX is asked for the first example of `mha`, and in float64 alone for that of one of each kind
+    and of those that `test_decoding` does not compute step by step.
     """
-    first = next(iter(contract.examples(case.variant)))
-    if framework == "jax" and not (everything or case.variant == "mha"):
-        last, types = list(contract.examples(case.variant))[-1], DTYPES[2:] if case.variant in IN_16_BITS else ()
-        wanted = (case.example == first and case.dtype == "float64") or (case.example == last and case.dtype in types)
-        return mode == "jit" and case.call == "full" and wanted
-    return selected(case, framework, mode, True)
+    examples = contract.examples(case.variant)
+    first, last = next(iter(examples)), list(examples)[-1]
+    if everything or (case.variant == "mha" and case.example == first):
+        return selected(case, framework, mode, True)
+    if framework != "jax":
+        return case.example == first or (case.call, case.dtype) == ("full", "float64")
+    alone = case.variant in (*WHOLE, *KINDS) or not examples[first].cache_axes()
+    types = DTYPES[2:] if case.variant in IN_16_BITS else ()
+    wanted = (case.example == first and case.dtype == "float64" and alone) or (
+        case.example == last and case.dtype in types
+    )
+    return mode == "jit" and case.call == "full" and wanted
 
 
 def run_once(candidate: Candidate) -> Candidate:

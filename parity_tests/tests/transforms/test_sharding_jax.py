@@ -1,9 +1,10 @@
 """JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
 
-One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax none`,
-and the variants whose layers it shall take); the tests read what it found. On a mesh with explicit axes attention is
-asked in one case of each path, and in all with `--everything` (`everything` for `none`). Layers that take rows of
-queries block by block are asked in blocks so small that there are several, with every example.
+One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax some`,
+and the variants whose layers it shall take), and last those of a planted bug; the tests read what it found. On a mesh
+with explicit axes attention is asked in one case of each path, and in all with `--everything` (`everything` for
+`some`). Layers that take rows of queries block by block are asked in blocks so small that there are several: some
+variants, and with `--everything` every example of all.
 """
 
 import json
@@ -66,7 +67,11 @@ HEADS = {"own": 8, "shared": 4}
 SUMS = {"backward": {"shared", "everywhere"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
 STEPS = {"sparsemax", "entmax15"}
-# Calls of functions that are asked without `--everything`.
+# What is asked without `--everything`: on a mesh with explicit axes, where JAX refuses more, the first example of
+# variants in blocks; calls of a sigmoid in blocks; the first example of variants with positions; calls of functions.
+IN_BLOCKS = ("disentangled", "luong", "talking_heads")
+SIGMOIDS = (("causal", "masked"), ("fixed", "plain"), ("whole", "keep"))
+POSITIONS = ("decoder", "rotary")
 FUNCTIONS = (
     "attend, offset= and lengths= of each sequence",
     "drop_in.dot_product_attention",
@@ -108,16 +113,17 @@ def calls_in_blocks(kind: str, everything: bool) -> list[tuple[str, str, str]]:
     rows = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
     made = [v for v in contract.variants() if rows.search((ROOT / f"attn_jax/{v}.py").read_text())]
     every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
-    firsts = {v: next(iter(contract.examples(v))) for v in made}
-    some = {(v, example, "keep") for v, example in firsts.items() if kind == "Explicit"}  # there JAX refuses more
-    some |= {(v, example, call) for v, example, call in every if v == "sigmoid_attention" and call != "full"}
+    some = {("sigmoid_attention", *asked) for asked in SIGMOIDS}
+    some |= {(v, next(iter(contract.examples(v))), "keep") for v in IN_BLOCKS if kind == "Explicit"}
     return [call for call in every if everything or call in some]
 
 
-def with_positions() -> list[tuple[str, str]]:
+def with_positions(everything: bool) -> list[tuple[str, str]]:
     """The examples of `layers` that are told where tokens stand."""
     every = [(v, name, config) for v in layers() for name, config in contract.examples(v).items()]
-    return [(v, name) for v, name, config in every if "positions" in config.arguments()]
+    told = [(v, name) for v, name, config in every if "positions" in config.arguments()]
+    firsts = {v: (v, name) for v, name in reversed(told) if v in POSITIONS}
+    return told if everything else list(firsts.values())
 
 
 # In the process with eight devices ------------------------------------------------------------------------------------
@@ -151,7 +157,7 @@ def asks(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
     return everything or kind == "Auto" or (case, heads) == ("all", "own")
 
 
-def main(planted: str, variants: list[str]) -> None:
+def main(everything: bool, variants: list[str]) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -180,15 +186,14 @@ def main(planted: str, variants: list[str]) -> None:
     def attention(mesh: Any, path: str, case: str, heads: str) -> dict[str, Any]:
         (more, options), (constants, t, s) = CASES[case], PATHS[path]
         b, h, g, width = 4, 8, HEADS[heads], 3
-        shapes = {"q": (b, t, h, width), "k": (b, s, g, width), "v": (b, s, g, 2), "bias": (b, h, t, s), "sinks": (h,)}
+        shapes = {"q": (b, t, h, width), "k": (b, s, g, width), "v": (b, s, g, 2), "sinks": (h,)}
+        shapes |= {"bias of heads": (1, h, t, s), "padding": (b, 1, 1, s)}
         axes: dict[str, tuple[str | None, ...]] = dict.fromkeys("qkv", ("b", None, "h"))
         arrays = {name: rng.normal(size=shapes[name]) for name in "qkv"}
         for name, sharding in more.items():
             key = {"padding": "mask", "bias of heads": "bias"}.get(name, name)
-            arrays[key] = rng.normal(size=shapes.get(key, (b, h, t, s)))
+            arrays[key] = rng.normal(size=shapes.get(name, (b, h, t, s)))
             arrays[key] = arrays[key] > -0.5 if key == "mask" else arrays[key]
-            arrays[key] = arrays[key][:, :1, :1] if name == "padding" else arrays[key]
-            arrays[key] = arrays[key][:1] if name == "bias of heads" else arrays[key]
             axes[key] = sharding
         dy = rng.normal(size=(b, t, h, 2))
 
@@ -218,6 +223,16 @@ def main(planted: str, variants: list[str]) -> None:
         ratios = [compare(np.asarray(x), want[name], "float64")["ratio"] for name, x in got.items()]
         spec = (*y.sharding.spec, None)[:4]
         return found | {"ratio": max(map(float, ratios)), "sharding": list(spec[:3])}
+
+    def with_axes_merged(mesh: Any, path: str) -> dict[str, Any]:
+        """A case of attention with the planted bug, of which nothing that was compiled is kept."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_kernels, "einsum", merged(_kernels.einsum))
+            jax.clear_caches()
+            try:
+                return attention(mesh, path, "plain", "own")
+            finally:
+                jax.clear_caches()
 
     def layer(
         mesh: Any, variant: str, example: str | None = None, beside: tuple[str, ...] = (), heads: bool = True
@@ -295,32 +310,30 @@ def main(planted: str, variants: list[str]) -> None:
     results: dict[str, Any] = {}
     for kind in MESHES:
         mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2)
-        if planted == "merged":
-            _kernels.einsum = merged(_kernels.einsum)
         tasks: dict[str, Callable[[], Any]] = {}
         for path, case, heads in product(PATHS, CASES, HEADS):
-            if asks(kind, path, case, heads, planted != "none"):
+            if asks(kind, path, case, heads, everything):
                 tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: attention(
                     mesh, path, case, heads
                 )
         for variant in variants:
             tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
-        for variant, example, call in calls_in_blocks(kind, planted != "none") if planted != "merged" else ():
+        for variant, example, call in calls_in_blocks(kind, everything):
             tasks[f"{kind}/in blocks/{variant}/{example}/{call}"] = (
                 lambda mesh=mesh, variant=variant, example=example, call=call: layer_in_blocks(
                     mesh, variant, example, call
                 )
             )
-        for variant, example in with_positions() if planted != "merged" else ():
+        for variant, example in with_positions(everything):
             tasks[f"{kind}/with positions/{variant}/{example}"] = lambda mesh=mesh, variant=variant, example=example: (
                 layer(mesh, variant, example, ("positions",))
             )
-        for name in asked("jax") if kind == "Auto" and planted != "merged" else ():
-            if planted != "everything" and name not in FUNCTIONS:
-                continue
-            tasks[f"function/{name}"] = lambda mesh=mesh, name=name: function(mesh, name)
-        if planted == "merged":
-            tasks = {name: task for name, task in tasks.items() if name.endswith("/plain/own") and MANY[0] not in name}
+        for name in asked("jax") if kind == "Auto" else ():
+            if everything or name in FUNCTIONS:
+                tasks[f"function/{name}"] = lambda mesh=mesh, name=name: function(mesh, name)
+        for path in PATHS:
+            if path not in MANY:
+                tasks[f"merged/{kind}/{path}"] = lambda mesh=mesh, path=path: with_axes_merged(mesh, path)
         for name, task in tasks.items():
             try:
                 results[name] = task()
@@ -333,11 +346,11 @@ def main(planted: str, variants: list[str]) -> None:
 
 
 @cache
-def results(planted: str, everything: bool = False) -> dict[str, Any]:
-    """Of every task, or of those that show a planted bug; of the layers that are asked."""
+def results(everything: bool) -> dict[str, Any]:
+    """Of every task, or of those that are asked by default."""
     variants = [v for v in layers() if everything or v in LONG["test_a_layer_sums_over_devices_once"]]
     environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
-    module, what = "parity_tests.tests.transforms.test_sharding_jax", "everything" if everything else planted
+    module, what = "parity_tests.tests.transforms.test_sharding_jax", "everything" if everything else "some"
     command = [sys.executable, "-m", module, what, *variants]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -349,7 +362,7 @@ def results(planted: str, everything: bool = False) -> dict[str, Any]:
 def test_attention_moves_nothing_but_sums_of_what_devices_share(
     path: str, mesh: str, pytestconfig: pytest.Config
 ) -> None:
-    every = results("none", pytestconfig.getoption("--everything"))
+    every = results(pytestconfig.getoption("--everything"))
     some = {name: x for name, x in every.items() if name.startswith(f"{mesh}/{path}/")}
     assert some
     for name, found in some.items():
@@ -370,7 +383,7 @@ def test_attention_moves_nothing_but_sums_of_what_devices_share(
 @pytest.mark.parametrize("variant", layers())
 def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: pytest.Config) -> None:
     """After each output projection; in the backward pass the gradients of the input and of the parameters."""
-    found = results("none", pytestconfig.getoption("--everything"))[f"{mesh}/{variant}"]
+    found = results(pytestconfig.getoption("--everything"))[f"{mesh}/{variant}"]
     assert "error" not in found, found
     sums = found["forward"].get("all-reduce", 0)
     assert set(found["forward"]) <= {"all-reduce"}, found
@@ -383,7 +396,7 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: p
 @pytest.mark.parametrize("mesh", MESHES)
 def test_rows_in_blocks_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
     """Of every variant that takes rows in blocks; gradients of what devices share are summed over them."""
-    every = results("none", pytestconfig.getoption("--everything"))
+    every = results(pytestconfig.getoption("--everything"))
     some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/in blocks/")}
     looped = set()
     for name, found in some.items():
@@ -395,14 +408,14 @@ def test_rows_in_blocks_stay_where_they_are(mesh: str, pytestconfig: pytest.Conf
         assert set(found["backward"]) <= {"all-reduce"}, (name, found)
         assert found["sharding"] == ["b"], (name, found)
         assert found["ratio"] <= 1, (name, found)
-    asked = calls_in_blocks(mesh, pytestconfig.getoption("--everything"))
+    asked = calls_in_blocks(mesh, bool(pytestconfig.getoption("--everything")))
     assert looped == {variant for variant, _, _ in asked}
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_positions_of_sequences_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
     """Rows of the tables of cosines and sines are taken on each device for its own sequences."""
-    every = results("none", pytestconfig.getoption("--everything"))
+    every = results(pytestconfig.getoption("--everything"))
     some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/with positions/")}
     assert some
     for name, found in some.items():
@@ -414,7 +427,7 @@ def test_positions_of_sequences_stay_where_they_are(mesh: str, pytestconfig: pyt
 
 def test_functions_leave_sequences_where_they_are(pytestconfig: pytest.Config) -> None:
     """And give the same numbers; what moves all the same is said."""
-    every = results("none", pytestconfig.getoption("--everything"))
+    every = results(pytestconfig.getoption("--everything"))
     some = {name: found for name, found in every.items() if name.startswith("function/")}
     assert some
     for name, found in some.items():
@@ -426,13 +439,15 @@ def test_functions_leave_sequences_where_they_are(pytestconfig: pytest.Config) -
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_merged_axes_are_seen(mesh: str) -> None:
-    for name, found in results("merged").items():
-        if name.startswith(mesh):
-            assert "error" in found or found["forward"], (name, found)
+def test_merged_axes_are_seen(mesh: str, pytestconfig: pytest.Config) -> None:
+    every = results(pytestconfig.getoption("--everything"))
+    some = {name: found for name, found in every.items() if name.startswith(f"merged/{mesh}/")}
+    assert some
+    for name, found in some.items():
+        assert "error" in found or found["forward"], (name, found)
 
 
 if __name__ == "__main__":
     compile_quickly()
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1] == "everything", sys.argv[2:])
