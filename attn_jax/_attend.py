@@ -113,9 +113,10 @@ def attend(
 
     Args:
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
-            On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
-        varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is called by
-            pair on the fast path too.
+            Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
+            `1 1 n` -> `1 h 1 n`; else by pair.
+        varies_by_sequence: whether the `relative_bias` of the same query and key may differ from one sequence of the
+            batch to the next; then it is called by pair on the fast path too.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(

@@ -465,7 +465,7 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
+    With `shared`, arrays that every step reads, it is `step(carry, xs, *shared)`, and the backward pass computes it
     again and keeps its carry alone.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)

@@ -42,8 +42,8 @@ def attention_mask(
     step: Any = None,
     head_axis: bool = True,
 ) -> Array | None:
-    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every key is
-    visible.
+    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if there is no mask,
+    causality, window, pattern or unaligned step.
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -162,8 +162,8 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks: `any_visible` tells from the first which queries see a key, from the second which keys a query sees;
-    None for all.
+    """A mask of queries that see a key, and one of keys that a query sees; None where all do. Both may be the whole
+    call's mask: reduce them by `any_visible`.
 
     With a pattern, or a mask that has an axis of queries, both are the mask of the whole call; but both are None where
     every position sees itself by the pattern, and there are as many queries as keys and no mask. Without them no array

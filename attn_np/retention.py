@@ -146,7 +146,10 @@ def chunked_vjp(
 def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dout: Array
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v: `recurrent` in reverse. A state's comes from its reader and the state after it."""
+    """The gradients of q, k and v: `recurrent` in reverse.
+
+    The gradient of a state comes from the query that reads it and from the next state.
+    """
 
     def step(carry, xs):
         dlater, later = carry

@@ -113,7 +113,7 @@ def match_prefix(
 def ignored_keys(
     file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str, variant: str
 ) -> list[str]:
-    """The keys under the prefix `own` of a layer of a variant that the layout ignores.
+    """The keys after the layer's prefix that the layout ignores.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
