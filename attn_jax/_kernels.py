@@ -559,7 +559,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         i, qi, dcontext_i, top_i, delta_i = block
         first, end, key_block = key_loop(i)
 
-        def step(n: Any, carry: Any) -> Any:
+        def body(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias, dskewed_bias = carry
             j = key_block(n)
             at = plan.key_start(j)
@@ -585,7 +585,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.block_keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
-        dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
+        dqi, *carry = jax.lax.fori_loop(first, end, body, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, skewed_bias)]

@@ -195,7 +195,7 @@ def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
     def query_block(carry: Any, block: Any) -> Any:
         i, q, dcontext, offset = block
 
-        def step(j: Any, carry: Any) -> Any:
+        def body(j: Any, carry: Any) -> Any:
             dq, dk, dv, dbias = carry
             at = j * plan.block_keys
             weights, allowed, slope = _weights(plan, i, j, q, k, bias, mask, offset)
@@ -211,7 +211,7 @@ def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
             dv = add_at(dv, (0, 0, 0, at), einsum("bhvn,bhnc->bhvc", dcontext.mT, weights))
             return dq + einsum("bhnc,bhck->bhnk", ds, slice_of(key_rows, 2, at, plan.block_keys)), dk, dv, dbias
 
-        dq, *carry = jax.lax.fori_loop(*plan.key_block_range(i), step, (jnp.zeros_like(q), *carry))
+        dq, *carry = jax.lax.fori_loop(*plan.key_block_range(i), body, (jnp.zeros_like(q), *carry))
         return carry, dq
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, value_columns, bias)]
