@@ -55,10 +55,10 @@ def recur(
             `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, key_products, inverse, w, u, v_new, states and chunk_states of the chunks, or states and v_new
-            of the positions. The letters are those of the WY form of Yang et al. 2024 (arXiv:2406.06484), U - W S: u is
-            what a chunk would write into an empty state, w what it removes from the state, and v_new = u - w state what
-            it writes.
+        tape: gets scores, key_products, inverse, w, u, v_new, states and chunk_states of the chunks, or states and
+            v_new of the positions. By the letters of the WY form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is
+            what a chunk would write into an empty state, w what it removes from the state, and v_new = u - w state
+            what it writes.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
