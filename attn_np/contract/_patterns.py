@@ -426,15 +426,15 @@ class ChosenChunk(Pattern):
     """The keys of a chunk chosen for each query, by its number, `b t`, such as a random block's; -1 for none."""
 
     size: int
-    numbers: Any
-    axes = {"numbers": "b t"}
-    kinds = {"numbers": "integers"}
+    chunk_index: Any
+    axes = {"chunk_index": "b t"}
+    kinds = {"chunk_index": "integers"}
 
     def __post_init__(self) -> None:
         check_field(self, "size", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
-        return key // min(self.size, FAR) == self.numbers
+        return key // min(self.size, FAR) == self.chunk_index
 
 
 @dataclass(frozen=True)
