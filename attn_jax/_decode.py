@@ -200,9 +200,9 @@ def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array 
     return step.appended if mask is None else step.appended & mask
 
 
-def read_state(step: DecodeStep | None, name: str, initial: Array) -> Array:
+def read_state(step: DecodeStep | None, name: str, initial_state: Array) -> Array:
     """The state in the cache; outside a step the initial one."""
-    return initial if step is None else to_dtype(step.cache.arrays[name], dtype_name(initial))
+    return initial_state if step is None else to_dtype(step.cache.arrays[name], dtype_name(initial_state))
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:

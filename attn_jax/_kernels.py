@@ -83,7 +83,7 @@ class Plan(NamedTuple):
     Attributes:
         t, s: numbers of queries and keys.
         group_size: how many query heads share a key/value head.
-        queries, keys: of one block.
+        block_queries, block_keys: numbers of queries and keys of one block.
         keeps_layout: whether keys and values are read where they lie, not put in the order of the products first.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
@@ -93,8 +93,8 @@ class Plan(NamedTuple):
     t: int
     s: int
     group_size: int
-    queries: int
-    keys: int
+    block_queries: int
+    block_keys: int
     keeps_layout: bool
     left: int | None
     right: int | None
@@ -105,29 +105,32 @@ class Plan(NamedTuple):
     @property
     def has_one_block(self) -> bool:
         """Whether one block holds all scores."""
-        return (self.queries, self.keys) == (self.t, self.s) and not self.keeps_layout
+        return (self.block_queries, self.block_keys) == (self.t, self.s) and not self.keeps_layout
 
     @property
     def num_query_blocks(self) -> int:
         """Number of blocks of queries."""
-        return -(-self.t // self.queries) if self.t > self.queries else 1
+        return -(-self.t // self.block_queries) if self.t > self.block_queries else 1
 
     def key_block_range(self, i: Any) -> tuple[Any, Any]:
         """The first block of keys that any query of block i sees by its position, and the one after the last."""
-        position, end = i * self.queries + self.s - self.t, -(-self.s // self.keys)
-        first = 0 if self.left is None else jnp.clip(position - self.left, 0, self.s) // self.keys
+        position, end = i * self.block_queries + self.s - self.t, -(-self.s // self.block_keys)
+        first = 0 if self.left is None else jnp.clip(position - self.left, 0, self.s) // self.block_keys
         if self.right is not None:
-            end = -(-jnp.clip(position + self.queries + self.right, 0, self.s) // self.keys)
+            end = -(-jnp.clip(position + self.block_queries + self.right, 0, self.s) // self.block_keys)
         return first, end
 
     def key_start(self, j: Any) -> Any:
         """The first key of block j; the last block ends with the last key and may overlap the one before."""
-        return jnp.minimum(j * self.keys, self.s - self.keys)
+        return jnp.minimum(j * self.block_keys, self.s - self.block_keys)
 
     @property
     def ragged(self) -> tuple[bool, bool]:
         """Whether the last block of queries, and that of keys, is not full."""
-        return self.num_query_blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
+        return (
+            self.num_query_blocks * self.block_queries > self.t,
+            self.block_keys < self.s and self.s % self.block_keys > 0,
+        )
 
 
 def _are_static(*sizes: Any) -> bool:
@@ -231,7 +234,7 @@ def _attend(
     pattern_arrays: tuple[Array, ...],
     diagonal_bias: Array | None,
 ) -> tuple[Array, Array]:
-    (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.num_query_blocks, plan.queries
+    (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.num_query_blocks, plan.block_queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
     floats = q, k, v, bias, sinks, diagonal_bias
@@ -267,7 +270,7 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     x = jnp.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
     b, h, t, s = x.shape
     x = x.reshape(b, *((1, 1) if h == 1 else (g, h // g)), t, s)
-    return x if t == 1 else pad_to(x, 3, plan.num_query_blocks * plan.queries)
+    return x if t == 1 else pad_to(x, 3, plan.num_query_blocks * plan.block_queries)
 
 
 def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
@@ -287,8 +290,8 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
     """
     if diagonal_bias is None:
         return None
-    x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.num_query_blocks * plan.queries - plan.t, 0)))
-    rows = plan.queries if plan.has_one_block or plan.queries % STRIP_ROWS else STRIP_ROWS
+    x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.num_query_blocks * plan.block_queries - plan.t, 0)))
+    rows = plan.block_queries if plan.has_one_block or plan.block_queries % STRIP_ROWS else STRIP_ROWS
     x = skew(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
@@ -304,22 +307,24 @@ def _rows(plan: Plan, x: Array) -> Array:
     b, g, *rows, c = x.shape
     if rows == [1, 1]:
         return x[:, :, 0]
-    return broadcast_to(x, (b, g, plan.group_size, plan.queries, c)).reshape(b, g, plan.group_size * plan.queries, c)
+    return broadcast_to(x, (b, g, plan.group_size, plan.block_queries, c)).reshape(
+        b, g, plan.group_size * plan.block_queries, c
+    )
 
 
 def _block_of(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     """The part of a mask or bias for block i of the queries and block j of the keys, `b g r q c`."""
     if x is None:
         return None
-    return slice_of(slice_of(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
+    return slice_of(slice_of(x, 3, i * plan.block_queries, plan.block_queries), 4, plan.key_start(j), plan.block_keys)
 
 
 def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
     """For each strip of queries of block i: its first query in the block, and its first column in `skewed_bias` for
     block j of the keys. A strip has as many queries as `skewed_bias` has rows.
     """
-    rows, last = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.queries + plan.key_start(j)
-    return [(n, last + (plan.queries - rows - n)) for n in range(0, plan.queries, rows)]
+    rows, last = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.block_queries + plan.key_start(j)
+    return [(n, last + (plan.block_queries - rows - n)) for n in range(0, plan.block_queries, rows)]
 
 
 def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
@@ -338,7 +343,7 @@ def _key_loop(
     if plan.pattern is None:
         return lambda i: (*plan.key_block_range(i), lambda n: n)
     pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
-    may_see = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like).may
+    may_see = block_table(pattern, plan.t, plan.s, plan.block_queries, plan.block_keys, like).may
     may_see = any_over(may_see, (0,))[None] if shared_by_batch else may_see
     order, end = jnp.argsort(~may_see, axis=2, stable=True), jnp.max(jnp.sum(may_see, 2), 0)
     return lambda i: (0, end[i], lambda n: order[0, i, n] if order.shape[0] == 1 else order[:, i, n])
@@ -348,12 +353,12 @@ def _visible(
     plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, pattern_arrays: tuple[Array, ...]
 ) -> Array | None:
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b g n c`; None for all."""
-    key = jnp.reshape(plan.key_start(j), (-1, 1, 1)) + jnp.arange(plan.keys)
-    query = i * plan.queries + jnp.arange(plan.queries)[None, :, None]
+    key = jnp.reshape(plan.key_start(j), (-1, 1, 1)) + jnp.arange(plan.block_keys)
+    query = i * plan.block_queries + jnp.arange(plan.block_queries)[None, :, None]
     query_positions = query + plan.s - plan.t
     relative_position = key - query_positions
     conditions: list[Array] = [query < plan.t] if plan.ragged[0] else []
-    conditions += [key >= jnp.reshape(j * plan.keys, (-1, 1, 1))] if plan.ragged[1] else []
+    conditions += [key >= jnp.reshape(j * plan.block_keys, (-1, 1, 1))] if plan.ragged[1] else []
     conditions += [] if plan.left is None else [relative_position >= -plan.left]
     conditions += [] if plan.right is None else [relative_position <= plan.right]
     conditions = [x[:, None, None] for x in conditions]
@@ -363,8 +368,13 @@ def _visible(
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
-                return slice_of(pad_to(x, 1, plan.num_query_blocks * plan.queries), 1, i * plan.queries, plan.queries)
-            return x if axes == "b" else slice_of(x, 1, plan.key_start(j), plan.keys)
+                return slice_of(
+                    pad_to(x, 1, plan.num_query_blocks * plan.block_queries),
+                    1,
+                    i * plan.block_queries,
+                    plan.block_queries,
+                )
+            return x if axes == "b" else slice_of(x, 1, plan.key_start(j), plan.block_keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
         conditions += [visible_pairs(pattern, query_positions[..., 0], key[:, 0])[:, :, None]]
@@ -399,9 +409,9 @@ def _block_scores(
     x, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
     if skewed_bias is None:
         return x, allowed, slope
-    by_head, rows = x.reshape(*x.shape[:2], plan.group_size, plan.queries, plan.keys), skewed_bias.shape[3]
+    by_head, rows = x.reshape(*x.shape[:2], plan.group_size, plan.block_queries, plan.block_keys), skewed_bias.shape[3]
     for n, column in _start_in_skewed_bias(plan, skewed_bias, i, j):
-        part, added = slice_of(by_head, 3, n, rows), slice_of(skewed_bias, 4, column, plan.keys)
+        part, added = slice_of(by_head, 3, n, rows), slice_of(skewed_bias, 4, column, plan.block_keys)
         visible = added != -jnp.inf
         visible = visible if allowed is None else visible & (part != -jnp.inf)
         added = added if bias is None else added + slice_of(bias, 3, n, rows)
@@ -492,9 +502,9 @@ def _forward(
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
         if plan.keeps_layout:
-            kj, vj = (slice_of(x, 1, first, plan.keys) for x in (k, v))
+            kj, vj = (slice_of(x, 1, first, plan.block_keys) for x in (k, v))
             return kj.transpose(k_order), vj.transpose(v_order)
-        return slice_of(k, 3, first, plan.keys), slice_of(v, 2, first, plan.keys)
+        return slice_of(k, 3, first, plan.block_keys), slice_of(v, 2, first, plan.block_keys)
 
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
 
@@ -509,7 +519,7 @@ def _forward(
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
         if plan.pattern is None and plan.keeps_layout and mask is not None and mask.shape[4] == plan.s:
-            end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
+            end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.block_keys))
         no_keys = _online_sums(x[..., :0], vj[:, :, :0])
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)
         return _average(plan, sums, vj, sinks, hides)
@@ -549,18 +559,18 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         i, qi, dcontext_i, top_i, delta_i = block
         first, end, key_block = key_loop(i)
 
-        def step(n: Any, carry: Any) -> Any:
+        def body(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias, dskewed_bias = carry
             j = key_block(n)
             at = plan.key_start(j)
-            kj, vj = (slice_of(x, 3, at, plan.keys) for x in (k, v))
+            kj, vj = (slice_of(x, 3, at, plan.block_keys) for x in (k, v))
             x, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
-            ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.queries, plan.keys)
+            ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.block_queries, plan.block_keys)
             if dbias is not None:
-                start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
+                start = 0, 0, 0, i * plan.block_queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = add_at(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
                 for n, column in _start_in_skewed_bias(plan, dskewed_bias, i, j):
@@ -572,10 +582,10 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = add_at(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
             key_mask = _key_mask(plan, allowed, bias, mask)
-            kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.keys))
+            kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.block_keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
-        dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
+        dqi, *carry = jax.lax.fori_loop(first, end, body, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, skewed_bias)]
@@ -584,7 +594,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     )
     dsinks = None
     if sinks is not None:
-        by_head = *top.shape[:3], plan.group_size, plan.queries
+        by_head = *top.shape[:3], plan.group_size, plan.block_queries
         dsinks_by_row = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
         dsinks_by_row -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(dsinks_by_row, (0, 1, 4))[None, ..., None, None]

@@ -41,8 +41,8 @@ def attention_mask(
     step: Any = None,
     head_axis: bool = True,
 ) -> Array | None:
-    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every key is
-    visible.
+    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if there is no mask,
+    causality, window, pattern or unaligned step.
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -101,15 +101,15 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
     return pattern.map(broadcastable).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
 
 
-def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
-    """For each block of `queries` queries with each block of `keys` keys, `b n m` or `1 n m`: whether any of these
-    queries may see any of these keys, and whether each must see all, by interval arithmetic.
+def block_table(pattern: Pattern, t: int, s: int, block_queries: int, block_keys: int, like: Array) -> Truth:
+    """For each block of queries with each block of keys, `b n m` or `1 n m`: whether any of these queries may see any
+    of these keys, and whether each must see all, by interval arithmetic.
 
     The pattern is asked about at most `PATTERN_QUERIES` queries at a time.
     """
-    part = gcd(queries, PATTERN_QUERIES)
-    parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)
-    sizes = {"b t": (part, blocks * parts), "b s": (keys, key_blocks)}
+    part = gcd(block_queries, PATTERN_QUERIES)
+    parts, blocks, key_blocks = block_queries // part, -(-t // block_queries), -(-s // block_keys)
+    sizes = {"b t": (part, blocks * parts), "b s": (block_keys, key_blocks)}
 
     def of_blocks(axes: str, x: Array) -> Any:
         """Positions or an array of the pattern, as what is known of them in each block: `b n 1` or `b 1 m`."""
@@ -160,8 +160,8 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks: `any_visible` tells from the first which queries see a key, from the second which keys a query sees;
-    None for all.
+    """A mask of queries that see a key, and one of keys that a query sees; None where all do. Both may be the whole
+    call's mask: reduce them by `any_visible`.
 
     With a pattern, or a mask that has an axis of queries, both are the mask of the whole call; but both are None where
     every position sees itself by the pattern, and there are as many queries as keys and no mask. Without them no array
@@ -179,22 +179,22 @@ def visibility(
         allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
         return allowed, allowed
     first_key, first_query = band.first_key(), band.first_query()
-    keys = mask
+    key_mask = mask
     if first_key > 0:
         seen = (arange(s, like) >= first_key)[None, :]
-        keys = seen if mask is None else seen & mask
+        key_mask = seen if mask is None else seen & mask
     if mask is None or mask.shape[-1] in (0, 1):
-        queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
-        return (queries if mask is None else mask if queries is None else queries & mask), keys
+        query_mask = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
+        return (query_mask if mask is None else mask if query_mask is None else query_mask & mask), key_mask
     if band.full:
-        return mask, keys
+        return mask, key_mask
     count = cumsum(mask, -1)
     count = concatenate([0 * count[..., :1], count], -1)
     position, left, right = arange(t, like) + (s - t), band.left, band.right
     start = clip(position - (s if left is None else left), 0, s)
     stop = clip(position + (s + t if right is None else right) + 1, 0, s)
-    queries = count[..., stop] > count[..., start]
-    return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
+    query_mask = count[..., stop] > count[..., start]
+    return (query_mask[:, None] if query_mask.ndim == 1 else query_mask.swapaxes(-1, -2)), key_mask
 
 
 def broadcast_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
@@ -260,10 +260,10 @@ def prepare_inputs(
     arrays: Any = (query, key, value)
     if step is None:
         masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
-        queries, keys = record(tape, query_mask=queries, key_mask=keys)
-        query = zero_unseen(f"{axes}->btd", queries, query)
-        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
+        query_mask, key_mask = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
+        query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
+        query = zero_unseen(f"{axes}->btd", query_mask, query)
+        key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
     elif not step.aligned:
         query, key, value = (where(step.appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

@@ -442,9 +442,9 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after `times` steps `carry = step(carry)`."""
-    return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
+def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = body(carry)`."""
+    return jax.lax.fori_loop(0, times, lambda _, carry: body(carry), carry)
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -453,7 +453,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scan(
-    step: Callable[..., Any],
+    body: Callable[..., Any],
     carry: Any,
     xs: tuple[Any, ...],
     *,
@@ -462,14 +462,14 @@ def scan(
     reverse: bool = False,
     shared: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
-    """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
+    """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
+    With `shared`, arrays that every step reads, it is `body(carry, xs, *shared)`, and the backward pass computes it
     again and keeps its carry alone.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
-    once = jax.checkpoint(step, prevent_cse=False) if shared else step
+    once = jax.checkpoint(body, prevent_cse=False) if shared else body
     carry, stacked = jax.lax.scan(lambda carry, xs: once(carry, xs, *shared), carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))

@@ -149,18 +149,19 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, delta_rule: bool,
-    tape: Tape,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
+    delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing @ state, which is U - W S in the WY form of Yang et al. 2024, arXiv:2406.06484.
+    v_new = u - w @ state, by the letters of the WY form of Yang et al. 2024, arXiv:2406.06484, U - W S: u is what a
+    chunk would write into an empty state, w what it removes from the state, v_new what it writes.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
-    beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
+    beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
@@ -168,26 +169,27 @@ def chunked(
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    u = beta_v
     if delta_rule:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
-        writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
+        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
+        u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
-    def step(state, xs):
-        k, erasing, writing, chunk_decay = xs
-        corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
+    def body(state, xs):
+        k, w, u, chunk_decay = xs
+        v_new = u if w is None else u - einsum("bcgk,bgkv->bcgv", w, state)
         decayed = state if chunk_decay is None else chunk_decay[..., None] * state
-        state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
-        return state, (corrected, state)
+        state = decayed + einsum("bcgk,bcgv->bgkv", k, v_new)
+        return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), erasing, writing, chunk_decay)
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    chunk_states = record(tape, chunk_states=chunk_states)
-    out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
+    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), w, u, chunk_decay)
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states], 1)[:, :-1]
+    chunk_states = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), last
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), final_state
 
 
 def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
@@ -196,24 +198,25 @@ def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[A
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool, tape: Tape
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, delta_rule: bool,
+    tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
-        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
-        corrected = scaled_by(corrected, beta)
-        state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
-        return state, (corrected, state)
+        v_new = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
+        v_new = scaled_by(v_new, beta)
+        state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), last
+    final_state, (_, states) = scan(body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), final_state
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int | None,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -222,17 +225,17 @@ def recurrence(
         q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
-        initial: the state before the first position.
+        initial_state: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, last = recurrent(q, k, v, beta, decay, initial, delta_rule, tape)
+        out, final_state = recurrent(q, k, v, beta, decay, initial_state, delta_rule, tape)
     else:
-        out, last = chunked(q, k, v, beta, decay, initial, size, delta_rule, tape)
-    return out.reshape(b, t, h, v.shape[3]), last
+        out, final_state = chunked(q, k, v, beta, decay, initial_state, size, delta_rule, tape)
+    return out.reshape(b, t, h, v.shape[3]), final_state
 
 
 # In reverse -----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
-    numbers_per_pair: int | None = None,
+    scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -70,7 +70,7 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; a sigmoid has blocks of
             its own where no weights are dropped.
         mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
@@ -79,7 +79,7 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     b, t, s = *q.shape[:2], k.shape[1]
-    scores_per_pair = b * (numbers_per_pair or q.shape[2])  # for each query and key
+    batch_scores_per_pair = b * (scores_per_pair or q.shape[2])  # for each query and key
     one_block = (
         tape is not None
         or return_weights
@@ -87,7 +87,7 @@ def attend_in_row_blocks(
         or step is not None
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
-    if one_block or scores_per_pair * t * s <= ONE_BLOCK_SCORES:
+    if one_block or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES:
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
@@ -99,7 +99,7 @@ def attend_in_row_blocks(
             return attend_by_sigmoid(weighing, band, q, k, v, mask, score_arrays["bias"]), None
         block_scale *= 2  # few passes over the scores: large products are worth more
     score_arrays = {"mask": mask} | score_arrays
-    max_pairs = block_scale * BLOCK_SCORES // scores_per_pair
+    max_pairs = block_scale * BLOCK_SCORES // batch_scores_per_pair
     parts = CAUSAL_LOOPS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]

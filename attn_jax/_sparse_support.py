@@ -20,7 +20,7 @@ def support_of(z: Array, power: int) -> Array:
     """
 
     def threshold(z: Array, tau: Array, tolerance: Any) -> Array:
-        def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
             tau, _ = state
             above = maximum(z - tau, 0.0)
             # Not `above > 0`: XLA takes three times as long for a sum of booleans beside another sum.
@@ -29,7 +29,7 @@ def support_of(z: Array, power: int) -> Array:
             next_tau = tau + (jnp.sum(size, axis=-1, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
             return maximum(next_tau, tau), jnp.any(next_tau > tau + tolerance)
 
-        return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
+        return jax.lax.while_loop(lambda state: state[1], body, (tau, jnp.any(tau < 0)))[0]
 
     tau, n = -jnp.ones_like(jnp.max(z, axis=-1, keepdims=True)), z.shape[-1]
     if not jax.export.is_symbolic_dim(n) and n > 4 * SCORES_PER_MAXIMUM:

@@ -24,40 +24,40 @@ class SigmoidPlan(NamedTuple):
     Attributes:
         weighing: the scale, the softcap and the offset.
         band: which keys a query sees by its position, and the numbers of both.
-        queries, keys: of one block.
+        block_queries, block_keys: numbers of queries and keys of one block.
     """
 
     weighing: Weighing
     band: Band
-    queries: int
-    keys: int
+    block_queries: int
+    block_keys: int
 
     @property
     def num_query_blocks(self) -> int:
         """Number of blocks of queries."""
-        return -(-self.band.t // self.queries)
+        return -(-self.band.t // self.block_queries)
 
     @property
     def num_key_blocks(self) -> int:
         """Number of blocks of keys."""
-        return -(-self.band.s // self.keys)
+        return -(-self.band.s // self.block_keys)
 
     def positions(self, i: Any) -> Any:
         """Positions of the queries of block i."""
-        return i * self.queries + jnp.arange(self.queries) + (self.band.s - self.band.t)
+        return i * self.block_queries + jnp.arange(self.block_queries) + (self.band.s - self.band.t)
 
     def key_positions(self, j: Any) -> Any:
         """Positions of the keys of block j."""
-        return j * self.keys + jnp.arange(self.keys)
+        return j * self.block_keys + jnp.arange(self.block_keys)
 
     def key_block_range(self, i: Any) -> tuple[Any, Any]:
         """The first block of keys that any query of block i sees by its position, and the one after the last."""
-        s, first = self.band.s, i * self.queries + self.band.s - self.band.t
+        s, first = self.band.s, i * self.block_queries + self.band.s - self.band.t
         start, stop = 0, self.num_key_blocks
         if self.band.left is not None:
-            start = jnp.clip(first - self.band.left, 0, s) // self.keys
+            start = jnp.clip(first - self.band.left, 0, s) // self.block_keys
         if self.band.right is not None:
-            stop = -(-jnp.clip(first + self.queries + self.band.right, 0, s) // self.keys)
+            stop = -(-jnp.clip(first + self.block_queries + self.band.right, 0, s) // self.block_keys)
         return start, stop
 
 
@@ -90,11 +90,11 @@ def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None,
         return x if x is None or x.shape[axis] == 1 else pad_to(x, axis, -(-x.shape[axis] // size) * size)
 
     # Keys and queries that fill the last blocks are 0, and so is what comes of them: a weight times a value of 0.
-    q = pad_to(q, 1, plan.num_query_blocks * plan.queries).reshape(
-        b, plan.num_query_blocks, plan.queries, h, q.shape[3]
+    q = pad_to(q, 1, plan.num_query_blocks * plan.block_queries).reshape(
+        b, plan.num_query_blocks, plan.block_queries, h, q.shape[3]
     )
-    k, v = pad_to(k, 1, plan.num_key_blocks * plan.keys), pad_to(v, 1, plan.num_key_blocks * plan.keys)
-    mask, bias = (padded(padded(x, 2, plan.queries), 3, plan.keys) for x in (mask, bias))
+    k, v = pad_to(k, 1, plan.num_key_blocks * plan.block_keys), pad_to(v, 1, plan.num_key_blocks * plan.block_keys)
+    mask, bias = (padded(padded(x, 2, plan.block_queries), 3, plan.block_keys) for x in (mask, bias))
     offset = plan.weighing.score_offset
     if offset is None:
         offset = -log(maximum(_key_counts(plan, bias, mask), 1).astype(q.dtype))
@@ -103,7 +103,7 @@ def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None,
     context: Any = _blocks(
         plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, offset
     )
-    return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.num_query_blocks * plan.queries, h, v.shape[3])[:, :t]
+    return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.num_query_blocks * plan.block_queries, h, v.shape[3])[:, :t]
 
 
 # Letters: i blocks of queries, n queries and c keys of a block. Keys come as columns, `b h k s`.
@@ -122,7 +122,7 @@ def _block_of(plan: SigmoidPlan, x: Array | None, i: Any, j: Any) -> Array | Non
     """The part of a mask or bias for block i of the queries and block j of the keys."""
     if x is None:
         return None
-    return slice_of(slice_of(x, 2, i * plan.queries, plan.queries), 3, j * plan.keys, plan.keys)
+    return slice_of(slice_of(x, 2, i * plan.block_queries, plan.block_queries), 3, j * plan.block_keys, plan.block_keys)
 
 
 def _key_counts(plan: SigmoidPlan, bias: Array | None, mask: Array | None) -> Array:
@@ -152,7 +152,7 @@ def _weights(
 ) -> tuple[Array, Array | None, Array | None]:
     """Of block i of the queries and block j of the keys: the weights, who sees whom, and the slope of the cap."""
     allowed, bias, slope = _visible(plan, i, j, bias, mask), _block_of(plan, bias, i, j), None
-    x = einsum("bhnk,bhkc->bhnc", q, slice_of(k, 3, j * plan.keys, plan.keys))
+    x = einsum("bhnk,bhkc->bhnc", q, slice_of(k, 3, j * plan.block_keys, plan.block_keys))
     if plan.weighing.softcap is not None:
         x = tanh(x / plan.weighing.softcap)
         slope = 1.0 - x * x
@@ -173,7 +173,7 @@ def _blocks(
 
         def summed(j: Any, context: Any) -> Array:
             weights, _, _ = _weights(plan, i, j, q, k, bias, mask, offset)
-            values = slice_of(v, 2, j * plan.keys, plan.keys)
+            values = slice_of(v, 2, j * plan.block_keys, plan.block_keys)
             if context is None:
                 return einsum("bhnc,bhcv->bhnv", weights[..., :0], values[:, :, :0])
             return context + einsum("bhnc,bhcv->bhnv", weights, values)
@@ -195,23 +195,23 @@ def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
     def query_block(carry: Any, block: Any) -> Any:
         i, q, dcontext, offset = block
 
-        def step(j: Any, carry: Any) -> Any:
+        def body(j: Any, carry: Any) -> Any:
             dq, dk, dv, dbias = carry
-            at = j * plan.keys
+            at = j * plan.block_keys
             weights, allowed, slope = _weights(plan, i, j, q, k, bias, mask, offset)
-            dweights = einsum("bhnv,bhvc->bhnc", dcontext, slice_of(value_columns, 3, at, plan.keys))
+            dweights = einsum("bhnv,bhvc->bhnc", dcontext, slice_of(value_columns, 3, at, plan.block_keys))
             ds = weights * (1.0 - weights) * dweights
             ds = ds if allowed is None else where(allowed, ds, 0.0)
             if dbias is not None:
-                start = 0, 0, i * plan.queries if dbias.shape[2] > 1 else 0, at if dbias.shape[3] > 1 else 0
+                start = 0, 0, i * plan.block_queries if dbias.shape[2] > 1 else 0, at if dbias.shape[3] > 1 else 0
                 dbias = add_at(dbias, start, ds)
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = add_at(dk, (0, 0, 0, at), einsum("bhkn,bhnc->bhkc", q.mT, ds))
             dv = add_at(dv, (0, 0, 0, at), einsum("bhvn,bhnc->bhvc", dcontext.mT, weights))
-            return dq + einsum("bhnc,bhck->bhnk", ds, slice_of(key_rows, 2, at, plan.keys)), dk, dv, dbias
+            return dq + einsum("bhnc,bhck->bhnk", ds, slice_of(key_rows, 2, at, plan.block_keys)), dk, dv, dbias
 
-        dq, *carry = jax.lax.fori_loop(*plan.key_block_range(i), step, (jnp.zeros_like(q), *carry))
+        dq, *carry = jax.lax.fori_loop(*plan.key_block_range(i), body, (jnp.zeros_like(q), *carry))
         return carry, dq
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, value_columns, bias)]

@@ -58,12 +58,12 @@ def decay_factors(log_decay: Array) -> Decay:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing state.
+    v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
@@ -73,53 +73,59 @@ def chunked(
     decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    erasing = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
-    writing = einsum("bths,bshv->bthv", inverse, v * beta)
-    erasing, writing = record(tape, erasing=erasing, writing=writing)
+    w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
+    u = einsum("bths,bshv->bthv", inverse, v * beta)
+    w, u = record(tape, w=w, u=u)
 
-    def step(state, xs):
-        k, erasing, writing, chunk_decay = xs
-        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
-        return state, (corrected, state)
+    def body(state, xs):
+        k, w, u, chunk_decay = xs
+        v_new = u - einsum("bchk,bhkv->bchv", w, state)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, v_new)
+        return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], erasing, writing, decay.chunk_decay
+    xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
+        q.shape[0], *initial_state.shape[1:]
+    )
     chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
-    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), last
+    return from_chunks(
+        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
+    ), final_state
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta, alpha = xs
         state = alpha[:, :, None, None] * state
-        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
-        state = state + einsum("bhk,bhv->bhkv", k, corrected)
-        return state, (corrected, state)
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), last
+    final_state, (_, states) = scan(
+        body, initial_state, (k, v, beta, exp(log_decay)), names=("v_new", "states"), tape=tape
+    )
+    return einsum("bthk,bthkv->bthv", q, states), final_state
 
 
 def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
-    def step(window_before, xs):
+    def body(window_before, xs):
         new, real = xs
         window = concatenate([window_before[:, 1:], new[:, None]], 1)
         return where(real[:, None, None, None], window, window_before), (window,)
 
-    last, (all_windows,) = scan(step, initial, (x, real), names=("window",), tape=tape)
+    last, (all_windows,) = scan(body, initial, (x, real), names=("window",), tape=tape)
     return all_windows, last
 
 
@@ -177,14 +183,14 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, last = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial, tape)
+            context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, last = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial, size, tape)
-        write_state(step, state=last)
+            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, size, tape)
+        write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))

@@ -73,9 +73,9 @@ class LuongAttention(Layer[Config]):
         def attend_rows(*arrays: Any, **score_arrays: Any) -> tuple[Array, Array]:
             return self.attend_rows(*arrays, **score_arrays, projected=projected)
 
-        options: Any = {"numbers_per_pair": 1}
+        options: Any = {"scores_per_pair": 1}
         if self.w_score is not None:  # a pair has a number for each hidden unit
-            options = {"numbers_per_pair": sizes["e"], "min_rows": 1 if projected else PROJECTED_ROWS}
+            options = {"scores_per_pair": sizes["e"], "min_rows": 1 if projected else PROJECTED_ROWS}
         # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
         row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
         context, probs = attend_in_row_blocks(

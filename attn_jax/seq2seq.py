@@ -74,7 +74,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         """One step, a function for a scan: from the state of every layer to the next. The arrays are shared by all."""
         count, rate = self.config.num_layers, self.config.dropout
 
-        def step(state, xs, k, v, w):
+        def body(state, xs, k, v, w):
             allowed, keep = xs[2 * count :]
             context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
@@ -86,7 +86,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
                 outputs += [r, z, n, h]
             return tuple(new_state), tuple(outputs)
 
-        return step
+        return body
 
     def run(
         self,
@@ -201,11 +201,11 @@ class Seq2Seq(Layer[Config]):
         x, dtype = upcast(target), dtype_name(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
-        def step(carry, xs):
+        def body(carry, xs):
             y, state = decode_step(*carry)
             return (y, state), (y,)
 
-        (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
+        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
         return to_dtype(y, dtype), to_dtype(stack(last), dtype)
 
     def greedy(
@@ -228,7 +228,7 @@ class Seq2Seq(Layer[Config]):
         source, x, table = self.embed(source, target)
         decode_step, start = self.make_decode_step(source, mask, state)
 
-        def step(carry, xs):
+        def body(carry, xs):
             x, done, state = carry
             y, state = decode_step(x, state)
             token = where(done, stop, argmax(y, axis=-1))
@@ -237,7 +237,7 @@ class Seq2Seq(Layer[Config]):
 
         done = zeros((sizes["b"],), x) != 0
         clock = zeros((sizes["b"], steps), x)
-        _, (tokens, done) = scan(step, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
+        _, (tokens, done) = scan(body, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
         ends = concatenate([done, zeros((sizes["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 

@@ -166,7 +166,8 @@ def load_pretrained(
 ) -> Any:
     """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it.
 
-    Only the tensors of that layer are read. A model that our layer cannot represent is refused.
+    Only the tensors that the layer uses are read; in T5 and DeBERTa these include a table that all layers share. A
+    model that our layer cannot represent is refused.
 
     Args:
         path: the folder with `config.json` and the weights, or one weight file or index in it.

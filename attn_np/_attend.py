@@ -50,21 +50,22 @@ def head_subscripts(subscripts: str, q: Array) -> str:
     return subscripts if q.ndim == 4 else subscripts.replace("h", "")
 
 
-def softmax_with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
+def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Array:
     """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
     A sink of -inf has no effect.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
-    if allowed is not None:
-        sink_allowed: Any = hide_by_bias(None, column)
-        allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
-    return softmax(concatenate([scores, column], -1), allowed)
+    visible_and_sink = None
+    if visible is not None:
+        sink_visible: Any = hide_by_bias(None, column)
+        visible_and_sink = concatenate([broadcast_to(visible, scores.shape), sink_visible], -1)
+    return softmax(concatenate([scores, column], -1), visible_and_sink)
 
 
-def lse_of(scores: Array, allowed: Array | None, sinks: Array | None) -> Array:
+def lse_of(scores: Array, visible: Array | None, sinks: Array | None) -> Array:
     """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`."""
-    lse = log_sum_exp(scores, allowed)
+    lse = log_sum_exp(scores, visible)
     if sinks is not None:
         column = broadcast_to(sinks[:, None], lse.shape)
         lse = log_sum_exp(stack([lse, column], -1))
@@ -127,9 +128,10 @@ def attend(
 
     Args:
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
-            On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
-        varies_by_sequence: whether it differs from one sequence of the batch to the next; then it is called by
-            pair on the fast path too.
+            Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
+            `1 1 n` -> `1 h 1 n`; else by pair.
+        varies_by_sequence: whether the `relative_bias` of the same query and key may differ from one sequence of the
+            batch to the next; then it is called by pair on the fast path too.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(
@@ -159,11 +161,11 @@ def attend(
         by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     if fast:
+        masks: Any = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         if not aligned:
             masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
-            causal, window, pattern = False, None, None
-        masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
+            allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
+            masks |= {"mask": allowed, "causal": False, "window": None, "pattern": None}
         masks["diagonal_bias"] = diagonal_bias
         score_options = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **score_options, return_lse=return_lse)
@@ -184,18 +186,18 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    allowed = hide_by_bias(allowed, bias)
+    visible = hide_by_bias(allowed, bias)
     if softmax_fn is not None:
-        probs = record(tape, probs=softmax_fn(scores, allowed))
+        probs = record(tape, probs=softmax_fn(scores, visible))
     elif sinks is None:
-        probs = record(tape, probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))
+        probs = record(tape, probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))
     else:
-        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(head_subscripts("bhts,bshv->bthv", q), kept, v))
     results = to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
-    return (*results, lse_of(scores, allowed, sinks)) if return_lse else results
+    return (*results, lse_of(scores, visible, sinks)) if return_lse else results
 
 
 def fast_path_vjp(

@@ -122,7 +122,8 @@ def attend(
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
         terms: one or several of `terms`, such as `terms.Slopes(slopes)`: added as the bias is, by the relative
-            position of query and key; the fast path forms no array of `t s` for them.
+            position of query and key; the fast path forms no array of `t s` for them, unless `offset` differs between
+            sequences or PyTorch compiles the call.
         causal: a query sees no key after its own position.
         window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
             alone is the left one.

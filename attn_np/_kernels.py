@@ -293,15 +293,15 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys, Array | None]]:
     """What `visible_sub_blocks` yields of a block of queries with each block of keys that it may see."""
-    step = block_shape(args)[1]
+    stride = block_shape(args)[1]
     if args.pattern is not None:
-        for keys in keys_of_pattern(args, block, step):
+        for keys in keys_of_pattern(args, block, stride):
             if (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
                 yield block, keys, hidden
         return
     first, last = args.band.keys(block.queries)
-    for i in range(first, last, step):
-        yield from visible_sub_blocks(args, block, Span(i, min(i + step, last)))
+    for i in range(first, last, stride):
+        yield from visible_sub_blocks(args, block, Span(i, min(i + stride, last)))
 
 
 def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
@@ -309,8 +309,8 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     if not block.queries.length:
         return
     may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
-    seen, step = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
-    for group in (seen[i : i + step] for i in range(0, len(seen), step)):
+    seen, stride = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
+    for group in (seen[i : i + stride] for i in range(0, len(seen), stride)):
         # A bias by diagonal is read in spans.
         gaps = np.flatnonzero(np.diff(group) > 1) + 1 if args.diagonal_bias is not None else []
         for run in np.split(group, gaps):

@@ -56,8 +56,10 @@ def recur(
             `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, key_products, inverse, erasing, writing, corrected, states and chunk_states of the chunks,
-            or states and corrected of the positions.
+        tape: gets scores, key_products, inverse, w, u, v_new, states and chunk_states of the chunks, or states and
+            v_new of the positions. By the letters of the WY form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is
+            what a chunk would write into an empty state, w what it removes from the state, and v_new = u - w state
+            what it writes.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
@@ -71,8 +73,8 @@ def recur(
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
-    y, last = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
-    return to_dtype(y, dtype_name(q)), last
+    y, final_state = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
+    return to_dtype(y, dtype_name(q)), final_state
 
 
 def recurrence_inputs(
@@ -92,7 +94,7 @@ def recurrence_inputs(
 def recur_call_vjp(
     tape: Tape,
     dy: Array | None,
-    dend: Array | None = None,
+    dfinal_state: Array | None = None,
     *,
     q: Array,
     k: Array,
@@ -109,8 +111,10 @@ def recur_call_vjp(
     scale, size = to_python_scalar(scale), chunk_length(form, to_python_scalar(chunk_size), q.shape[1])
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
-    dend = zeros(arguments[5].shape, dy) if dend is None else dend
-    dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(tape, *arguments, size, contract.has_delta_rule(rule), dy, dend)
+    dfinal_state = zeros(arguments[5].shape, dy) if dfinal_state is None else dfinal_state
+    dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(
+        tape, *arguments, size, contract.has_delta_rule(rule), dy, dfinal_state
+    )
     if decay is not None:
         ddecay = sum_to(ddecay if decay.ndim % 2 == 0 else ddecay[..., 0], decay.shape)
     dq = dq * (1 / sqrt(k.shape[3]) if scale is None else scale)

@@ -237,18 +237,19 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int, delta_rule: bool,
-    tape: Tape,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
+    delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing @ state, which is U - W S in the WY form of Yang et al. 2024, arXiv:2406.06484.
+    v_new = u - w @ state, by the letters of the WY form of Yang et al. 2024, arXiv:2406.06484, U - W S: u is what a
+    chunk would write into an empty state, w what it removes from the state, v_new what it writes.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     beta = None if beta is None else to_chunks(beta, size)
-    beta_k, writing, erasing = scaled_by(k, beta), scaled_by(v, beta), None
+    beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
@@ -256,26 +257,27 @@ def chunked(
         products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    u = beta_v
     if delta_rule:
         key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
-        writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
+        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
+        u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
-    def step(state, xs):
-        k, erasing, writing, chunk_decay = xs
-        corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
+    def body(state, xs):
+        k, w, u, chunk_decay = xs
+        v_new = u if w is None else u - einsum("bcgk,bgkv->bcgv", w, state)
         decayed = state if chunk_decay is None else chunk_decay[..., None] * state
-        state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
-        return state, (corrected, state)
+        state = decayed + einsum("bcgk,bcgv->bgkv", k, v_new)
+        return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), erasing, writing, chunk_decay)
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
-    chunk_states = record(tape, chunk_states=chunk_states)
-    out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
+    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), w, u, chunk_decay)
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states], 1)[:, :-1]
+    chunk_states = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), last
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), final_state
 
 
 def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
@@ -284,24 +286,25 @@ def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[A
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool, tape: Tape
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, delta_rule: bool,
+    tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta, decay = xs
         decayed = state if decay is None else decay[..., None] * state
-        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
-        corrected = scaled_by(corrected, beta)
-        state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
-        return state, (corrected, state)
+        v_new = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
+        v_new = scaled_by(v_new, beta)
+        state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), last
+    final_state, (_, states) = scan(body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), final_state
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int | None,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -310,60 +313,58 @@ def recurrence(
         q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
-        initial: the state before the first position.
+        initial_state: the state before the first position.
         size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if size is None:
-        out, last = recurrent(q, k, v, beta, decay, initial, delta_rule, tape)
+        out, final_state = recurrent(q, k, v, beta, decay, initial_state, delta_rule, tape)
     else:
-        out, last = chunked(q, k, v, beta, decay, initial, size, delta_rule, tape)
-    return out.reshape(b, t, h, v.shape[3]), last
+        out, final_state = chunked(q, k, v, beta, decay, initial_state, size, delta_rule, tape)
+    return out.reshape(b, t, h, v.shape[3]), final_state
 
 
 # In reverse -----------------------------------------------------------------------------------------------------------
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, size: int,
-    delta_rule: bool, dout: Array, dlast: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
+    delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v, dout = (to_chunks(x, size) for x in (q, k, v, dout))
     beta = None if beta is None else to_chunks(beta, size)
     decay = None if decay is None else to_chunks(decay, size, 1.0)
-    beta_k, erasing, chunk_states = scaled_by(k, beta), tape.get("erasing"), tape["chunk_states"]
+    beta_k, w, chunk_states = scaled_by(k, beta), tape.get("w"), tape["chunk_states"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
-    chunk_decay, corrected = None if from_start is None else from_start[:, -1], tape["corrected"].reshape(v.shape)
+    chunk_decay, v_new = None if from_start is None else from_start[:, -1], tape["v_new"].reshape(v.shape)
     from_start_rows = None if from_start is None else from_start[:, :, :, None]
-    dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
+    dscores, dv_new = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], v_new, dout)
     dq_decayed, dchunk_states = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_rows), chunk_states, dout)
     dproducts = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
-    def step(dstate, xs):
-        dcorrected, dchunk_states, k, erasing, corrected, chunk_decay, chunk_states = xs
-        dcorrected = dcorrected + einsum("bcgk,bgkv->bcgv", k, dstate)
-        dk, dchunk_decay = einsum("bcgv,bgkv->bcgk", corrected, dstate), np.sum(dstate * chunk_states, axis=-1)
+    def body(dstate, xs):
+        dv_new, dchunk_states, k, w, v_new, chunk_decay, chunk_states = xs
+        dv_new = dv_new + einsum("bcgk,bgkv->bcgv", k, dstate)
+        dk, dchunk_decay = einsum("bcgv,bgkv->bcgk", v_new, dstate), np.sum(dstate * chunk_states, axis=-1)
         dstate = dchunk_states + (dstate if chunk_decay is None else chunk_decay[..., None] * dstate)
-        dstate = dstate if erasing is None else dstate - einsum("bcgk,bcgv->bgkv", erasing, dcorrected)
-        return dstate, (dcorrected, dk, dchunk_decay)
+        dstate = dstate if w is None else dstate - einsum("bcgk,bcgv->bgkv", w, dv_new)
+        return dstate, (dv_new, dk, dchunk_decay)
 
-    xs = with_chunk_axis(
-        b, t, size, dcorrected, dchunk_states, scaled_by(k, to_end), erasing, corrected, chunk_decay, chunk_states
-    )
-    names = ("dwriting", "dk_decayed", "dchunk_decay")
-    dinitial, (dwriting, dk_decayed, dchunk_decay) = scan(step, dlast, xs, names=names, reverse=True)
-    dwriting, dk_decayed = dwriting.reshape(v.shape), dk_decayed.reshape(k.shape)
-    dfrom_row, dbeta_k = 0.0, None
+    xs = with_chunk_axis(b, t, size, dv_new, dchunk_states, scaled_by(k, to_end), w, v_new, chunk_decay, chunk_states)
+    names = ("dv_new", "dk_decayed", "dchunk_decay")
+    dinitial_state, (dv_new, dk_decayed, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
+    dv_new, dk_decayed = dv_new.reshape(v.shape), dk_decayed.reshape(k.shape)
+    dfrom_row, dbeta_k, dbeta_v = 0.0, None, dv_new
     if delta_rule:
-        derasing = -einsum("btgv,bgkv->btgk", dwriting, chunk_states)
-        derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
+        dw = -einsum("btgv,bgkv->btgk", dv_new, chunk_states)
+        dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
         inverse = tape["inverse"]
-        dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), derasing)
-        dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), dwriting)
+        dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), dw)
+        dinverse_v, dbeta_v = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), dv_new)
         dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
@@ -378,59 +379,59 @@ def chunked_vjp(
         dto_end = sum_to(dk_decayed * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
     dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
-    dk, dv, dbeta = sum_grads(dk, scaled_by(dk_decayed, to_end)), scaled_by(dwriting, beta), None
+    dk, dv, dbeta = sum_grads(dk, scaled_by(dk_decayed, to_end)), scaled_by(dbeta_v, beta), None
     if dbeta_k is not None:
         dbeta_k = sum_grads(dbeta_k, drows[:, :, :, r])
         dk = sum_grads(dk, scaled_by(dbeta_k, beta))
     if beta is not None:
-        dbeta = np.sum(dwriting * v, axis=-1, keepdims=True)
+        dbeta = np.sum(dbeta_v * v, axis=-1, keepdims=True)
         dbeta = dbeta if dbeta_k is None else dbeta + np.sum(dbeta_k * k, axis=-1, keepdims=True)
     grads = tuple(None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay))
-    return *grads, dinitial
+    return *grads, dinitial_state
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array, delta_rule: bool,
-    dout: Array, dlast: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
+    delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
-    states, corrected = tape["states"], tape["corrected"]
-    previous_states = concatenate([initial[:, None], states], 1)[:, :-1]
+    states, v_new = tape["states"], tape["v_new"]
+    previous_states = concatenate([initial_state[:, None], states], 1)[:, :-1]
     dq, dstates = einsum_vjp("btgrk,btgkv->btgrv", q, states, dout)
 
-    def step(dstate, xs):
-        dstate_read, k, beta, decay, corrected, previous_states = xs
+    def body(dstate, xs):
+        dstate_read, k, beta, decay, v_new, previous_states = xs
         dstate = dstate + dstate_read
-        dcorrected = einsum("bgk,bgkv->bgv", k, dstate)
-        dk = einsum("bgkv,bgv->bgk", dstate, corrected)
-        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dcorrected, beta)) if delta_rule else dstate
+        dv_new = einsum("bgk,bgkv->bgv", k, dstate)
+        dk = einsum("bgkv,bgv->bgk", dstate, v_new)
+        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dv_new, beta)) if delta_rule else dstate
         ddecay = np.sum(dstate * previous_states, axis=-1)
-        return (dstate if decay is None else decay[..., None] * dstate), (dcorrected, dk, ddecay)
+        return (dstate if decay is None else decay[..., None] * dstate), (dv_new, dk, ddecay)
 
-    xs = record(tape, dstates=dstates), k, beta, decay, corrected, previous_states
-    names = ("dcorrected", "dk_added", "ddecay")
-    dinitial, (dcorrected, dk, ddecay) = scan(step, dlast, xs, names=names, reverse=True)
-    dv, dbeta, difference = scaled_by(dcorrected, beta), None, v
+    xs = record(tape, dstates=dstates), k, beta, decay, v_new, previous_states
+    names = ("dv_new", "dk_added", "ddecay")
+    dinitial_state, (dv_new, dk, ddecay) = scan(body, dfinal_state, xs, names=names, reverse=True)
+    dv, dbeta, difference = scaled_by(dv_new, beta), None, v
     if delta_rule:
         decayed = previous_states if decay is None else decay[..., None] * previous_states
         dk = sum_grads(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
     if beta is not None:
-        dbeta = np.sum(dcorrected * difference, axis=-1, keepdims=True)
-    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dinitial
+        dbeta = np.sum(dv_new * difference, axis=-1, keepdims=True)
+    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dinitial_state
 
 
 def recurrence_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial: Array,
-    size: int | None, delta_rule: bool, dout: Array, dlast: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
+    size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
     (b, t, h, width), groups = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
     dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
     if size is None:
-        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial, delta_rule, dout, dlast)
+        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial_state, delta_rule, dout, dfinal_state)
     else:
-        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial, size, delta_rule, dout, dlast)
-    dq, dk, dv, dbeta, ddecay, dinitial = grads
-    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial
+        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial_state, size, delta_rule, dout, dfinal_state)
+    dq, dk, dv, dbeta, ddecay, dinitial_state = grads
+    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial_state

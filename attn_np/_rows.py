@@ -88,7 +88,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
-    numbers_per_pair: int | None = None,
+    scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -108,7 +108,7 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
@@ -121,8 +121,8 @@ def attend_in_row_blocks(
     )
     maps = mix_scores, mix_weights
     supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
-    scores_per_pair = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
-    one_block = scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
+    batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
+    one_block = batch_scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.aligned
     needs_weights = return_weights or wants_intermediates(tape)
     if one_block or not supported or not aligned or needs_weights or implementation == "textbook":
@@ -139,7 +139,9 @@ def attend_in_row_blocks(
         return record(tape, context=weighed.context()), None
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
-    call = RowBlocks(attend_rows, arrays, band, block_scale * BLOCK_SCORES // scores_per_pair, min_rows or MIN_ROWS)
+    call = RowBlocks(
+        attend_rows, arrays, band, block_scale * BLOCK_SCORES // batch_scores_per_pair, min_rows or MIN_ROWS
+    )
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

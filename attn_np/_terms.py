@@ -4,7 +4,8 @@
 
 The t queries and s keys of a call, at consecutive positions, have t + s - 1 different relative positions. A term is
 asked once in a forward pass, for the number that it adds at each of them, and the fast paths read these where a block
-of scores needs them: memory grows linearly with the length.
+of scores needs them: memory grows linearly with the length, unless `offset` differs between sequences or PyTorch
+compiles the call.
 
 A term of your own has a method `bias(relative_position)`; JAX and PyTorch differentiate it. In NumPy a method
 `bias_vjp` returns the gradients of its arrays.

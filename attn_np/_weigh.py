@@ -113,7 +113,7 @@ class WeighingCall:
                 dscores *= slope
             if self.mix_scores is not None:
                 dmaps["w_mix_scores"] += heads_as_rows(block.scores) @ heads_as_rows(dscores).T
-                dscores = mix(self.mix_scores, dscores, scratch("dmixed", shape, dtype))
+                dscores = mix(self.mix_scores, dscores, scratch("dmixed_scores", shape, dtype))
             dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 

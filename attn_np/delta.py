@@ -47,11 +47,13 @@ from attn_np._vjp import (
 from attn_np.contract.delta import Config
 
 
-def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, size: int, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing state.
+    v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
@@ -59,39 +61,39 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     # t 1 s: below the diagonal, for all heads
     key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
-    erasing, writing = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
-    erasing, writing = record(tape, erasing=erasing, writing=writing)
+    w, u = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
+    w, u = record(tape, w=w, u=u)
 
-    def step(state, xs):
-        k, erasing, writing = xs
-        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = state + einsum("bchk,bchv->bhkv", k, corrected)
-        return state, (corrected, state)
+    def body(state, xs):
+        k, w, u = xs
+        v_new = u - einsum("bchk,bhkv->bchv", w, state)
+        state = state + einsum("bchk,bchv->bhkv", k, v_new)
+        return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, w, u))
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
+        q.shape[0], *initial_state.shape[1:]
+    )
     chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum(
-        "bthk,bhkv->bthv", q, chunk_states
-    )
-    return from_chunks(out, b, t), last
+    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    return from_chunks(out, b, t), final_state
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta = xs
-        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
-        state = state + einsum("bhk,bhv->bhkv", k, corrected)
-        return state, (corrected, state)
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), last
+    final_state, (_, states) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), final_state
 
 
 def chunked_vjp(
@@ -102,27 +104,27 @@ def chunked_vjp(
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     beta_k = k * beta
     chunk_states, inverse = tape["chunk_states"], tape["inverse"]
-    erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
-    dmasked_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], corrected, dout)
+    w, v_new = tape["w"], tape["v_new"].reshape(v.shape)
+    dmasked_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v_new, dout)
     dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, chunk_states, dout)
     dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
-    def step(dstate, xs):
-        dcorrected, dchunk_states, k, erasing, corrected = xs
-        dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
-        dk = einsum("bchv,bhkv->bchk", corrected, dstate)
-        dstate = dstate + dchunk_states - einsum("bchk,bchv->bhkv", erasing, dcorrected)
-        return dstate, (dcorrected, dk)
+    def body(dstate, xs):
+        dv_new, dchunk_states, k, w, v_new = xs
+        dv_new = dv_new + einsum("bchk,bhkv->bchv", k, dstate)
+        dk = einsum("bchv,bhkv->bchk", v_new, dstate)
+        dstate = dstate + dchunk_states - einsum("bchk,bchv->bhkv", w, dv_new)
+        return dstate, (dv_new, dk)
 
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dcorrected, dchunk_states, k, erasing, corrected))
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dv_new, dchunk_states, k, w, v_new))
     zero = zeros((b, *chunk_states.shape[1:]), q)
-    _, (dwriting, dk_added) = scan(step, zero, xs, names=("dwriting", "dk_added"), reverse=True)
-    dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
-    derasing = -einsum("bthv,bhkv->bthk", dwriting, chunk_states)
-    derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, derasing)
-    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
+    _, (dv_new, dk_added) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
+    dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
+    dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
+    dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
+    dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, dw)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dv_new)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
@@ -138,22 +140,22 @@ def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `recurrent` in reverse."""
-    states, corrected = tape["states"], tape["corrected"]
+    states, v_new = tape["states"], tape["v_new"]
     previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
-    def step(dstate, xs):
-        dstate_read, k, beta, corrected = xs
+    def body(dstate, xs):
+        dstate_read, k, beta, v_new = xs
         dstate = dstate + dstate_read
-        dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
-        dk = einsum("bhkv,bhv->bhk", dstate, corrected)
-        return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)
+        dv_new = einsum("bhk,bhkv->bhv", k, dstate)
+        dk = einsum("bhkv,bhv->bhk", dstate, v_new)
+        return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)
 
-    xs = record(tape, dstates=dstates), k, beta, corrected
+    xs = record(tape, dstates=dstates), k, beta, v_new
     zero = zeros((q.shape[0], *states.shape[2:]), q)
-    _, (dcorrected, dk) = scan(step, zero, xs, names=("dcorrected", "dk_added"), reverse=True)
-    dv = beta[..., None] * dcorrected
-    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, previous_states)), axis=-1)
+    _, (dv_new, dk) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
+    dv = beta[..., None] * dv_new
+    dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, previous_states)), axis=-1)
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", previous_states, dv)), dv, dbeta
 
 
@@ -188,13 +190,13 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, last = recurrent(q_unit, k_unit, v, beta, initial, tape)
+            context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, last = chunked(q_unit, k_unit, v, beta, initial, size, tape)
-        write_state(step, state=last)
+            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, size, tape)
+        write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))

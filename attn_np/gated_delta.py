@@ -75,12 +75,12 @@ def decay_factors(log_decay: Array) -> Decay:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing state.
+    v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
@@ -90,42 +90,48 @@ def chunked(
     decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    erasing = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
-    writing = einsum("bths,bshv->bthv", inverse, v * beta)
-    erasing, writing = record(tape, erasing=erasing, writing=writing)
+    w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
+    u = einsum("bths,bshv->bthv", inverse, v * beta)
+    w, u = record(tape, w=w, u=u)
 
-    def step(state, xs):
-        k, erasing, writing, chunk_decay = xs
-        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
-        return state, (corrected, state)
+    def body(state, xs):
+        k, w, u, chunk_decay = xs
+        v_new = u - einsum("bchk,bhkv->bchv", w, state)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, v_new)
+        return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], erasing, writing, decay.chunk_decay
+    xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
+        q.shape[0], *initial_state.shape[1:]
+    )
     chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
-    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), last
+    return from_chunks(
+        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
+    ), final_state
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial: Array, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta, alpha = xs
         state = alpha[:, :, None, None] * state
-        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
-        state = state + einsum("bhk,bhv->bhkv", k, corrected)
-        return state, (corrected, state)
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), last
+    final_state, (_, states) = scan(
+        body, initial_state, (k, v, beta, exp(log_decay)), names=("v_new", "states"), tape=tape
+    )
+    return einsum("bthk,bthkv->bthv", q, states), final_state
 
 
 def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dchunk_decay: Array) -> Array:
@@ -148,31 +154,31 @@ def chunked_vjp(
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     decay, beta_k = decay_factors(to_chunks(log_decay, size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
-    chunk_states, inverse, erasing = tape["chunk_states"], tape["inverse"], tape["erasing"]
-    corrected = tape["corrected"].reshape(v.shape)
-    ddecayed_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], corrected, dout)
+    chunk_states, inverse, w = tape["chunk_states"], tape["inverse"], tape["w"]
+    v_new = tape["v_new"].reshape(v.shape)
+    ddecayed_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v_new, dout)
     dq_decayed, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q * from_start, chunk_states, dout)
     dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.matrix
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
-    def step(dstate, xs):
-        dcorrected, dchunk_states, k, erasing, corrected, chunk_decay, chunk_states = xs
-        dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
-        dk, dchunk_decay = einsum("bchv,bhkv->bchk", corrected, dstate), np.sum(dstate * chunk_states, axis=(-2, -1))
-        dstate = chunk_decay[:, :, None, None] * dstate + dchunk_states - einsum("bchk,bchv->bhkv", erasing, dcorrected)
-        return dstate, (dcorrected, dk, dchunk_decay)
+    def body(dstate, xs):
+        dv_new, dchunk_states, k, w, v_new, chunk_decay, chunk_states = xs
+        dv_new = dv_new + einsum("bchk,bhkv->bchv", k, dstate)
+        dk, dchunk_decay = einsum("bchv,bhkv->bchk", v_new, dstate), np.sum(dstate * chunk_states, axis=(-2, -1))
+        dstate = chunk_decay[:, :, None, None] * dstate + dchunk_states - einsum("bchk,bchv->bhkv", w, dv_new)
+        return dstate, (dv_new, dk, dchunk_decay)
 
-    xs = dcorrected, dchunk_states, k * to_end, erasing, corrected, decay.chunk_decay, chunk_states
+    xs = dv_new, dchunk_states, k * to_end, w, v_new, decay.chunk_decay, chunk_states
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    names = ("dwriting", "dk_added", "dchunk_decay")
-    _, (dwriting, dk_added, dchunk_decay) = scan(
-        step, zeros((b, *chunk_states.shape[1:]), q), xs, names=names, reverse=True
+    names = ("dv_new", "dk_added", "dchunk_decay")
+    _, (dv_new, dk_added, dchunk_decay) = scan(
+        body, zeros((b, *chunk_states.shape[1:]), q), xs, names=names, reverse=True
     )
-    dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
-    derasing = -einsum("bthv,bhkv->bthk", dwriting, chunk_states)
-    derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, derasing)
-    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
+    dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
+    dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
+    dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
+    dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, dw)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dv_new)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
@@ -195,44 +201,44 @@ def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dout: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
-    states, corrected, alpha = tape["states"], tape["corrected"], exp(log_decay)
+    states, v_new, alpha = tape["states"], tape["v_new"], exp(log_decay)
     previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
-    def step(dstate, xs):
-        dstate_read, k, beta, corrected, alpha, previous_states = xs
+    def body(dstate, xs):
+        dstate_read, k, beta, v_new, alpha, previous_states = xs
         dstate = dstate + dstate_read
-        dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
-        dk = einsum("bhkv,bhv->bhk", dstate, corrected)
-        dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected)
+        dv_new = einsum("bhk,bhkv->bhv", k, dstate)
+        dk = einsum("bhkv,bhv->bhk", dstate, v_new)
+        dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new)
         dalpha = np.sum(dstate * previous_states, axis=(-2, -1))
-        return alpha[:, :, None, None] * dstate, (dcorrected, dk, dalpha)
+        return alpha[:, :, None, None] * dstate, (dv_new, dk, dalpha)
 
-    xs = record(tape, dstates=dstates), k, beta, corrected, alpha, previous_states
-    names = ("dcorrected", "dk_added", "dalpha")
+    xs = record(tape, dstates=dstates), k, beta, v_new, alpha, previous_states
+    names = ("dv_new", "dk_added", "dalpha")
     zero = zeros((q.shape[0], *states.shape[2:]), q)
-    _, (dcorrected, dk, dalpha) = scan(step, zero, xs, names=names, reverse=True)
-    dv, decayed = beta[..., None] * dcorrected, alpha[..., None, None] * previous_states
-    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
+    _, (dv_new, dk, dalpha) = scan(body, zero, xs, names=names, reverse=True)
+    dv, decayed = beta[..., None] * dv_new, alpha[..., None, None] * previous_states
+    dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
 
 def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
     """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
-    def step(window_before, xs):
+    def body(window_before, xs):
         new, real = xs
         window = concatenate([window_before[:, 1:], new[:, None]], 1)
         return where(real[:, None, None, None], window, window_before), (window,)
 
-    last, (all_windows,) = scan(step, initial, (x, real), names=("window",), tape=tape)
+    last, (all_windows,) = scan(body, initial, (x, real), names=("window",), tape=tape)
     return all_windows, last
 
 
 def conv_windows_vjp(real: Array, dwindow: Array) -> Array:
     """The gradient of x: a position is in its own window and in the later ones that reach back to it."""
 
-    def step(dlater, xs):
+    def body(dlater, xs):
         dwindow, real = xs
         real = real[:, None, None, None]
         dwindow = dwindow + where(real, dlater, 0.0)
@@ -240,7 +246,7 @@ def conv_windows_vjp(real: Array, dwindow: Array) -> Array:
         return where(real, 0.0, dlater) + moved, (dwindow[:, -1],)
 
     zero = zeros((dwindow.shape[0], *dwindow.shape[2:]), dwindow)
-    return scan(step, zero, (dwindow, real), names=("dx",), reverse=True)[1][0]
+    return scan(body, zero, (dwindow, real), names=("dx",), reverse=True)[1][0]
 
 
 def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
@@ -297,14 +303,14 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, last = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial, tape)
+            context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, last = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial, size, tape)
-        write_state(step, state=last)
+            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, size, tape)
+        write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))

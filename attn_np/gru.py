@@ -107,7 +107,7 @@ class GRULayer(Layer[LayerConfig]):
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
         c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
-        def step(h, xs, w_h=w_h, b_h=b_h):
+        def body(h, xs, w_h=w_h, b_h=b_h):
             x_gates, real = xs
             r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
@@ -115,7 +115,7 @@ class GRULayer(Layer[LayerConfig]):
 
         xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        state, (r, z, n, h) = scan(step, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
         return h, state
 
     def inputs_of_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
@@ -141,7 +141,7 @@ class GRULayer(Layer[LayerConfig]):
             dgates, w = (h_gates_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
             return dh_around + einsum("bfa,fea->be", dgates, w)
 
-        def step(carry, xs):
+        def body(carry, xs):
             dy, real, r, z, n, h, h_n = xs
             dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
@@ -154,7 +154,7 @@ class GRULayer(Layer[LayerConfig]):
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h, h_n
-        carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
+        carry, (dx_gates,) = scan(body, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
         shared = self.gates_vjp(x, h, r, dx_gates)
         dx, dstate = record(tape, dx=shared.inputs["x"], dstate=dstate_before(*carry))
         return Grads({"x": dx, "state": dstate}, shared.params)

@@ -51,11 +51,11 @@ def to_next_device(x: Array) -> Array:
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
-def masks_by_step(allowed: Array, count: int) -> Array:
-    """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in step i."""
+def masks_by_turn(allowed: Array, count: int) -> Array:
+    """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in turn i."""
     pairs = split(split(allowed, count).swapaxes(1, 3), count).swapaxes(2, 4)  # b n' n t s
-    device, step = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
-    return pairs[:, (device - step) % count, device]
+    device, turn = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
+    return pairs[:, (device - turn) % count, device]
 
 
 class RingAttention(Layer[Config]):
@@ -102,7 +102,7 @@ class RingAttention(Layer[Config]):
         carry = ((split(k, c.shards), split(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
         (_, has_key, top, total, sums), _ = scan(
-            add_shard, carry, (masks_by_step(allowed, c.shards),), names=names, tape=tape
+            add_shard, carry, (masks_by_turn(allowed, c.shards),), names=names, tape=tape
         )
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
@@ -131,7 +131,7 @@ class RingAttention(Layer[Config]):
 
         keys, values = split(k, c.shards), split(v, c.shards)
         carry = keys, values, zeros(keys.shape, q), zeros(values.shape, q), zeros(q_shards.shape, q)
-        (_, _, dk, dv, dq), _ = scan(add_shard, carry, (masks_by_step(tape["allowed"], c.shards),), names=())
+        (_, _, dk, dv, dq), _ = scan(add_shard, carry, (masks_by_turn(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

@@ -99,7 +99,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         """One step, a function for a scan: from the state of every layer to the next. The arrays are shared by all."""
         count, rate = self.config.num_layers, self.config.dropout
 
-        def step(state, xs, k, v, w):
+        def body(state, xs, k, v, w):
             allowed, keep = xs[2 * count :]
             context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
@@ -111,7 +111,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
                 outputs += [r, z, n, h]
             return tuple(new_state), tuple(outputs)
 
-        return step
+        return body
 
     def run(
         self,
@@ -201,7 +201,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
             dq = attend_once_vjp(q, k, memory, w["score"], probs, keep, c.dropout, dcontext)
             return (*dstate[:-1], dstate[-1] + einsum("be,de->bd", dq, w["q"]))
 
-        def step(carry, xs):
+        def body(carry, xs):
             dx, q, probs, keep, *rest = xs
             keep_masks, gates, dstate, dh_around, dgates = rest[:count], rest[count:], dstate_before(*carry), (), ()
             for i in reversed(range(count)):
@@ -213,7 +213,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
         start = zeros(tape["state"].shape, x) if dlast is None else dlast
         carry, dgates = scan(
-            step,
+            body,
             (tuple(start[i] for i in range(count)), (), None),
             (dh, q, probs, keep, *keep_masks, *(value for layer_gates in gates for value in layer_gates)),
             names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
@@ -298,11 +298,11 @@ class Seq2Seq(Layer[Config]):
         x, dtype = upcast(target), dtype_name(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
-        def step(carry, xs):
+        def body(carry, xs):
             y, state = decode_step(*carry)
             return (y, state), (y,)
 
-        (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
+        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
         return to_dtype(y, dtype), to_dtype(stack(last), dtype)
 
     def greedy(
@@ -325,7 +325,7 @@ class Seq2Seq(Layer[Config]):
         source, x, table = self.embed(source, target)
         decode_step, start = self.make_decode_step(source, mask, state)
 
-        def step(carry, xs):
+        def body(carry, xs):
             x, done, state = carry
             y, state = decode_step(x, state)
             token = where(done, stop, argmax(y, axis=-1))
@@ -334,7 +334,7 @@ class Seq2Seq(Layer[Config]):
 
         done = zeros((sizes["b"],), x) != 0
         clock = zeros((sizes["b"], steps), x)
-        _, (tokens, done) = scan(step, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
+        _, (tokens, done) = scan(body, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
         ends = concatenate([done, zeros((sizes["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 

@@ -78,16 +78,17 @@ class TalkingHeadsAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             scores = record(tape, scores=einsum("btgk,bsgk->bgts", q * scale, k))
             if self.w_mix_scores is not None:
-                scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
+                scores = record(tape, mixed_scores=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
             probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            mixed_weights = kept
             if self.w_mix_weights is not None:
-                kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
-            context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+                mixed_weights = record(tape, mixed_weights=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
+            context = record(tape, context=einsum("bgts,bsgv->btgv", mixed_weights, v))
             return context, probs
 
         context, probs = attend_in_row_blocks(
@@ -111,11 +112,11 @@ class TalkingHeadsAttention(Layer[Config]):
             q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
             scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
             dcontext = record(tape, dcontext=dcontext)
-            blended = kept if self.w_mix_weights is None else tape["blended"]
-            dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
+            mixed_weights = kept if self.w_mix_weights is None else tape["mixed_weights"]
+            dkept, dv = einsum_vjp("bgts,bsgv->btgv", mixed_weights, v, dcontext)
             if self.w_mix_weights is not None:
-                dblended = record(tape, dblended=dkept)
-                dw["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dblended)
+                dmixed_weights = record(tape, dmixed_weights=dkept)
+                dw["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dmixed_weights)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -126,8 +127,8 @@ class TalkingHeadsAttention(Layer[Config]):
                 dscores = record(tape, dcapped=dscores)
                 dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
             if self.w_mix_scores is not None:
-                dmixed = record(tape, dmixed=dscores)
-                dw["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
+                dmixed_scores = record(tape, dmixed_scores=dscores)
+                dw["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed_scores)
             dscores = record(tape, dscores=dscores)
             dq, dk = einsum_vjp("btgk,bsgk->bgts", q * scale, k, dscores)
             dq, dk, dv = record(tape, dq=dq * scale, dk=dk, dv=dv)

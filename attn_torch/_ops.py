@@ -455,15 +455,15 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after `times` steps `carry = step(carry)`."""
+def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = body(carry)`."""
     for _ in range(times):
-        carry = step(carry)
+        carry = body(carry)
     return carry
 
 
 def scan(
-    step: Callable[..., Any],
+    body: Callable[..., Any],
     carry: Any,
     xs: tuple[Any, ...],
     *,
@@ -472,19 +472,19 @@ def scan(
     reverse: bool = False,
     shared: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
-    """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
+    """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, what every step reads besides, it is `step(carry, xs, *shared)`, and the backward pass computes it
+    With `shared`, arrays that every step reads, it is `body(carry, xs, *shared)`, and the backward pass computes it
     again and keeps its carry alone.
     """
-    step = remat(step) if shared else step
+    body = remat(body) if shared else body
     times = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(None if x is None else x[i] for x in parts), *shared)
+        carry, ys = body(carry, tuple(None if x is None else x[i] for x in parts), *shared)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:
@@ -492,7 +492,7 @@ def scan(
     stacked = tuple(stack(y, dim=1) for y in zip(*step_ys, strict=True))
     if not stacked:  # no steps: run one on zeros, for shapes, dtypes and the graph
         blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
-        _, ys = step(carry, tuple(blank), *shared)
+        _, ys = body(carry, tuple(blank), *shared)
         stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

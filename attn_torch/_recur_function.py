@@ -55,8 +55,10 @@ def recur(
             `torch.export` programs for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, key_products, inverse, erasing, writing, corrected, states and chunk_states of the chunks,
-            or states and corrected of the positions.
+        tape: gets scores, key_products, inverse, w, u, v_new, states and chunk_states of the chunks, or states and
+            v_new of the positions. By the letters of the WY form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is
+            what a chunk would write into an empty state, w what it removes from the state, and v_new = u - w state
+            what it writes.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
@@ -70,8 +72,8 @@ def recur(
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
-    y, last = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
-    return to_dtype(y, dtype_name(q)), last
+    y, final_state = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
+    return to_dtype(y, dtype_name(q)), final_state
 
 
 def recurrence_inputs(

@@ -55,7 +55,7 @@ def attend_in_row_blocks(
     implementation: str = "auto",
     block_scale: int = 1,
     min_rows: int | None = None,
-    numbers_per_pair: int | None = None,
+    scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
     mix_scores: Array | None = None,
     mix_weights: Array | None = None,
@@ -79,7 +79,7 @@ def attend_in_row_blocks(
         block_scale: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again or is
             costly; on a GPU it has no effect.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        numbers_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
@@ -87,7 +87,7 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     t, s = q.shape[1], k.shape[1]
-    scores_per_pair = q.shape[0] * (numbers_per_pair or q.shape[2])  # for each query and key
+    batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
     maps = mix_scores, mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (
@@ -97,7 +97,9 @@ def attend_in_row_blocks(
         or torch.compiler.is_compiling()
         or is_sharded(q)
     )
-    one_block = one_block or (step is not None and not step.aligned) or scores_per_pair * t * s <= ONE_BLOCK_SCORES
+    one_block = (
+        one_block or (step is not None and not step.aligned) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
+    )
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
@@ -130,5 +132,5 @@ def attend_in_row_blocks(
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
     block_scores = block_scale * CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES
-    blocks = band.row_blocks(block_scores // scores_per_pair, min_rows or MIN_ROWS)
+    blocks = band.row_blocks(block_scores // batch_scores_per_pair, min_rows or MIN_ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

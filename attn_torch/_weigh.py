@@ -114,7 +114,7 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
             dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
         if dmix_scores is not None:
             dmix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
-            dscores = mix(mix_scores, dscores, scratch("dmixed", block.scores.shape))
+            dscores = mix(mix_scores, dscores, scratch("dmixed_scores", block.scores.shape))
         positions_view(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
         positions_view(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
@@ -205,10 +205,12 @@ def weighed_blocks(
             allowed = allowed_pairs(mask, bias, band, index, q)
             allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
             weigh_(row_weighing, weights.flatten(0, 1), allowed)
-            mixed = weights
+            mixed_weights = weights
             if mix_weights is not None:
-                mixed = mix(mix_weights.mT, weights, scratch("mixed_weights", (mix_weights.shape[1], *shape[1:])))
-            yield WeighedBlock(index, part_q, part_k, part_v, scores, weights, mixed, tanh)
+                mixed_weights = mix(
+                    mix_weights.mT, weights, scratch("mixed_weights", (mix_weights.shape[1], *shape[1:]))
+                )
+            yield WeighedBlock(index, part_q, part_k, part_v, scores, weights, mixed_weights, tanh)
 
 
 def allowed_pairs(

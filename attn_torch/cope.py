@@ -1,4 +1,6 @@
-"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
+"""Contextual position encoding (CoPE): a key's position is the number of keys from it to the query, each counted by a
+gate between 0 and 1.
+"""
 
 from math import sqrt
 from typing import Any
@@ -29,7 +31,7 @@ from attn_torch._rows import attend_in_row_blocks
 
 
 class ContextualPositionAttention(Layer[Config]):
-    """A position counts the keys, from it to the query, that the query lets count."""
+    """A key's position is the number of keys from it to the query, each counted by a gate between 0 and 1."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]

@@ -33,11 +33,13 @@ from attn_torch._recurrence import (
 )
 
 
-def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, size: int, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    corrected = writing - erasing state.
+    v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
@@ -45,39 +47,39 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, initial: Array, size: int
     # t 1 s: below the diagonal, for all heads
     key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
-    erasing, writing = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
-    erasing, writing = record(tape, erasing=erasing, writing=writing)
+    w, u = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
+    w, u = record(tape, w=w, u=u)
 
-    def step(state, xs):
-        k, erasing, writing = xs
-        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
-        state = state + einsum("bchk,bchv->bhkv", k, corrected)
-        return state, (corrected, state)
+    def body(state, xs):
+        k, w, u = xs
+        v_new = u - einsum("bchk,bhkv->bchv", w, state)
+        state = state + einsum("bchk,bchv->bhkv", k, v_new)
+        return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
-    last, (corrected, states) = scan(step, initial, xs, names=("corrected", "states"), tape=tape)
-    chunk_states = concatenate([initial[:, None], states], 1)[:, :-1].reshape(q.shape[0], *initial.shape[1:])
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, w, u))
+    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
+        q.shape[0], *initial_state.shape[1:]
+    )
     chunk_states = record(tape, chunk_states=chunk_states)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum(
-        "bthk,bhkv->bthv", q, chunk_states
-    )
-    return from_chunks(out, b, t), last
+    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    return from_chunks(out, b, t), final_state
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
-    def step(state, xs):
+    def body(state, xs):
         k, v, beta = xs
-        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
-        state = state + einsum("bhk,bhv->bhkv", k, corrected)
-        return state, (corrected, state)
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, v_new)
+        return state, (v_new, state)
 
-    last, (_, states) = scan(step, initial, (k, v, beta), names=("corrected", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), last
+    final_state, (_, states) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), final_state
 
 
 class DeltaRule(Layer[Config]):
@@ -111,13 +113,13 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, last = recurrent(q_unit, k_unit, v, beta, initial, tape)
+            context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, last = chunked(q_unit, k_unit, v, beta, initial, size, tape)
-        write_state(step, state=last)
+            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, size, tape)
+        write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))

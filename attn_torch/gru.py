@@ -64,7 +64,7 @@ class GRULayer(Layer[LayerConfig]):
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
         c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
-        def step(h, xs, w_h=w_h, b_h=b_h):
+        def body(h, xs, w_h=w_h, b_h=b_h):
             x_gates, real = xs
             r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
@@ -72,7 +72,7 @@ class GRULayer(Layer[LayerConfig]):
 
         xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        state, (r, z, n, h) = scan(step, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
         return h, state
 
 

@@ -80,10 +80,12 @@ class KimiDeltaAttention(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, last = recurrence(q_scaled, k_unit, v_silu, beta, decay, initial, size, delta_rule=True, tape=tape)
-        write_state(step, state=last)
+        context, final_state = recurrence(
+            q_scaled, k_unit, v_silu, beta, decay, initial_state, size, delta_rule=True, tape=tape
+        )
+        write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))

@@ -37,28 +37,28 @@ def random_features(x: Array, w: Array) -> Array:
     return exp(einsum("bthk,mk->bthm", x, w) - 0.5 * square[..., None]) * w.shape[0] ** -0.5
 
 
-def running_states(added: Array, initial: Array, tape: Tape) -> Array:
+def running_states(added: Array, initial_state: Array, tape: Tape) -> Array:
     """The state before the first step and after each, from what the steps add."""
-    states = record(tape, states=initial[:, None] + cumsum(added, 1))
-    return concatenate([initial[:, None], states], 1)
+    states = record(tape, states=initial_state[:, None] + cumsum(added, 1))
+    return concatenate([initial_state[:, None], states], 1)
 
 
-def chunked(q: Array, k: Array, v: Array, initial: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(q: Array, k: Array, v: Array, initial_state: Array, size: int, tape: Tape) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
-    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial, tape)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial_state, tape)
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, chunk_states)
     return from_chunks(out, b, t), states[:, -1]
 
 
-def recurrent(q: Array, k: Array, v: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(q: Array, k: Array, v: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
-    states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), initial, tape)
+    states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), initial_state, tape)
     return einsum("bthk,bthkv->bthv", q, states[:, 1:]), states[:, -1]
 
 
@@ -96,18 +96,18 @@ class LinearAttention(Layer[Config]):
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
             state, key_sum = read_state(step, "state", empty[..., :-1]), read_state(step, "key_sum", empty[..., -1])
-            initial = concatenate([state, key_sum[..., None]], -1)
+            initial_state = concatenate([state, key_sum[..., None]], -1)
         else:
-            initial = read_state(step, "state", empty)
+            initial_state = read_state(step, "state", empty)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            sums, last = recurrent(q, k, v, initial, tape)
+            sums, final_state = recurrent(q, k, v, initial_state, tape)
         else:
-            sums, last = chunked(q, k, v, initial, size, tape)
+            sums, final_state = chunked(q, k, v, initial_state, size, tape)
         if c.normalize:
-            write_state(step, state=last[..., :-1], key_sum=last[..., -1])
+            write_state(step, state=final_state[..., :-1], key_sum=final_state[..., -1])
         else:
-            write_state(step, state=last)
+            write_state(step, state=final_state)
         return sums
 
     def forward(

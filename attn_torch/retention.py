@@ -73,7 +73,7 @@ def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Deca
 
 
 def chunked(
-    q: Array, k: Array, v: Array, initial: Array, real: Array, log_decays: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
@@ -84,10 +84,10 @@ def chunked(
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    old = between.from_start[..., None, None] * initial[:, None]
+    old = between.from_start[..., None, None] * initial_state[:, None]
     states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
-    states = concatenate([initial[:, None], states], 1)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial.shape[1:]))
+    states = concatenate([initial_state[:, None], states], 1)
+    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]
@@ -95,19 +95,19 @@ def chunked(
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, initial: Array, real: Array, log_decays: Array, tape: Tape
+    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
 
-    def step(state, xs):
+    def body(state, xs):
         added, factors = xs
         state = factors[:, :, None, None] * state + added
         return state, (state,)
 
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
     factors = exp(where(real[..., None], log_decays, 0.0))
-    last, (states,) = scan(step, initial, (added, factors), names=("states",), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), last
+    final_state, (states,) = scan(body, initial_state, (added, factors), names=("states",), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), final_state
 
 
 class Retention(Layer[Config]):
@@ -129,13 +129,13 @@ class Retention(Layer[Config]):
         """The context, computed in the config's form."""
         c = self.config
         log_decays = constants(c.log_decays(), q)
-        initial = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
+        initial_state = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            context, last = recurrent(q, k, v, initial, real, log_decays, tape)
+            context, final_state = recurrent(q, k, v, initial_state, real, log_decays, tape)
         else:
-            context, last = chunked(q, k, v, initial, real, log_decays, size, tape)
-        write_state(step, state=last)
+            context, final_state = chunked(q, k, v, initial_state, real, log_decays, size, tape)
+        write_state(step, state=final_state)
         return context
 
     def norm(self, context: Array) -> Array:

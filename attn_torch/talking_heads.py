@@ -66,16 +66,17 @@ class TalkingHeadsAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             scores = record(tape, scores=einsum("btgk,bsgk->bgts", q * scale, k))
             if self.w_mix_scores is not None:
-                scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
+                scores = record(tape, mixed_scores=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
             probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            mixed_weights = kept
             if self.w_mix_weights is not None:
-                kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
-            context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+                mixed_weights = record(tape, mixed_weights=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
+            context = record(tape, context=einsum("bgts,bsgv->btgv", mixed_weights, v))
             return context, probs
 
         context, probs = attend_in_row_blocks(

@@ -8,7 +8,7 @@ from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_nu
 from attn_np.contract._tape import wants_intermediates
 
 # "auto" takes the fast path where it computes the same and no tape asks for intermediates; "fused" takes it or raises.
-PATHS = ("auto", "textbook", "fused")
+IMPLEMENTATIONS = ("auto", "textbook", "fused")
 
 # The axis of the scores along which the weights add up to 1.
 SOFTMAX_AXIS = {"keys": -1, "queries": -2}
@@ -52,7 +52,7 @@ class Options(Config):
     implementation: str
 
     def __post_init__(self) -> None:
-        self.check_one_of("implementation", PATHS)
+        self.check_one_of("implementation", IMPLEMENTATIONS)
         self.check_one_of("normalize_over", tuple(SOFTMAX_AXIS))
         self.check_flag("causal")
         self.check_limits("window")

@@ -76,8 +76,8 @@ class Band:
         """All queries in blocks, each with the keys that it may see.
 
         A block has about `max_pairs` pairs of a query and a key, or `min_rows` rows if that is more.
-        Under a window a block has at most a quarter of the window's length in rows, or 4 `min_rows` if that is more:
-        the corners of a longer one would be hidden.
+        Under a window with two limits (causality is a right limit of 0) a block has at most a quarter of the window's
+        length in rows, or 4 `min_rows` if that is more: the corners of a longer one would be hidden.
         """
         start, most = 0, self.t
         if self.left is not None and self.right is not None:

@@ -96,7 +96,9 @@ def require(condition: bool, variant: str, expected: str, got: object, fix: str)
 
 
 def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument. Call sites whose message needs the value raise it directly."""
+    """The error of a field or an argument. `require` raises it, except where building the message would fail or cost
+    time for a valid value: there the call site raises it directly.
+    """
     return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
 
 
@@ -280,7 +282,7 @@ class Config:
             ValueError: a shape that does not fit.
             TypeError: a dtype that does not fit.
         """
-        sizes, arguments = dict(self.sizes()), self.arguments()
+        sizes, arguments, dtype_source = dict(self.sizes()), self.arguments(), None
         for name, arg in arguments.items():
             spec = specs.get(name)
             if spec is None and arg.falls_back_to is not None:
@@ -293,8 +295,9 @@ class Config:
                         f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got None; pass {name}="
                     )
                 continue
-            self._check_dtype(name, arg, spec[1], dtype)
-            dtype = spec[1] if dtype is None and arg.kind == "array" else dtype
+            self._check_dtype(name, arg, spec[1], dtype, dtype_source)
+            if dtype is None and arg.kind == "array":
+                dtype, dtype_source = spec[1], name
             if arg.kind in ("array", "integers"):
                 self._check_shape(name, arg, spec[0], sizes)
             else:
@@ -309,7 +312,7 @@ class Config:
                 f" {default}={sizes[default]}; pass {name}="
             )
 
-    def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None) -> None:
+    def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None, dtype_source: str | None) -> None:
         if arg.kind in MEANINGS:
             if got != "bool":
                 fix, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
@@ -324,10 +327,10 @@ class Config:
                 f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}"
             )
         elif dtype not in (None, got):
-            raise TypeError(
-                f"{self.variant}: expected {name} of dtype {dtype}, as the layer and its other inputs, got {got}; "
-                f"convert it, or build the layer with another dtype"
-            )
+            others, fix = "the layer and its other inputs", "convert it, or build the layer with another dtype"
+            if dtype_source is not None:  # a function, or a layer without parameters
+                others, fix = dtype_source, "convert one of them"
+            raise TypeError(f"{self.variant}: expected {name} of dtype {dtype}, as {others}, got {got}; {fix}")
 
     def _check_shape(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
         letters = arg.axes.split()
@@ -335,9 +338,10 @@ class Config:
         for letter, size in zip(letters, shape, strict=False):
             wrong = wrong or sizes.get(letter, size) != size
         if wrong:
+            others = "the config and the other inputs" if self.sizes() else "the other arrays"
             raise ValueError(
                 f"{self.variant}: expected {name} of shape {shape_text(arg.axes, sizes)}, got {shape}; "
-                f"check its axes against the config and the other inputs"
+                f"check its axes against {others}"
             )
         sizes.update(zip(letters, shape, strict=True))
 
@@ -441,5 +445,5 @@ def check_index(value_range: tuple[int, int] | None, size: int) -> None:
     low, high = value_range or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
-        fix = "look at the vocabulary, or at what gives the rows"
-        raise ValueError(f"tokens or rows of a table: expected numbers from 0 to {size - 1}, got {got}; {fix}")
+        fix = "check the tokens against the vocabulary size"
+        raise ValueError(f"index into a table: expected indices from 0 to {size - 1}, got {got}; {fix}")

@@ -61,8 +61,9 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
         if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             fix = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{variant}: expected step without {name}, got one; {fix}")
-    fix = "pass tape={} and read the weights from it"
-    require(not arguments.get("return_weights"), variant, "step without return_weights", "it", fix)
+    fix = "pass tape={} and read tape['probs']"
+    return_weights = arguments.get("return_weights")
+    require(not return_weights, variant, "no return_weights in a step", f"return_weights={return_weights}", fix)
     return {name: x for name, x in arguments.items() if name in layer_arguments}
 
 
@@ -173,7 +174,7 @@ class DecodingMixin(Generic[Array]):
             valid: `b t`, True = a real position; all are real by default.
             tape: gets every named intermediate.
             arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
-                slots of the cache; no `return_weights`: the tape has the weights.
+                slots of the cache; no `return_weights`: `tape["probs"]` has the weights.
 
         Raises:
             TypeError: a cache of another package, or no cache.

@@ -19,18 +19,18 @@ def numpy_scalar_to_python(x: Any) -> Any:
     return x.item() if type(x).__module__ == "numpy" and x.shape == () else x
 
 
-def numbers_of(number: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
+def numbers_of(to_python_scalar: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
     """Options of `attend` as Python's numbers; a softcap of 0 is none, as other libraries have it."""
-    softcap = number(softcap)
+    softcap = to_python_scalar(softcap)
     none = is_number(softcap) and softcap == 0
-    return {"scale": number(scale), "softcap": None if none else softcap, "rate": number(rate)}
+    return {"scale": to_python_scalar(scale), "softcap": None if none else softcap, "rate": to_python_scalar(rate)}
 
 
-def window_of(x: Any, number: Callable[[Any], Any]) -> Any:
+def window_of(x: Any, to_python_scalar: Callable[[Any], Any]) -> Any:
     """The limits of a window as a tuple of Python's integers; a number alone is the left one."""
-    x = number(x)
+    x = to_python_scalar(x)
     if isinstance(x, tuple | list):
-        return tuple(number(n) for n in x)
+        return tuple(to_python_scalar(n) for n in x)
     return (x, None) if is_integer(x) else x
 
 

@@ -18,7 +18,7 @@ LETTERS = {
     "z": "latent",
     "l": "layer",
     "w": "connection between two layers",
-    "m": "memory, landmark or feature",
+    "m": "memory or feature",
     "c": "position in a chunk",
     "n": "chunk; diagonal of the scores, or its relative position",
     "p": "projection: query, key, value",

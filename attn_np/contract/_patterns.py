@@ -426,15 +426,15 @@ class ChosenChunk(Pattern):
     """The keys of a chunk chosen for each query, by its number, `b t`, such as a random block's; -1 for none."""
 
     size: int
-    numbers: Any
-    axes = {"numbers": "b t"}
-    kinds = {"numbers": "integers"}
+    chunk_index: Any
+    axes = {"chunk_index": "b t"}
+    kinds = {"chunk_index": "integers"}
 
     def __post_init__(self) -> None:
         check_field(self, "size", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
-        return key // min(self.size, FAR) == self.numbers
+        return key // min(self.size, FAR) == self.chunk_index
 
 
 @dataclass(frozen=True)
@@ -459,17 +459,17 @@ class Dilated(Pattern):
 class Documents(Pattern):
     """The keys of the query's own document, by number: `b t` of the queries and `b s` of the keys."""
 
-    queries: Any
-    keys: Any
-    axes = {"queries": "b t", "keys": "b s"}
-    kinds = {"queries": "integers", "keys": "integers"}
+    query_documents: Any
+    key_documents: Any
+    axes = {"query_documents": "b t", "key_documents": "b s"}
+    kinds = {"query_documents": "integers", "key_documents": "integers"}
 
     def allows(self, query: Any, key: Any) -> Any:
-        return self.queries == self.keys
+        return self.query_documents == self.key_documents
 
     @property
     def sees_itself(self) -> bool:
-        return self.queries is self.keys
+        return self.query_documents is self.key_documents
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,8 @@ class Rotary(Config):
         - yarn: pairs that rotate fast keep their angle, slow ones are slowed down by the factor, with a ramp between
           (Peng et al. 2023, arXiv:2309.00071, section 3.2). The ramp is over the indices of the pairs, as in the
           authors' code and every model; equation 13 has it over their numbers of turns.
-        - llama3: the same with a ramp over the wavelengths (Llama 3.1's reference code).
+        - llama3: the same with a ramp over the pairs' numbers of turns within the original length, the inverses of
+          their wavelengths (Llama 3.1's reference code).
         - longrope: each pair is slowed down by its own factor, from one list up to the original length and from
           another beyond it (Ding et al. 2024, arXiv:2402.13753).
         """

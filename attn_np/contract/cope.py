@@ -1,4 +1,6 @@
-"""Contextual position encoding (CoPE): a position counts the keys, from it to the query, that the query lets count."""
+"""Contextual position encoding (CoPE): a key's position is the number of keys from it to the query, each counted by a
+gate between 0 and 1.
+"""
 
 from dataclasses import dataclass
 

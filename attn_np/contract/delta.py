@@ -41,11 +41,9 @@ class Config(_base.Config):
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
         "beta_t (writing strength)": "beta",
-        "v_t^new, u_t (pseudo-values)": "corrected: the value written for a key",
+        "v_t^new, u_t (pseudo-values)": "v_new: the value written for a key",
         "T = (I + tril(diag(beta) K K^T, -1))^-1": "key_products below the diagonal; inverse: its T without beta",
-        "W, U": (
-            "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
-        ),
+        "W, U": "w, u: what a chunk removes from the state before it, and what it would write into an empty one",
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
     paper = (

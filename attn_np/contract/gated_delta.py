@@ -50,11 +50,9 @@ class Config(_base.Config):
         "v_t of the paper, after its SiLU": "v_silu on the tape; q_unit and k_unit are after SiLU and norm",
         "alpha_t": "exp of log_decay on the tape, log_decay = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
         "gamma_t (product of alphas in a chunk)": "exp of the running sum of log_decay",
-        "beta_t, and u_t (pseudo-values)": "beta, and corrected: the value written for a key",
+        "beta_t, and u_t (pseudo-values)": "beta, and v_new: the value written for a key",
         "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
-        "W, U": (
-            "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
-        ),
+        "W, U": "w, u: what a chunk removes from the state before it, and what it would write into an empty one",
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_gate, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
     }

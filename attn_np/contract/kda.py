@@ -51,9 +51,7 @@ class Config(gated_delta.Config):
         "W_alpha down, up": "w_a_down, w_a_up; a = x w_a_down w_a_up + dt_bias",
         "W_g down, up": "w_gate_down, w_gate_up, b_gate",
         "f_proj, g_proj, b_proj, A_log of the authors' code": "w_a_down w_a_up, w_gate_down w_gate_up, w_beta, a_log",
-        "W, U": (
-            "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
-        ),
+        "W, U": "w, u: what a chunk removes from the state before it, and what it would write into an empty one",
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
     paper = (

@@ -43,8 +43,8 @@ class Config(_heads.BidirectionalConfig):
         "Q_g, K_g, V_g": "w_q_global, w_k_global, w_v_global",
     }
     cost = (
-        "time b t (w + m) h (k + v) for m global positions, in blocks of 128 queries and 64 keys;"
-        " memory b t h (k + v), and b h t t where weights are returned"
+        "time b t (w + m) h (k + v) for m global positions, in blocks of 64 queries (512 in PyTorch on a GPU); keys are"
+        " skipped 64 at a time; memory b t h (k + v), and b h t t where weights are returned"
     )
     paper = "Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1, Global Attention and Linear Projections"
     equals = (

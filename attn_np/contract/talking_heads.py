@@ -45,7 +45,7 @@ class Config(CrossConfig):
         "h (heads of the softmax)": "H = softmax_heads, index h",
         "P_l [h_k, h]": "w_mix_scores",
         "P_w [h, h_v]": "w_mix_weights",
-        "J, L, W, U": "scores, mixed, probs, blended",
+        "J, L, W, U": "scores, mixed_scores, probs, mixed_weights",
         "d_k, d_v": "K = head_dim, axis k; V = value_head_dim, axis v",
     }
     cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h) on the textbook path"

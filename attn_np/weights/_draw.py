@@ -16,8 +16,9 @@ def draw(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
     standard normal.
 
     Each parameter has a PCG64 stream of its own from (seed, name), so that adding one moves no other. Odd multiples of
-    2^-24 are exact in float64; they are scaled by the fan and rounded once to the dtype, here, because the
-    frameworks' casts differ. The values of a seed never change: golden digests in the tests fix them.
+    2^-24 are exact in float64; they are divided by sqrt(fan), or mapped to normal quantiles, and rounded once to the
+    dtype, here, because the frameworks' casts differ. The values of a seed never change: golden digests in the tests
+    fix them.
     """
     if not is_integer(seed) or seed < 0:
         raise ValueError(f"{config.variant}: expected seed to be an integer from 0, got {seed!r}; set seed=")

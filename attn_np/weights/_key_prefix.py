@@ -18,19 +18,19 @@ class KeyPrefix:
 
     Attributes:
         own: of the layer's own keys, such as `encoder.layer.3.`.
-        first: of keys stored under layer 0 and used by every layer.
+        first_layer: of keys stored under layer 0 and used by every layer.
         stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """
 
     own: str
-    first: str
+    first_layer: str
     stack: str
     layer: int
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table with its prefix."""
-        return (self.first if key in table.shared else self.stack if key in table.stack_keys else self.own) + key
+        return (self.first_layer if key in table.shared else self.stack if key in table.stack_keys else self.own) + key
 
 
 def prefix_for(prefix: str, template: str, own: str, layer: int) -> KeyPrefix:
@@ -113,7 +113,7 @@ def match_prefix(
 def ignored_keys(
     file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str, variant: str
 ) -> list[str]:
-    """The keys under the prefix `own` of a layer of a variant that the layout ignores.
+    """The keys after the layer's prefix that the layout ignores.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
@@ -130,11 +130,14 @@ def ignored_keys(
         if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
             ignored += [key] if inside else []
         elif key.startswith(prefix):
-            part = next(
+            unsupported_part = next(
                 (words for pattern, words in layout.unsupported.items() if inside and fnmatchcase(rest, pattern)), ""
             )
-            if part and key not in needed:
-                expected, fix = f"a module without {part}", "build the module without, or use its own library"
+            if unsupported_part and key not in needed:
+                expected, fix = (
+                    f"a module without {unsupported_part}",
+                    "build the module without, or use its own library",
+                )
                 raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", fix)
             others = variants_with.get(rest, []) if inside and key not in needed else []
             if others and variant not in others:

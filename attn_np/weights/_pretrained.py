@@ -81,8 +81,9 @@ def read_pretrained(
     finite: bool = True,
     **fields: Any,
 ) -> Pretrained:
-    """One layer's attention from a model's folder; nothing else of the model is read.
+    """One layer's attention from a model's folder.
 
+    Only the tensors that the layer uses are read; in T5 and DeBERTa these include a table that all layers share.
     The arguments are those of `attn_np.load_pretrained`.
 
     Raises:

@@ -6,9 +6,9 @@ BAND = "def in_window("  # in its file: other shared files have the same texts
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
 causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 
-SOFTMAX = "softmax(scores, allowed,"
+SOFTMAX = "softmax(scores, visible,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
-PROBS = "probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))"
+PROBS = "probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))"
 POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
 RIGHT = "relative_position <= right"
 SIDES = "left, right = window_limits(window)"
@@ -66,7 +66,7 @@ MUTANTS = (
         "mask after the softmax without normalising again",
         "hide keys before the softmax, so that the remaining weights add up to 1",
         PROBS,
-        "probs=where(True if allowed is None else allowed, "
+        "probs=where(True if visible is None else visible, "
         "softmax(scores, None, contract.SOFTMAX_AXIS[normalize_over]), 0.0))",
         needs=("where",),
     ),
@@ -74,28 +74,28 @@ MUTANTS = (
         "mask of the first head used for all heads",
         "broadcast the mask over the heads only where it has no axis for them",
         SOFTMAX,
-        "softmax(scores, allowed[:, :1],",
+        "softmax(scores, visible[:, :1],",
         argument="mask",
     ),
     cross(
         "mask of the first batch row used for all rows",
         "give every batch row its own mask",
         SOFTMAX,
-        "softmax(scores, allowed[:1],",
+        "softmax(scores, visible[:1],",
         argument="mask",
     ),
     cross(
         "padding mask on the rows of the queries",
         "put a padding mask on the axis of the keys: mask[:, None, None, :]",
         SOFTMAX,
-        "softmax(scores, allowed[..., :1],",
+        "softmax(scores, visible[..., :1],",
         argument="mask",
     ),
     at(SHARED, "fused_qkv", "heads")(
         "mask transposed",
         "give the mask its axes in the order queries, keys",
         SOFTMAX,
-        "softmax(scores, allowed if allowed is None else allowed.swapaxes(-1, -2),",
+        "softmax(scores, visible if visible is None else visible.swapaxes(-1, -2),",
         argument="mask",
     ),
     at("additive.py", "additive", "cross")(
@@ -138,7 +138,7 @@ MUTANTS = (
     cross(
         "padding reaches the projections",
         "select hidden inputs to 0 before they are projected, or NaN in them reaches the gradient of the weights",
-        'key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)',
+        'key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)',
         "key, value = key, value",
     ),
     # Causality

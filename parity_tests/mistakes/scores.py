@@ -118,9 +118,9 @@ MUTANTS = (
     capped(
         "softcap after the mask",
         "cap first, then hide: tanh turns a hidden score of -inf into an ordinary -softcap",
-        "softmax(scores, allowed,",
-        "softmax(scores if softcap is None else where(allowed, scores, -softcap), "
-        "allowed if softcap is None else None,",
+        "softmax(scores, visible,",
+        "softmax(scores if softcap is None else where(visible, scores, -softcap), "
+        "visible if softcap is None else None,",
         needs=("where",),
     ),
     # The bias

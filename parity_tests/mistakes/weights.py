@@ -4,7 +4,7 @@ from parity_tests.mistakes.plant import SHARED, at
 
 cross = at(SHARED, "mha", "cross")
 
-PROBS = "probs=softmax(scores, allowed, contract.SOFTMAX_AXIS[normalize_over]))"
+PROBS = "probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
 RETURNED = "to_dtype(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
@@ -12,14 +12,14 @@ TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
 """
 BEFORE = f"""\
         probs = record(tape, {PROBS}
 {WITH_SINKS}    kept = record(tape, {KEPT})"""
 DROPPED_SCORES = f"""\
-        probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.SOFTMAX_AXIS[normalize_over]))
+        probs = record(tape, probs=softmax(dropout(scores, keep, rate), visible, contract.SOFTMAX_AXIS[normalize_over]))
 {WITH_SINKS}    kept = record(tape, kept=probs)"""
 
 OVER_KEYS = "normalise over the keys: softmax over the last axis of (b, h, t, s), dim=-1"
@@ -31,13 +31,13 @@ def rounded(text: str, like: str, to: str = "bfloat16") -> str:
     return f'to_dtype(to_dtype({text}, "{to}"), dtype_name({like}))'
 
 
-SINKS = "softmax_with_sinks(scores, allowed, record(tape, sinks=sinks))"
+SINKS = "softmax_with_sinks(scores, visible, record(tape, sinks=sinks))"
 
 MUTANTS = (
     # The softmax
-    cross("softmax over the queries", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, -2))"),
-    cross("softmax over the heads", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, 1))"),
-    cross("softmax over the batch", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, 0))"),
+    cross("softmax over the queries", OVER_KEYS, PROBS, "probs=softmax(scores, visible, -2))"),
+    cross("softmax over the heads", OVER_KEYS, PROBS, "probs=softmax(scores, visible, 1))"),
+    cross("softmax over the batch", OVER_KEYS, PROBS, "probs=softmax(scores, visible, 0))"),
     at("additive.py", "additive", "cross")(
         "additive softmax over the wrong axis",
         OVER_KEYS,
@@ -49,7 +49,7 @@ MUTANTS = (
         "scale after the softmax",
         "scale the scores before the softmax, not the weights after it",
         PROBS,
-        "probs=softmax(scores / scale, allowed, contract.SOFTMAX_AXIS[normalize_over]) * scale)",
+        "probs=softmax(scores / scale, visible, contract.SOFTMAX_AXIS[normalize_over]) * scale)",
     ),
     cross(
         "no softmax",
@@ -228,7 +228,7 @@ MUTANTS = (
         "softmax in float32 for float64 inputs",
         WIDE,
         PROBS,
-        'probs=to_dtype(softmax(to_dtype(scores, "float32"), allowed, contract.SOFTMAX_AXIS[normalize_over]), '
+        'probs=to_dtype(softmax(to_dtype(scores, "float32"), visible, contract.SOFTMAX_AXIS[normalize_over]), '
         "dtype_name(v)))",
     ),
     cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),
@@ -251,7 +251,7 @@ MUTANTS = (
         "sink left out of the sum",
         "add exp(sink) to the sum that the exponentials are divided by",
         "probs=probs_and_sink[..., :-1])",
-        "probs=softmax(scores, allowed))",
+        "probs=softmax(scores, visible))",
     ),
     at(SHARED, "sinks", "learned", fields=(("softcap", 1.5),))(
         "softcap applied to the sinks",

@@ -32,7 +32,7 @@ class Table:
         free: fields that leave no trace in the weights; `config.json` or the caller gives them.
         fixed: fields that have one value in the origin.
         constants: letters to sizes that never vary.
-        orders: letters that are an axis of ours to the order of its entries there: at i ours has their entry orders[i].
+        orders: axis letter to a permutation: our entry i is the origin's entry order[i].
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
         absent: keys in rules that the origin does not have, whose entries are 0 here: a bias on two of three
             projections, or of one of three gates.

@@ -57,7 +57,7 @@ IRRELEVANT_FIELDS = frozenset({
 
 
 class HFConfig:
-    """The fields of a `config.json`. A null counts as absent.
+    """The fields of a `config.json`. A null counts as absent, except for `is_null`.
 
     Attributes:
         file: its path.

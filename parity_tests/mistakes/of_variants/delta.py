@@ -13,8 +13,8 @@ MUTANTS = (
     planted(
         "old value not taken out of the state",
         "write the difference to what the state holds for the key, not the value",
-        'corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))',
-        "corrected = beta[..., None] * v",
+        'v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))',
+        "v_new = beta[..., None] * v",
         "recurrent",
     ),
     Mutant(
@@ -29,7 +29,7 @@ MUTANTS = (
     planted(
         "queries of a chunk read the given values",
         "within a chunk too a query reads what was written: the corrected values",
-        "masked_scores, corrected.reshape(v.shape)) + einsum",
+        "masked_scores, v_new.reshape(v.shape)) + einsum",
         "masked_scores, v * beta) + einsum",
         "chunked",
     ),
@@ -50,8 +50,8 @@ MUTANTS = (
     planted(
         "gradient of a state not taken out along the key",
         "a state's gradient loses what its key takes out of the state",
-        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)',
-        "return dstate, (dcorrected, dk)",
+        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)',
+        "return dstate, (dv_new, dk)",
         "recurrent",
         trees=("attn_np",),
     ),

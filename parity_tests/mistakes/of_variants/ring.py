@@ -12,15 +12,15 @@ MUTANTS = (
     ),
     plain(
         "keys handed on the other way round than the mask",
-        "the mask of a step belongs to the keys held then: place r holds those of shard (r - i) mod n",
-        "(device - step) % count",
-        "(device + step) % count",
+        "the mask of a turn belongs to the keys held then: place r holds those of shard (r - i) mod n",
+        "(device - turn) % count",
+        "(device + turn) % count",
     ),
     causal(
-        "mask of the own shard used in every step",
+        "mask of the own shard used in every turn",
         "take the mask of the pair that meets, from the positions of queries and keys",
-        "(device - step) % count",
-        "(device - 0 * step) % count",
+        "(device - turn) % count",
+        "(device - 0 * turn) % count",
     ),
     plain(
         "sums of a step not brought to the new largest score",

@@ -9,13 +9,13 @@ MUTANTS = (
         "documents packed before the own one seen, too",
         "compare the numbers of the documents for equality",
         NEAR,
-        allowing("Documents", "self.queries >= self.keys") + ARRAYS,
+        allowing("Documents", "self.query_documents >= self.key_documents") + ARRAYS,
     ),
     both(
         "keys of all the other documents seen instead of the own ones",
         "True = may attend: a query sees the keys with the number of its own document",
         NEAR,
-        allowing("Documents", "self.queries != self.keys") + ARRAYS,
+        allowing("Documents", "self.query_documents != self.key_documents") + ARRAYS,
     ),
     both(
         "documents of the first batch row used for all rows",

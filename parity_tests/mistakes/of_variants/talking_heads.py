@@ -2,46 +2,46 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-MIXED = 'mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores)'
-BLENDED = 'blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept)'
+MIXED_SCORES = 'mixed_scores=einsum("gh,bgts->bhts", self.w_mix_scores, scores)'
+MIXED_WEIGHTS = 'mixed_weights=einsum("hg,bhts->bgts", self.w_mix_weights, kept)'
 scores, weights = (at("talking_heads.py", "talking_heads", example) for example in ("scores", "weights"))
 MUTANTS = (
     scores(
         "scores mixed by the transposed map",
         "sum the scores over the first axis of the map, the heads; its second are the softmaxes",
-        MIXED,
-        MIXED.replace("gh,", "hg,"),
+        MIXED_SCORES,
+        MIXED_SCORES.replace("gh,", "hg,"),
     ),
     weights(
         "weights mixed by the transposed map",
         "sum the weights over the first axis of the map, the softmaxes; its second are the heads",
-        BLENDED,
-        BLENDED.replace("hg,", "gh,"),
+        MIXED_WEIGHTS,
+        MIXED_WEIGHTS.replace("hg,", "gh,"),
     ),
     scores(
         "scores masked before they are mixed",
         "hide keys after the scores are mixed, or what is hidden in one head shows in the others",
-        MIXED,
-        MIXED.replace(", scores)", ", where(hide_by_bias(allowed, bias), scores, 0.0))"),
+        MIXED_SCORES,
+        MIXED_SCORES.replace(", scores)", ", where(hide_by_bias(allowed, bias), scores, 0.0))"),
         needs=("where",),
     ),
     weights(
         "dropout behind the mixing of the weights",
         "drop the weights of the softmaxes, then mix them",
-        BLENDED,
-        'blended=dropout(einsum("hg,bhts->bgts", self.w_mix_weights, probs), keep, c.dropout)',
+        MIXED_WEIGHTS,
+        'mixed_weights=dropout(einsum("hg,bhts->bgts", self.w_mix_weights, probs), keep, c.dropout)',
     ),
     weights(
         "mixed weights returned",
         "return the weights of the softmaxes, before they are mixed",
         "return context, probs",
-        "return context, kept",
+        "return context, mixed_weights",
     ),
     scores(
         "bias added before the scores are mixed",
         "mix the scores of the heads alone; the bias belongs to the softmaxes",
-        f"{MIXED})\n",
-        f'{MIXED} + (0.0 if bias is None else einsum("gh,bgts->bhts", self.w_mix_scores, bias) - bias))\n',
+        f"{MIXED_SCORES})\n",
+        f'{MIXED_SCORES} + (0.0 if bias is None else einsum("gh,bgts->bhts", self.w_mix_scores, bias) - bias))\n',
     ),
     scores(
         "gradient of the scores not mixed back",

@@ -587,7 +587,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "weights": (
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), return_weights=True),
-        "step without return_weights, got it; pass tape={} and read the weights from it",
+        "no return_weights in a step, got return_weights=True; pass tape={} and read tape['probs']",
     ),
 }
 

@@ -135,7 +135,7 @@ def calls() -> Iterator[tuple[str, Callable[..., Any], Arguments]]:
     for kind, fields in {
         "Window": {"left": 1, "right": 0},
         "Chunks": {"size": 2, "left": 1, "right": 0},
-        "ChosenChunk": {"size": 2, "numbers": POSITIONS},
+        "ChosenChunk": {"size": 2, "chunk_index": POSITIONS},
         "Dilated": {"dilation": 2},
         "GlobalKeys": {"marks": np.zeros((2, 5), bool)},
         "GlobalQueries": {"marks": np.zeros((2, 3), bool)},

@@ -383,8 +383,8 @@ def forward(self):
 
 def test_a_recurrence_is_shown_as_the_layer_calls_it() -> None:
     """The page has the recurrence after the decay that it needs, without the branches that the layer does not take."""
-    corrected = {"gla": [], "kda": [r"\mathrm{corrected}_{bgv} = v - \sum_{k} k_{bgk}\, \mathrm{decayed}_{bgkv}"]}
-    for variant, expected in corrected.items():
+    written = {"gla": [], "kda": [r"\mathrm{v\_new}_{bgv} = v - \sum_{k} k_{bgk}\, \mathrm{decayed}_{bgkv}"]}
+    for variant, expected in written.items():
         rows = extension("sources").line_by_line(ROOT / f"attn_np/{variant}.py")
         names = [line.removeprefix("recurrent: ").partition(" = ")[0] for line, _ in rows]
         assert (

@@ -526,7 +526,7 @@ SUNK = {
     "the sink scaled as the scores are": ("record(tape, sinks=sinks)", "record(tape, sinks=scale * sinks)"),
     "weights of the keys normalised without the sink": (
         "probs=probs_and_sink[..., :-1]",
-        "probs=softmax(scores, allowed)",
+        "probs=softmax(scores, visible)",
     ),
 }
 SUNK_BACKWARD = {

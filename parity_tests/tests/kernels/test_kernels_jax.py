@@ -301,17 +301,17 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int, pytestconfig: py
         mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
         places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
         for i, together in product(range(plan.num_query_blocks), (True, False)):
-            whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
+            whole = np.zeros((2, 2 * shared, plan.block_queries, s), bool)
             first, end, key_block = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
             for n in range(first, int(end)):
                 j = key_block(n)
                 bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
                 allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
-                allowed = allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
+                allowed = allowed.reshape(2, 2 * shared, plan.block_queries, plan.block_keys)
                 for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):
-                    assert not (whole[row, ..., start : start + plan.keys] & allowed[row]).any()
-                    whole[row, ..., start : start + plan.keys] |= allowed[row]
-            rows = seen[:, :, i * plan.queries : (i + 1) * plan.queries]
+                    assert not (whole[row, ..., start : start + plan.block_keys] & allowed[row]).any()
+                    whole[row, ..., start : start + plan.block_keys] |= allowed[row]
+            rows = seen[:, :, i * plan.block_queries : (i + 1) * plan.block_queries]
             assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
             assert not whole[:, :, rows.shape[2] :].any()
 

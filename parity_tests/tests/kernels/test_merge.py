@@ -250,7 +250,7 @@ def test_an_lse_that_there_is_not_is_refused(tree: Tree, options: dict[str, Any]
 
 BUGS = {
     "the largest score not added again": ('float("-inf"), top + ops.log(', 'float("-inf"), ops.log('),
-    "hidden scores counted": ("lse = log_sum_exp(scores, allowed)", "lse = log_sum_exp(scores)"),
+    "hidden scores counted": ("lse = log_sum_exp(scores, visible)", "lse = log_sum_exp(scores)"),
     "the sink forgotten": ("lse = log_sum_exp(stack([lse, column], -1))", "lse = lse + 0 * column"),
 }
 

@@ -144,7 +144,7 @@ def test_each_sequence_meets_its_own_blocks() -> None:
     plan = jax_kernels._plan(q, q, q, None, None, 1.0, None, pattern.map(lambda axes, x: None), False)
     key_loop = jax_kernels._key_loop(plan, places, q, False)
     steps = sum(int(end) - first for first, end, _ in (key_loop(i) for i in range(plan.num_query_blocks)))
-    assert steps * plan.queries * plan.keys * b == want
+    assert steps * plan.block_queries * plan.block_keys * b == want
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)

@@ -302,14 +302,14 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 
 
 RULES = {
-    "the first state has no gradient": ("return *grads, dinitial", "return *grads, 0.0 * dinitial"),
+    "the first state has no gradient": ("return *grads, dinitial_state", "return *grads, 0.0 * dinitial_state"),
     "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dchunk_decay]", "dfrom_start[:, -1:]]"),
     "keys without the part of the system": ("dk = sum_grads(dk, scaled_by(dbeta_k, beta))", "dk = sum_grads(dk)"),
-    "what is written without the difference": ("dcorrected * difference, axis=-1", "dcorrected * v, axis=-1"),
+    "what is written without the difference": ("dv_new * difference, axis=-1", "dv_new * v, axis=-1"),
     "a middle that does not move": ("dfrom_middle[:, -1:] + dsecond]", "dfrom_middle[:, -1:]]"),
     "decays of the position after": (
-        "sum_to(ddecay, decay.shape), dinitial",
-        "sum_to(ddecay[:, ::-1], decay.shape), dinitial",
+        "sum_to(ddecay, decay.shape), dinitial_state",
+        "sum_to(ddecay[:, ::-1], decay.shape), dinitial_state",
     ),
     "a scale without its gradient": ("dq = dq * (1 / sqrt(k.shape[3])", "dq = dq * (1.0"),
 }

@@ -497,7 +497,7 @@ def functions(alias: str) -> None:
         refuses(
             partial(parts.take, table, np.array(tokens)),
             ValueError,
-            "tokens or rows of a table: expected numbers from 0 to 2",
+            "index into a table: expected indices from 0 to 2",
         )
     claim(same(parts.take(table, np.array([[2, 0]])), table[[2, 0]][None]), "rows of a table")
     for dtype in ("bfloat16", "float16"):
