@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,11 @@ CASES: dict[str, tuple[int, int, int, bool, str]] = {
     "none is near to the first": (9, 2, 3, False, ""),
     "one mask": (7, 7, 2, False, "one"),
     "a number for all": (7, 9, 2, False, "number"),
+}
+# As many positions as the distance, which leaves none far, and one more, which leaves one pair.
+CASES |= {
+    f"{t} queries, {s} keys, {'causal, ' if causal else ''}far from 3 on": (t, s, 3, causal, "all")
+    for t, s, causal in product((3, 4), (3, 4), (False, True))
 }
 
 
