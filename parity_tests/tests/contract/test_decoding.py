@@ -701,6 +701,12 @@ def test_a_row_that_has_no_room_is_refused(tree: str) -> None:
                 layer.step(x, cache, valid=to(after))
 
 
+def fields_of(cache: Any) -> dict[str, np.ndarray]:
+    """Copies of all arrays of a cache."""
+    fields = {name: getattr(cache, name) for name in ("positions", "length", "overflowed")}
+    return {name: np.array(bare(x)) for name, x in (cache.arrays | fields).items()}
+
+
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("variant", "example"), [("mha", "wide"), ("linear", "chunked")])
 def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None:
@@ -710,7 +716,9 @@ def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None
     x = to(todo.x)
     _, start = layer.step(x[:, :3], layer.init_cache(BATCH, T))
     copied = start.copy()
+    before = fields_of(copied)
     layer.step(x[:, 5:7], start)
+    assert all(np.array_equal(field, before[name]) for name, field in fields_of(copied).items())
     y, _ = layer.step(x[:, 3:5], copied)
     whole, _ = layer.step(x[:, 3:5], layer.step(x[:, :3], layer.init_cache(BATCH, T))[1])
     assert bool((y == whole).all())

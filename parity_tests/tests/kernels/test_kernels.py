@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from attn_np import _kernels as numpy_kernels
 from attn_np._attend import attend, attend_vjp
+from attn_np._vjp import sum_to
 from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
@@ -240,6 +242,25 @@ def test_of_some_axis_there_may_be_none(case: str, b: int, t: int, s: int, tree:
     assert found["context"].shape == (b, t, H, V)
     assert all(found[f"d{name}"].shape == x.shape for name, x in inputs.items())
     assert not any(x.any() for x in found.values())
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("named", ["mask", "bias"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (2, 1)}], ids=str)
+def test_an_axis_of_one_serves_all_at_every_edge(options: dict[str, Any], named: str, name: str) -> None:
+    """Whichever queries see no key and whichever keys nobody sees by their positions: as the array written out does."""
+    tree, shared_by_others = TREES[name], np.random.default_rng(len(named))
+    for (t, s), *shared in product(((3, 7), (7, 3)), (False, True), (False, True)):
+        full, narrow = (2, 4, t, s), [n > 1 for n in shared_by_others.integers(1, 3, 2)] + [not x for x in shared]
+        shape = tuple(n if own else 1 for n, own in zip(full, narrow, strict=True))
+        drawn = np.random.default_rng([t, s, *shape])
+        x = drawn.random(shape) < 0.8 if named == "mask" else drawn.normal(size=shape)
+        inputs = {n: drawn.normal(size=(2, m, h, V)) for n, m, h in (("q", t, 4), ("k", s, 2), ("v", s, 2))}
+        want: dict[str, Any] = held(inputs | {named: np.broadcast_to(x, full)}, options, framework=name)
+        want |= {"dbias": sum_to(want["dbias"], shape)} if named == "bias" else {}
+        for setting in ({}, kernels.SMALL[name][0]):
+            with kernels.blocks(tree.package.__name__, setting):
+                judged(fused(tree, inputs | {named: x}, options), want)
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 6)}], ids=str)

@@ -39,9 +39,10 @@ def ratios(
     s: int = S,
     dropout: float = 0.0,
     omitted: tuple[str, ...] = (),
+    rank: int = 4,
 ) -> dict[str, float]:
     """Error/bound of every output and gradient of an example's layer, whose mask and bias have length 1 on some axes,
-    counted from the last; some arguments are left out.
+    counted from the last, and no more axes than `rank`; some arguments are left out.
     """
     config = replace(contract.examples(variant)[example], dropout=dropout)
     omitted = omitted if dropout else ("keep", *omitted)
@@ -49,6 +50,7 @@ def ratios(
     for name in {"mask", "bias"} & set(inputs):
         for axis in shared:
             inputs[name] = inputs[name].take([0], axis) if -axis <= inputs[name].ndim else inputs[name]
+        inputs[name] = inputs[name][(0,) * (inputs[name].ndim - rank)]
     return layer_ratios(tree, config, inputs)
 
 
@@ -115,6 +117,8 @@ def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: py
             assert found and all(ratio <= 1 for ratio in found.values()), (example, shared, found)
         found = ratios(tree, variant, example, omitted=("mask", "bias"))
         assert found and all(ratio <= 1 for ratio in found.values()), (example, "without a mask", found)
+    found = ratios(tree, variant, next(iter(contract.examples(variant))), rank=1)
+    assert found and all(ratio <= 1 for ratio in found.values()), ("keys alone", found)
 
 
 # Queries, keys and dropout, with which rows go block by block where other paths take all.

@@ -12,7 +12,7 @@ from parity_tests.judge import kernels
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Tree
 from parity_tests.tests.mutation.checks_terms import WIDTH, B, H, buckets, by_pairs, made
-from parity_tests.tests.witness import ratio, torch_gradients
+from parity_tests.tests.witness import cotangent, ratio, torch_gradients
 
 T, S = 5, 7
 
@@ -48,6 +48,36 @@ def context_of(tree: Tree, offset: Any, package: Any = None, implementation: str
 def test_terms_count_from_where_the_queries_stand(tree: Tree, offset: Any, implementation: str) -> None:
     want = by_pairs(tree.name, given(), np.ones((B, H, T, S), bool), apart(offset), None)["context"]
     assert ratio(context_of(tree, offset, implementation=implementation), want) <= 1
+
+
+SHAPES = ((S,), (T, 1), (H, 1, S), (B, 1, 1, S), (1, H, T, 1), (B, H, T, S))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_beside_a_bias_of_any_axes(name: str, shape: tuple[int, ...]) -> None:
+    """Those of the term and of the bias, each of its own shape, by every path and from wherever the queries stand."""
+    tree, arrays = TREES[name], given() | {"bias": np.random.default_rng(len(shape)).normal(size=shape)}
+    for offset in (None, 0, np.array([0, 4])):
+        want = by_pairs(name, arrays, np.ones((B, H, T, S), bool), apart(offset), None)
+        at = tree.array(offset) if isinstance(offset, np.ndarray) else offset
+        for implementation in ("textbook", "fused"):
+            options: dict[str, Any] = {"offset": at, "implementation": implementation}
+            leaves: Any = tree.arrays(arrays)
+            if name == "torch":
+                leaves = {n: x.requires_grad_() for n, x in leaves.items()}
+            terms = tree.package.terms.Slopes(leaves["slopes"]), tree.package.terms.Table(leaves["table"], buckets)
+            inputs = {n: x for n, x in leaves.items() if n not in ("slopes", "table")}
+            if name == "torch":
+                found = torch_gradients(tree.package.attend(**inputs, terms=terms, **options)[0], **leaves)
+            else:
+                (y, _), pull = tree.package.value_and_vjp(tree.package.attend, **inputs, terms=terms, **options)
+                grads = dict(pull(cotangent(y.shape)).inputs)
+                of_slopes, of_table = grads.pop("terms")
+                found = {f"d{n}": x for n, x in (grads | of_slopes | of_table).items()}
+            assert {n: x.shape for n, x in found.items()} == {f"d{n}": x.shape for n, x in arrays.items()}
+            for n, x in found.items():
+                assert ratio(x, want[n]) <= 1, (n, offset, implementation)
 
 
 def test_a_term_of_ones_own(tree: Tree) -> None:

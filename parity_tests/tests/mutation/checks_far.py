@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,12 @@ CASES: dict[str, tuple[int, int, int, bool, str]] = {
     "none is near to the first": (9, 2, 3, False, ""),
     "one mask": (7, 7, 2, False, "one"),
     "a number for all": (7, 9, 2, False, "number"),
+    "one row for all": (7, 9, 2, False, "row"),
+}
+# As many positions as the distance, which leaves none far, and one more, which leaves one pair.
+CASES |= {
+    f"{t} queries, {s} keys, {'causal, ' if causal else ''}far from 3 on": (t, s, 3, causal, "all")
+    for t, s, causal in product((3, 4), (3, 4), (False, True))
 }
 
 
@@ -39,7 +46,7 @@ def drawn(case: str) -> Arrays:
     shapes |= {"of_keys": (2 * limit + 1, H, WIDTH), "of_values": (2 * limit + 1, WIDTH)}
     found: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     by_score = {"all": (B, H, t, s), "keys": (H, 1, s), "queries": (t, 1), "padding": (B, 1, 1, s)}
-    by_score |= {"one": (1,), "number": ()}
+    by_score |= {"row": (s,), "one": (1,), "number": ()}
     if form:
         mask = rng.random(by_score[form]) < (0.7 if len(by_score[form]) > 1 else 1)
         found |= {"mask": np.asarray(mask), "bias": np.asarray(rng.normal(size=by_score[form]))}
