@@ -178,7 +178,7 @@ def test_what_is_no_pattern_is_refused(tree: Tree) -> None:
     floats, marks = tree.array(np.zeros((2, 4))), tree.array(np.zeros((2, 4), bool))
     with pytest.raises(TypeError, match=r"^attend: expected integers or booleans in a pattern.s array b t, got float"):
         attend(q, q, q, pattern=patterns.Documents(floats, floats))
-    with pytest.raises(TypeError, match=r"^Documents: expected queries as integers, got bool; convert it"):
+    with pytest.raises(TypeError, match=r"^Documents: expected query_documents as integers, got bool; convert it"):
         attend(q, q, q, pattern=patterns.Documents(marks, marks))
     with pytest.raises(TypeError, match=r"^GlobalKeys: expected marks as booleans, got float64; convert it"):
         attend(q, q, q, pattern=patterns.Causal() & patterns.GlobalKeys(floats))
