@@ -361,10 +361,10 @@ def chunked_vjp(
     dfrom_row, dbeta_k, dbeta_v = 0.0, None, dv_new
     if delta_rule:
         dw = -einsum("btgv,bgkv->btgk", dv_new, chunk_states)
-        dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
+        dw, du = record(tape, dw=dw, du=dv_new)
         inverse = tape["inverse"]
         dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), dw)
-        dinverse_v, dbeta_v = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), dv_new)
+        dinverse_v, dbeta_v = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), du)
         dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)

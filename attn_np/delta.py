@@ -122,9 +122,9 @@ def chunked_vjp(
     _, (dv_new, dk_added) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
     dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
     dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
-    dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
+    dw, du = record(tape, dw=dw, du=dv_new)
     dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, dw)
-    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dv_new)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, du)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )

@@ -176,9 +176,9 @@ def chunked_vjp(
     )
     dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
     dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
-    dw, dv_new = record(tape, dw=dw, dv_new=dv_new)
+    dw, du = record(tape, dw=dw, du=dv_new)
     dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, dw)
-    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dv_new)
+    dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, du)
     dkey_products = where(
         earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
