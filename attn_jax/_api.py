@@ -133,10 +133,10 @@ def load(
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
     device = check_device(device)
-    own = into.config if into else None
-    target = requested_dtype(own, into.params() if into else {}, dtype)
+    layer_config = into.config if into else None
+    target = requested_dtype(layer_config, into.params() if into else {}, dtype)
     selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
-    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **selection, **config)
+    file = read(path, config=layer_config, dtype=target, cast=cast, finite=finite, **selection, **config)
     dtype = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:

@@ -77,12 +77,12 @@ class ContextualPositionAttention(Layer[Config]):
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-            gate_k = k[..., sizes["k"] :] if c.gates == "own_keys" else None
+            gate_k = k[..., sizes["k"] :] if c.gate_with == "own_keys" else None
             q, k, v, gate_k = record(tape, q=q, k=k[..., : sizes["k"]], v=v, gate_k=gate_k)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             visible = hide_by_bias(allowed, bias)
-            content = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
-            if c.gates != "keys":
+            content_scores = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
+            if c.gate_with != "keys":
                 gate_keys = v if gate_k is None else gate_k
                 gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
             gates = sigmoid(gate_scores)
@@ -91,8 +91,8 @@ class ContextualPositionAttention(Layer[Config]):
             positions = record(tape, positions=where(gate_sums > last, last, gate_sums))  # NaN stays
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
-            position = record(tape, position_scores=interpolate_last(products, positions))
-            scores = record(tape, scores=content + position)
+            position_scores = record(tape, position_scores=interpolate_last(products, positions))
+            scores = record(tape, scores=content_scores + position_scores)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
             probs = record(tape, probs=softmax(scores, visible))

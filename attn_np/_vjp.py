@@ -61,12 +61,12 @@ def checked_cotangent(y: Array | None, dy: Array) -> Array:
     """An output's gradient, upcast; its shape and dtype must be those of the output, 16 bits as good as 32."""
     if y is None:
         raise ValueError(f"vjp: expected None for what the call did not return, got shape {dy.shape}; leave it out")
-    wide = upcast(dy)
-    if wide.shape != y.shape:
+    upcast_dy = upcast(dy)
+    if upcast_dy.shape != y.shape:
         raise ValueError(f"vjp: expected dy of shape {y.shape}, as the output, got {dy.shape}; pass dL/dy")
-    if dtype_name(wide) != dtype_name(upcast(y)):
+    if dtype_name(upcast_dy) != dtype_name(upcast(y)):
         raise TypeError(f"vjp: expected dy of the output's dtype, got {dtype_name(dy)}; convert it")
-    return wide
+    return upcast_dy
 
 
 def einsum_vjp(subscripts: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:

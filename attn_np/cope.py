@@ -92,12 +92,12 @@ class ContextualPositionAttention(Layer[Config]):
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-            gate_k = k[..., sizes["k"] :] if c.gates == "own_keys" else None
+            gate_k = k[..., sizes["k"] :] if c.gate_with == "own_keys" else None
             q, k, v, gate_k = record(tape, q=q, k=k[..., : sizes["k"]], v=v, gate_k=gate_k)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             visible = hide_by_bias(allowed, bias)
-            content = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
-            if c.gates != "keys":
+            content_scores = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
+            if c.gate_with != "keys":
                 gate_keys = v if gate_k is None else gate_k
                 gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
             gates = sigmoid(gate_scores)
@@ -106,8 +106,8 @@ class ContextualPositionAttention(Layer[Config]):
             positions = record(tape, positions=where(gate_sums > last, last, gate_sums))  # NaN stays
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
-            position = record(tape, position_scores=interpolate_last(products, positions))
-            scores = record(tape, scores=content + position)
+            position_scores = record(tape, position_scores=interpolate_last(products, positions))
+            scores = record(tape, scores=content_scores + position_scores)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
             probs = record(tape, probs=softmax(scores, visible))
@@ -145,8 +145,8 @@ class ContextualPositionAttention(Layer[Config]):
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores)
-            dposition = record(tape, dposition_scores=dscores)
-            dproducts, dpositions = interpolate_last_vjp(products, positions, dposition)
+            dposition_scores = record(tape, dposition_scores=dscores)
+            dproducts, dpositions = interpolate_last_vjp(products, positions, dposition_scores)
             # A clipped position is that of the last row, where the slope is 0.
             dproducts, dpositions, dgate_sums = record(
                 tape, dposition_products=dproducts, dpositions=dpositions, dgate_sums=dpositions
@@ -157,13 +157,13 @@ class ContextualPositionAttention(Layer[Config]):
             dgates = record(tape, dgates=cumsum(dgate_sums, -1))
             dgate_scores = sigmoid_vjp(gates, dgates)  # 0 for a hidden key, whose gate is 0
             dgate_k = None
-            if c.gates == "keys":
-                dcontent = record(tape, dcontent_scores=sum_grads(dscores, dgate_scores))
-                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent * scale)
+            if c.gate_with == "keys":
+                dcontent_scores = record(tape, dcontent_scores=sum_grads(dscores, dgate_scores))
+                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent_scores * scale)
                 dq = sum_grads(dq, dq_pos)
             else:
-                dcontent, dgate_scores = record(tape, dcontent_scores=dscores, dgate_scores=dgate_scores)
-                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent * scale)
+                dcontent_scores, dgate_scores = record(tape, dcontent_scores=dscores, dgate_scores=dgate_scores)
+                dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent_scores * scale)
                 gate_keys = v if gate_k is None else gate_k
                 dq_gate, dgate_keys = einsum_vjp("bthk,bshk->bhts", q, gate_keys, dgate_scores * scale)
                 dq = sum_grads(dq, dq_pos, dq_gate)

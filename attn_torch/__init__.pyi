@@ -272,7 +272,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     num_positions: int = 64,
-    gates: str = "keys",
+    gate_with: str = "keys",
     scale_positions: bool = False,
 ) -> ContextualPositionAttention: ...
 @overload

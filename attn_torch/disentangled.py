@@ -39,12 +39,12 @@ from attn_torch._rows import attend_in_row_blocks
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
-    query_minus_key = -relative_position
+    of_query = -relative_position
     if c.buckets_per_side is not None:
-        query_minus_key = bucket_table(c, like=query_minus_key)[clip(query_minus_key, -limit, limit) + limit]
+        of_query = bucket_table(c, like=of_query)[clip(of_query, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
-    of_key = -query_minus_key if c.p2c_view == "key" else query_minus_key
-    return clip(query_minus_key + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
+    of_key = -of_query if c.p2c_view == "key" else of_query
+    return clip(of_query + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -93,11 +93,11 @@ class DisentangledAttention(Layer[Config]):
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.score_terms:
-            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
-            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
+            w_rel_proj, b_rel_proj = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
+            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_rel_proj, b_rel_proj))
         if "p2c" in c.score_terms:
-            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
-            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
+            w_rel_proj, b_rel_proj = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
+            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_rel_proj, b_rel_proj))
 
         scale = 1 / sqrt(sizes["k"] * (1 + len(c.score_terms))) if c.scale is None else c.scale
 

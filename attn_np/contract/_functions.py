@@ -349,12 +349,12 @@ def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, op
         raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {got}; {fix}")
 
 
-def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, wide: str) -> None:
+def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, compute_dtype: str) -> None:
     """Refuse what cannot be rotated.
 
     Args:
         x, cos, sin: the arrays of a call of `rotate`.
-        wide: the dtype that x is computed in.
+        compute_dtype: the dtype that x is computed in.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown layout.
@@ -365,10 +365,10 @@ def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: A
     shape = x[0] if x else (0, 0, 0)
     require(len(shape) in (3, 4), "rotate", "x of shape (b, t, h, k) or (b, t, k)", shape, "put its axes in this order")
     for name, spec in (("cos", cos), ("sin", sin)):
-        if spec is None or spec[1] != wide:
+        if spec is None or spec[1] != compute_dtype:
             got = "none" if spec is None else spec[1]
             raise TypeError(
-                f"rotate: expected {name} of dtype {wide}, as x is computed in, got {got}; set dtype= of it"
+                f"rotate: expected {name} of dtype {compute_dtype}, as x is computed in, got {got}; set dtype= of it"
             )
         fits = len(spec[0]) in (2, 3) and spec[0][-2] == shape[1] and spec[0][:-2] in ((), (1,), shape[:1])
         expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"

@@ -17,12 +17,14 @@ def has_delta_rule(rule: str) -> bool:
     return RULES[rule][1]
 
 
-def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_size: Any, scale: Any, wide: str) -> None:
+def check_recur(
+    specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_size: Any, scale: Any, compute_dtype: str
+) -> None:
     """Refuse a call of `recur` that cannot be right.
 
     Args:
         specs: of q, k, v, beta, decay and state.
-        wide: the dtype that q is computed in.
+        compute_dtype: the dtype that q is computed in.
 
     Raises:
         ValueError: a shape that does not fit, an unknown word, or a decay that is missing or has no use.
@@ -64,7 +66,7 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
     words = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
     require(shape in decay_shapes, "recur", words, shape, "give one for each head, or for each channel of the keys")
     for name, spec in specs.items():
-        allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (wide,)}.get(name, (q[1], wide))
+        allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (compute_dtype,)}.get(name, (q[1], compute_dtype))
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
 

@@ -199,13 +199,13 @@ class Rotary(Config):
             ValueError: a shape that does not fit.
             TypeError: a dtype that does not fit.
         """
-        variant, wide = self.variant, "float64" if dtype == "float64" else "float32"
+        variant, compute_dtype = self.variant, "float64" if dtype == "float64" else "float32"
         require(self.rope_base is not None, variant, "no (cos, sin) without rope_base", "them", "set rope_base=")
         b, t, pairs = sizes["b"], sizes["t"], self.rotary_width() // 2
         for name, (shape, got) in zip(("cos", "sin"), pair, strict=True):
-            if got != wide:
+            if got != compute_dtype:
                 raise TypeError(
-                    f"{variant}: expected {name} of dtype {wide}, as it is computed in, got {got}; convert it"
+                    f"{variant}: expected {name} of dtype {compute_dtype}, as it is computed in, got {got}; convert it"
                 )
             fits = shape in ((t, pairs), (1, t, pairs), (b, t, pairs))
             expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"

@@ -24,8 +24,8 @@ class Config(_heads.Heads):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
         num_positions: rows of the table; a position is at most num_positions - 1.
-        gates: what a query is multiplied with to decide whether a key counts: its "keys", "own_keys", a projection of
-            their own for this purpose alone, or its "values".
+        gate_with: what a query is multiplied with to decide whether a key counts: the "keys", "own_keys", a projection
+            for this purpose alone, or the "values".
         scale_positions: the scale multiplies the products of queries and table as well, as in the authors' code.
     """
 
@@ -83,19 +83,19 @@ class Config(_heads.Heads):
     dropout: float = 0.0
     use_bias: bool = True
     num_positions: int = 64
-    gates: str = "keys"
+    gate_with: str = "keys"
     scale_positions: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("num_positions")
-        self.check_one_of("gates", GATES)
+        self.check_one_of("gate_with", GATES)
         self.check_flag("scale_positions")
         widths = self.sizes()
         require(
-            self.gates != "values" or widths["k"] == widths["v"],
+            self.gate_with != "values" or widths["k"] == widths["v"],
             self.variant,
-            "keys and values of one width with gates='values'",
+            "keys and values of one width with gate_with='values'",
             f"{widths['k']} and {widths['v']}",
             "leave value_head_dim out",
         )
@@ -105,13 +105,13 @@ class Config(_heads.Heads):
 
     def own_params(self) -> dict[str, Param]:
         params = super().own_params() | {"w_pos": Param("x k", "k")}
-        if self.gates == "own_keys":
+        if self.gate_with == "own_keys":
             params |= {"w_gate_k": Param("d h k", "d")}
             params |= {"b_gate_k": Param("h k", "d")} if self.use_bias else {}
         return params
 
     def cache_axes(self) -> dict[str, str]:
-        own = {"gate_k": "b s h k"} if self.gates == "own_keys" else {}
+        own = {"gate_k": "b s h k"} if self.gate_with == "own_keys" else {}
         return {"k": "b s h k", "v": "b s h v"} | own
 
     def exempt(self) -> dict[str, str]:
@@ -132,8 +132,8 @@ EXAMPLES = {
         value_head_dim=7,
         scale=0.75,
         num_positions=11,
-        gates="own_keys",
+        gate_with="own_keys",
         scale_positions=True,
     ),
-    "values": Config(d_model=7, num_heads=2, head_dim=5, use_bias=False, num_positions=5, gates="values"),
+    "values": Config(d_model=7, num_heads=2, head_dim=5, use_bias=False, num_positions=5, gate_with="values"),
 }

@@ -98,13 +98,14 @@ def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any
     """
     variant = "load" if config is None else config.variant
     argument = None if dtype is None else check_dtype(variant, dtype)
-    own = sorted({check_dtype(variant, x.dtype) for x in params.values()})
-    if len(own) > 1:
-        raise ValueError(f"{variant}: expected one dtype over the layer, got {', '.join(own)}; convert its parameters")
-    if argument and own and argument != own[0]:
+    dtypes = sorted({check_dtype(variant, x.dtype) for x in params.values()})
+    if len(dtypes) > 1:
+        got = ", ".join(dtypes)
+        raise ValueError(f"{variant}: expected one dtype over the layer, got {got}; convert its parameters")
+    if argument and dtypes and argument != dtypes[0]:
         fix = "leave dtype= out, or load a new layer"
-        raise ValueError(f"{variant}: expected dtype {own[0]!r}, the layer's, got {argument!r}; {fix}")
-    return own[0] if own else argument
+        raise ValueError(f"{variant}: expected dtype {dtypes[0]!r}, the layer's, got {argument!r}; {fix}")
+    return dtypes[0] if dtypes else argument
 
 
 def require_agreement(file: str, config: Config, request: Request) -> None:
@@ -137,19 +138,19 @@ def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str 
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"weights: expected dtype to be one of {', '.join(DTYPES)}, got {dtype!r}; set dtype=")
     target = dtype or next(iter(dtypes.values()), None)
-    for name, own in dtypes.items():
+    for name, tensor_dtype in dtypes.items():
         if target not in DTYPES:
             fix = "pass dtype= and cast=True if its numbers are the weights"
-            raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", own, fix)
-        if own != target and not cast:
-            wider = own in DTYPES and np.can_cast(DTYPES[own], DTYPES[str(target)])
+            raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", tensor_dtype, fix)
+        if tensor_dtype != target and not cast:
+            wider = tensor_dtype in DTYPES and np.can_cast(DTYPES[tensor_dtype], DTYPES[str(target)])
             how = "widened, which is exact" if wider else "rounded once"
             if dtype is None:
                 fix = "convert all to one dtype, or load with dtype= and cast=True"
             else:
-                other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {own}"
+                other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {tensor_dtype}"
                 fix = f"pass cast=True to have it {how}, or {other}"
-            raise DtypeMismatchError(file, name, str(target), own, fix)
+            raise DtypeMismatchError(file, name, str(target), tensor_dtype, fix)
     return target
 
 

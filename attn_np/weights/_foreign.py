@@ -60,7 +60,9 @@ def read_table(
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
     keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
-    ignored = ignored_keys(file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.own, config.variant)
+    ignored = ignored_keys(
+        file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.this_layer, config.variant
+    )
     for applied in rules:
         for key in (key for key in applied.keys if key in keys):
             compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
@@ -105,10 +107,10 @@ def write_foreign(
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
         raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", got, "choose another layout")
-    form = layout.prefixes_of(find_part(layout, part))[0]
-    if layer is not None and "{layer}" not in form:
+    template = layout.prefixes_of(find_part(layout, part))[0]
+    if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    key_prefix = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
+    key_prefix = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
     rules = checked_file_rules(file, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:

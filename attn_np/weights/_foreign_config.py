@@ -81,10 +81,12 @@ def merge_caller_fields(file: str, layout_name: str, table: Table, config: Confi
         expected = f"{config.variant!r} as in its {CONFIG}"
         raise ConfigMismatchError(file, "variant", expected, repr(request.variant), fix)
     require_table_fields(file, layout_name, table, config.variant, request.fields)
-    own = {field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)}
+    caller_fields = {
+        field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)
+    }
     if request.config is not None:
-        own |= {field: getattr(request.config, field) for field in CALLER_FIELDS if field in config.fields()}
-    config = contract.config(config.variant, **(config.as_dict() | own))
+        caller_fields |= {field: getattr(request.config, field) for field in CALLER_FIELDS if field in config.fields()}
+    config = contract.config(config.variant, **(config.as_dict() | caller_fields))
     for field, value in request.fields.items():
         if differences(config, contract.config(config.variant, **(config.as_dict() | {field: value}))):
             raise sidecar_mismatch(file, field, getattr(config, field), value)
@@ -121,7 +123,11 @@ def infer_config(
         fix = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
         expected = f"a {CONFIG} of this family beside it, or this field"
         raise ConfigMismatchError(file.path, "rope_base", expected, "none", fix)
-    shapes = {key[len(prefix.own) :]: file.entries[key].shape for key in file.entries if key.startswith(prefix.own)}
+    shapes = {
+        key[len(prefix.this_layer) :]: file.entries[key].shape
+        for key in file.entries
+        if key.startswith(prefix.this_layer)
+    }
     outside = {key: prefix.key(table, key) for key in (*table.shared, *table.stack_keys)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
     fields = infer(table, shapes, known)

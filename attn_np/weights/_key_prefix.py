@@ -17,26 +17,28 @@ class KeyPrefix:
     """The prefixes of one layer's keys.
 
     Attributes:
-        own: of the layer's own keys, such as `encoder.layer.3.`.
+        this_layer: of the layer's own keys, such as `encoder.layer.3.`.
         first_layer: of keys stored under layer 0 and used by every layer.
         stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """
 
-    own: str
+    this_layer: str
     first_layer: str
     stack: str
     layer: int
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table with its prefix."""
-        return (self.first_layer if key in table.shared else self.stack if key in table.stack_keys else self.own) + key
+        return (
+            self.first_layer if key in table.shared else self.stack if key in table.stack_keys else self.this_layer
+        ) + key
 
 
-def prefix_for(prefix: str, template: str, own: str, layer: int) -> KeyPrefix:
-    """The prefixes of a layer, from the caller's, the layout's template, and `own`: that with the layer's number."""
+def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> KeyPrefix:
+    """The prefixes of a layer, from the caller's, the layout's template, and that with the layer's number."""
     stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
-    return KeyPrefix(prefix + own, prefix + template.format(layer=0), prefix + stack + dot, layer)
+    return KeyPrefix(prefix + layer_prefix, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
 
 def locate_layer(file: OpenFile, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
@@ -94,7 +96,7 @@ def match_prefix(
             if match and key[match.end() :] in first_keys:
                 layers[match[0]] = (int(match[1]) if numbered else 0, template)
     numbers = sorted({number for number, _ in layers.values()})
-    matches = [own for own, (number, _) in layers.items() if layer in (None, number)]
+    matches = [of_layer for of_layer, (number, _) in layers.items() if layer in (None, number)]
     if len(matches) == 1:
         number, template = layers[matches[0]]
         return template, matches[0], number
@@ -103,7 +105,7 @@ def match_prefix(
         expected = templates[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
         fix = "pass the number of one of these" if layers else "check layout= and prefix="
         raise MissingKeysError(file, expected, "a key of this name", got, fix)
-    if len({layers[own][0] for own in matches}) == 1:
+    if len({layers[of_layer][0] for of_layer in matches}) == 1:
         fix = "take the other keys out of the file"
         raise UnexpectedKeysError(file, matches[1], "one layer of each number", f"all of {first_names(matches)}", fix)
     fix = f"pass layer=, one of {', '.join(map(str, numbers))}"
@@ -111,7 +113,7 @@ def match_prefix(
 
 
 def ignored_keys(
-    file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, own: str, variant: str
+    file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, layer_prefix: str, variant: str
 ) -> list[str]:
     """The keys after the layer's prefix that the layout ignores.
 
@@ -125,8 +127,10 @@ def ignored_keys(
             for rest in keys:
                 variants_with.setdefault(rest, []).append(layout.variant_of(name))
     for key in file.entries:
-        inside = key.startswith(own)
-        patterns, rest = (layout.ignored, key[len(own) :]) if inside else (layout.elsewhere, key[len(prefix) :])
+        inside = key.startswith(layer_prefix)
+        patterns, rest = (
+            (layout.ignored, key[len(layer_prefix) :]) if inside else (layout.elsewhere, key[len(prefix) :])
+        )
         if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
             ignored += [key] if inside else []
         elif key.startswith(prefix):

@@ -194,8 +194,8 @@ def axes_by_query_width(config: Config) -> dict[str, str]:
     """
     sizes, axes = config.sizes(), {name: param.axes for name, param in config.params().items()}
     widths = [letter for letter in "ij" if sizes.get(letter) == sizes.get("d")]
-    own = {name: axes[name].split() for name in config.own_params()}
-    return axes | {name: " ".join("d" if x in widths else x for x in letters) for name, letters in own.items()}
+    axis_letters = {name: axes[name].split() for name in config.own_params()}
+    return axes | {name: " ".join("d" if x in widths else x for x in letters) for name, letters in axis_letters.items()}
 
 
 def caller_config(

@@ -31,14 +31,14 @@ MUTANTS = (
     values(
         "position part of the scores scaled, which CoPE does not",
         "divide the products of queries and keys alone by sqrt(head_dim), or set scale_positions",
-        "products * scale if c.scale_positions else products)\n            position = ",
-        "products * scale)\n            position = ",
+        "products * scale if c.scale_positions else products)\n            position_scores = ",
+        "products * scale)\n            position_scores = ",
     ),
     own_keys(
         "position part of the scores not scaled, where the scale is asked for",
         "with scale_positions the position part is multiplied by the scale too",
-        "products * scale if c.scale_positions else products)\n            position = ",
-        "products)\n            position = ",
+        "products * scale if c.scale_positions else products)\n            position_scores = ",
+        "products)\n            position_scores = ",
     ),
     clipped(
         "positions clipped a row too early",

@@ -58,7 +58,7 @@ def loops(config: Config, w: Any, words: Any, mask: Any, bias: Any, keep: Any) -
     y, weights = [list(w.get("b_o", [0.0] * d)) for _ in words], []
     for h, w_o in enumerate(w["w_o"]):
         q, k, v = (part(name, h) for name in "qkv")
-        counted = {"keys": k, "values": v}.get(config.gates) or part("gate_k", h)
+        counted = {"keys": k, "values": v}.get(config.gate_with) or part("gate_k", h)
         scale = 1 / sqrt(len(q[0])) if config.scale is None else config.scale
         weights.append([])
         for i in range(len(words)):
@@ -167,7 +167,7 @@ def test_with_rows_alike_it_is_causal_multi_head_attention(tree: Tree, value: fl
 def test_gates_of_one_are_distances(tree: Tree, rows: int) -> None:
     """Every key counts: `shaw`, whose row for distance n is that of position n + 1, and 0 is the position of no key."""
     fields = {"d_model": 6, "num_heads": 2, "head_dim": 5, "value_head_dim": 3, "output_dim": 7, "dropout": 0.5}
-    config = Config(**fields, num_positions=rows, gates="own_keys", scale_positions=True)
+    config = Config(**fields, num_positions=rows, gate_with="own_keys", scale_positions=True)
     w, inputs = weights_of(config), some(config)
     del inputs["mask"]  # a hidden key does not count, and distances count it
     # The first entry of a query is 1 and that of each key of the gates large: e^-800 is 0, and 1 / (1 + 0) is 1.
@@ -195,8 +195,8 @@ def test_gates_of_one_are_distances(tree: Tree, rows: int) -> None:
 def test_keys_of_the_gates_that_are_others_too(tree: Tree, gates: str) -> None:
     """Own keys with the weights of keys or of values: the same, and these weights' gradients are sums of both."""
     name = gates[0]
-    config = Config(d_model=6, num_heads=2, head_dim=5, num_positions=4, gates=gates)
-    own = replace(config, gates="own_keys")
+    config = Config(d_model=6, num_heads=2, head_dim=5, num_positions=4, gate_with=gates)
+    own = replace(config, gate_with="own_keys")
     w, inputs = weights_of(config), some(config)
     twice = w | {"w_gate_k": w[f"w_{name}"], "b_gate_k": w[f"b_{name}"]}
     want, got = bounded(own, inputs, twice), everything(tree, config, inputs, w)
@@ -233,7 +233,7 @@ def test_positions_stay_within_the_table(tree: Tree) -> None:
 
 def test_gates_have_keys_of_their_own_only_where_asked(tree: Tree) -> None:
     found = {
-        gates: set(tree.package.build("cope", d_model=6, num_heads=2, gates=gates).params())
+        gates: set(tree.package.build("cope", d_model=6, num_heads=2, gate_with=gates).params())
         for gates in ("keys", "own_keys", "values")
     }
     assert found["own_keys"] - found["keys"] == {"w_gate_k", "b_gate_k"}
@@ -244,10 +244,10 @@ def test_gates_have_keys_of_their_own_only_where_asked(tree: Tree) -> None:
     ("fields", "words"),
     [
         ({"num_positions": 0}, "expected num_positions to be an integer of at least 1, got 0; set num_positions="),
-        ({"gates": "queries"}, "expected gates to be one of"),
+        ({"gate_with": "queries"}, "expected gate_with to be one of"),
         (
-            {"gates": "values", "value_head_dim": 5},
-            "expected keys and values of one width with gates='values', got 3 and 5; leave value_head_dim out",
+            {"gate_with": "values", "value_head_dim": 5},
+            "expected keys and values of one width with gate_with='values', got 3 and 5; leave value_head_dim out",
         ),
     ],
 )
@@ -258,7 +258,7 @@ def test_fields_that_cannot_be_right_are_refused(tree: Tree, fields: dict[str, A
 
 def test_gates_that_are_nan_are_seen(tree: Tree) -> None:
     """Every query has at least its own gate, so no output hides them."""
-    layer = tree.package.build("cope", d_model=6, num_heads=2, gates="own_keys", num_positions=3)
+    layer = tree.package.build("cope", d_model=6, num_heads=2, gate_with="own_keys", num_positions=3)
     params = {name: tree.numpy(x) for name, x in layer.params().items()}
     params["w_gate_k"] = np.full_like(params["w_gate_k"], np.nan)
     layer.set_params({name: tree.array(x) for name, x in params.items()})
