@@ -238,7 +238,7 @@ class DisentangledAttention(Layer[Config]):
                 grads["rel_k"] = take_vjp(rel_k, row_k, sum_to(dk, (1, *dk.shape[2:])))
             return grads
 
-        if "parts" in tape:
+        if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
             d = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
         else:

@@ -192,7 +192,7 @@ class ShawAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
-        if "parts" in tape:
+        if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
             d = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
         else:
