@@ -644,6 +644,10 @@ def test_a_gate_without_a_bias_has_zeros_here(tmp_path: Path) -> None:
         assert np.array_equal(theirs[f"i{gate}.kernel"], values["layers.0.w_x"][n])
         assert np.array_equal(theirs[f"h{gate}.kernel"], values["layers.0.w_h"][n])
     assert bits(weights.read(file, layout="linen_gru_cell").values) == bits(values)
+    shapes = {key: x.shape for key, x in theirs.items()}
+    table = layouts.get("linen_gru_cell").tables["gru"]
+    assert _base.letter_sizes_agree(table, shapes)  # the axis that stacks the gates is none of a file's array
+    assert not _base.letter_sizes_agree(table, shapes | {"hz.kernel": (5, 4)})
 
 
 def test_a_gru_in_two_directions_loads_and_writes_back(tmp_path: Path) -> None:
