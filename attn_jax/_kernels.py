@@ -547,26 +547,27 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     The exponentials stand for the weights p, because do and dlse are divided by their sum beforehand.
     """
     (q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias), context, top, total = residuals
-    (dcontext, dlse), empty = cotangents, top == jnp.inf
-    q, dcontext = (where(empty[..., None], 0.0, x) for x in (q, dcontext / total[..., None]))
-    delta = jnp.sum(dcontext * context, -1) - where(empty, 0.0, dlse / total)
+    dcontext, dlse = cotangents
     # With a bias all sequences take the same blocks of keys: the gradient of one that they share cannot be added to at
     # another place for each sequence.
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
-    k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
+    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
     def query_block(carry: Any, block: Any) -> Any:
-        i, qi, dcontext_i, top_i, delta_i = block
+        i, qi, context_i, top_i, total_i, dcontext_i, dlse_i = block
+        empty = top_i == jnp.inf
+        qi, dcontext_i = (where(empty[..., None], 0.0, x) for x in (qi, dcontext_i / total_i[..., None]))
+        delta_i = jnp.sum(dcontext_i * context_i, -1) - where(empty, 0.0, dlse_i / total_i)
         first, end, key_block = key_loop(i)
 
         def body(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias, dskewed_bias = carry
             j = key_block(n)
             at = plan.key_start(j)
-            kj, vj = (slice_of(x, 3, at, plan.block_keys) for x in (k, v))
+            kj, vj = slice_of(k, 3, at, plan.block_keys), slice_of(v, 2, at, plan.block_keys)
             x, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             e = exp(x - top_i[..., None])
-            ds = e * (einsum("bgnv,bgvc->bgnc", dcontext_i, vj) - delta_i[..., None])
+            ds = e * (einsum("bgnv,bgcv->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
             ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.block_queries, plan.block_keys)
             if dbias is not None:
@@ -582,20 +583,19 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = add_at(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
             key_mask = _key_mask(plan, allowed, bias, mask)
-            kj = zero_unseen("bgnc->bgck", key_mask, slice_of(k_rows, 2, at, plan.block_keys))
-            return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
+            kj = zero_unseen("bgnc->bgkc", key_mask, kj)
+            return dqi + einsum("bgnc,bgkc->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 
         dqi, *carry = jax.lax.fori_loop(first, end, body, (jnp.zeros_like(qi), *carry))
-        return carry, dqi
+        return carry, (dqi, delta_i)
 
-    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, skewed_bias)]
-    (dk, dv, dbias, dskewed_bias), dq = jax.lax.scan(
-        query_block, zeros, (jnp.arange(plan.num_query_blocks), q, dcontext, top, delta)
-    )
+    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v.mT, bias, skewed_bias)]
+    query_blocks = jnp.arange(plan.num_query_blocks), q, context, top, total, dcontext, dlse
+    (dk, dv, dbias, dskewed_bias), (dq, delta) = jax.lax.scan(query_block, zeros, query_blocks)
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.group_size, plan.block_queries
-        dsinks_by_row = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
+        dsinks_by_row = where(top == jnp.inf, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
         dsinks_by_row -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(dsinks_by_row, (0, 1, 4))[None, ..., None, None]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dskewed_bias
