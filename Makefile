@@ -66,7 +66,8 @@ compiled: env  ## every cell of the tables of transforms that takes long, in PyT
 .PHONY: sampled
 sampled: env  ## what `make test` asks of some numbers, sizes and names of kernels and files, asked of all
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --everything \
-	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py
+	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py \
+	    parity_tests/tests/contract/test_relations.py
 
 .PHONY: course
 course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages

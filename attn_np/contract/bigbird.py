@@ -100,12 +100,15 @@ class Config(_heads.BidirectionalConfig):
 
     def exempt(self) -> dict[str, str]:
         pattern = "keys of other blocks are hidden too"
-        return {
+        reasons = {
             "keys_have_no_order": "the mask depends on positions",
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,
             "indifferent_scores_share_evenly": pattern,
         }
+        if self.random_blocks > 0:
+            reasons["hidden_keys_may_as_well_not_be_there"] = "for another length other blocks are drawn"
+        return reasons
 
 
 EXAMPLES = {

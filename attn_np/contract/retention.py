@@ -234,6 +234,8 @@ class Config(_base.Config):
 
     def exempt(self) -> dict[str, str]:
         reasons = {"heads_stand_alone": "each head decays at a rate of its own"}
+        if self.activation is not None:
+            reasons["the_scale_belongs_to_the_queries"] = "the queries go through the activation first"
         if self.norm_over == "all":
             reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         return reasons

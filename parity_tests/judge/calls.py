@@ -225,8 +225,9 @@ def louder(call: Call, factor: float) -> Call:
             x[(slice(None), 0) if name == "w_qkv" else 0] *= factor
         return call.with_params(**changed)
     names = [name for name in ("w_score", "w", "decoder.attention.w_score") if name in w]
-    own = ("w_q", "b_q", "b_content", "b_position", "w_rel_q", "w_q_global", "b_q_global")
-    names = names or [name for name in own if name in w]
+    own = ("w_q", "b_q", "b_content", "b_position", "w_rel_q", "b_rel_q", "w_q_global", "b_q_global")
+    of_axes = ("w_q_rows", "b_q_rows", "w_q_columns", "b_q_columns")
+    names = names or [name for name in own + of_axes if name in w]
     if names:
         return call.with_params(**{name: w[name] * factor for name in names})
     return complete(call).given(query=call.inputs["query"] * factor)

@@ -24,11 +24,11 @@ RELATIONS: dict[str, Relation] = {}
 
 
 def hidden_pieces(call: Call) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys to hide, and those that stay: the first two, and where positions do not count the last two."""
+    """Keys to hide, and those that stay: the first two, and, unless the others' positions would change, the last two."""
     n = score_shape(call)[-1]
     if n > 2:
         yield np.arange(2), np.arange(2, n)
-        if not ordered(call.config):
+        if not ordered(call.config) and not (keyed(call.config) and "keys_have_no_order" in call.config.exempt()):
             yield np.arange(n - 2, n), np.arange(n - 2)
 
 
