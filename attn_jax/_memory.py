@@ -14,7 +14,7 @@ def append_memory(x: Array, memory: Array, share: float = 1.0) -> Array:
 
 
 def append_memory_to_mask(x: Array | None, s: int, memory: Array) -> Array | None:
-    """A mask or a bias of s keys, with the memory's behind them: True, or 0."""
+    """A mask, a keep-mask or a bias of s keys, with entries for the memory behind them: True in a mask, 0 in a bias."""
     if x is None:
         return None
     own = zeros((*x.shape[:-1], memory.shape[0]), memory)

@@ -206,7 +206,7 @@ def shapes_may_depend_on_values(x: Array) -> bool:
 
 
 def is_longer(t: int, n: int) -> bool:
-    """Whether a length is above `n`; False in a program that is exported for any length, and must not depend on it."""
+    """Whether a length is above `n`."""
     return t > n
 
 

@@ -52,8 +52,8 @@ def attend_in_row_blocks(
     min_rows: int | None = None,
     scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
-    mix_scores: Array | None = None,
-    mix_weights: Array | None = None,
+    w_mix_scores: Array | None = None,
+    w_mix_weights: Array | None = None,
     attend_in_linear_memory: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -73,7 +73,8 @@ def attend_in_row_blocks(
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; a sigmoid has blocks of
             its own where no weights are dropped.
-        mix_scores, mix_weights: maps across the heads before and after the weighing; here `attend_rows` alone has them.
+        w_mix_scores, w_mix_weights: maps across the heads before and after the weighing; here only `attend_rows` has
+            them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
@@ -129,21 +130,21 @@ def attend_equal_blocks(
     Each has a stretch of keys of the same length.
     """
     t, s = rows.length, band.s
-    seen = band.keys(rows)
-    num_seen = max(1, seen.length)
+    seen_keys = band.keys(rows)
+    num_seen = max(1, seen_keys.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(min_rows, max_pairs // min(num_seen, width + MIN_ROWS)))
+    block_rows = min(t, max(min_rows, max_pairs // min(num_seen, width + MIN_ROWS)))
     if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
-        size = min(size, max(4 * MIN_ROWS, width // 16))
-    size = -(-t // -(-t // size))
-    length = min(num_seen, width + size)  # of the stretch of keys
-    count = -(-t // size)
+        block_rows = min(block_rows, max(4 * MIN_ROWS, width // 16))
+    block_rows = -(-t // -(-t // block_rows))
+    block_keys = min(num_seen, width + block_rows)  # of the stretch of keys
+    num_blocks = -(-t // block_rows)
 
     def in_blocks(x: Array, axis: int) -> Array:
         """Rows in blocks, the last one filled up with zeros: `... t ...` -> `i ... n ...`."""
         x = jax.lax.slice_in_dim(x, *rows, axis=axis)
-        x = jnp.pad(x, [(0, count * size - t) if i == axis else (0, 0) for i in range(x.ndim)])
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
+        x = jnp.pad(x, [(0, num_blocks * block_rows - t) if i == axis else (0, 0) for i in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], num_blocks, block_rows, *x.shape[axis + 1 :]), axis, 0)
 
     present = {name: jnp.asarray(x) for name, x in score_arrays.items() if x is not None}
     by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
@@ -153,19 +154,27 @@ def attend_equal_blocks(
     k, v = jnp.moveaxis(k, 1, -1), v.swapaxes(1, 2)
 
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
-        row = rows.start + i * size  # the block's first
-        first = min(seen.start, s - 1)
-        if length < num_seen:
-            first = jnp.clip(row + s - band.t - (band.left or 0), first, first + num_seen - length)
-        seen_by = lambda x, axis: x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first, length, axis)  # noqa: E731
+        first_row = rows.start + i * block_rows
+        first_key = min(seen_keys.start, s - 1)
+        if block_keys < num_seen:
+            first_key = jnp.clip(
+                first_row + s - band.t - (band.left or 0), first_key, first_key + num_seen - block_keys
+            )
+
+        def seen_by(x: Array, axis: int) -> Array:
+            return x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first_key, block_keys, axis)
+
         arrays = {name: None if x is None else by_row.get(name, present[name]) for name, x in score_arrays.items()}
         arrays = {name: x if x is None or x.ndim == 0 else seen_by(x, x.ndim - 1) for name, x in arrays.items()}
-        positions = (row + jnp.arange(size) + (s - band.t))[None], (first + jnp.arange(length))[None]
+        positions = (
+            (first_row + jnp.arange(block_rows) + (s - band.t))[None],
+            (first_key + jnp.arange(block_keys))[None],
+        )
         allowed = arrays.pop("mask")
         if band.left is not None or band.right is not None:
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
-        diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
+        diagonals = jnp.arange(1 - block_rows, block_keys)[None, None] + first_key - (first_row + s - band.t)
         # Without the barrier XLA hoists the transpose back out of the loop, and puts all keys in order in each block.
         q, block_k, block_v = jax.lax.optimization_barrier((q, seen_by(k, k.ndim - 1), seen_by(v, 2)))
         block_k, block_v = jnp.moveaxis(block_k, -1, 1), block_v.swapaxes(1, 2)
@@ -174,6 +183,6 @@ def attend_equal_blocks(
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
     recompute = jax.checkpoint(block, prevent_cse=False)
-    context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
+    context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(num_blocks), in_blocks(q, 1), by_row))
     context = jnp.moveaxis(context, (0, 3), (1, 2))
-    return context.reshape(context.shape[0], count * size, *context.shape[3:])[:, :t]
+    return context.reshape(context.shape[0], num_blocks * block_rows, *context.shape[3:])[:, :t]

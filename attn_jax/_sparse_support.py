@@ -24,9 +24,9 @@ def support_of(z: Array, power: int) -> Array:
             tau, _ = state
             above = maximum(z - tau, 0.0)
             # Not `above > 0`: XLA takes three times as long for a sum of booleans beside another sum.
-            size, slope = (above, jnp.sign(above)) if power == 1 else (above * above, 2.0 * above)
+            mass, slope = (above, jnp.sign(above)) if power == 1 else (above * above, 2.0 * above)
             slope = jnp.sum(slope, axis=-1, keepdims=True)
-            next_tau = tau + (jnp.sum(size, axis=-1, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
+            next_tau = tau + (jnp.sum(mass, axis=-1, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
             return maximum(next_tau, tau), jnp.any(next_tau > tau + tolerance)
 
         return jax.lax.while_loop(lambda state: state[1], body, (tau, jnp.any(tau < 0)))[0]

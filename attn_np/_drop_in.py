@@ -19,7 +19,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._vjp import repeat_heads_vjp, sum_to, vjp_of
+from attn_np._vjp import defvjp, repeat_heads_vjp, sum_to
 from attn_np.contract import _drop_in as contract
 
 
@@ -102,7 +102,7 @@ def merge_batch_axes(mask: Array | None, batch: tuple[int, ...]) -> Array | None
     return broadcast_to(mask, shape).reshape((contract.merged_batch_size(batch), *shape[-3:]))
 
 
-@vjp_of(scaled_dot_product_attention)
+@defvjp(scaled_dot_product_attention)
 def scaled_dot_product_attention_vjp(
     tape: Tape,
     dy: Array,
@@ -202,7 +202,7 @@ def dot_product_attention(
     return context if query.ndim == 4 else context[0]
 
 
-@vjp_of(dot_product_attention)
+@defvjp(dot_product_attention)
 def dot_product_attention_vjp(
     tape: Tape,
     dy: Array,

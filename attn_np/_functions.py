@@ -23,7 +23,7 @@ from attn_np._ops import (
 )
 from attn_np._simplex import log_sum_exp
 from attn_np._terms import Term, relative_bias_of
-from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, sum_grads, sum_to, vjp_of
+from attn_np._vjp import defvjp, einsum_vjp, rule_of, softmax_vjp, sum_grads, sum_to
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import ShiftedQueries, ShiftedQueriesPerSequence
@@ -203,7 +203,7 @@ def per_part(contexts: Array) -> str:
     return "bhtn,bthnv->bthv" if contexts.ndim == 5 else "btn,btnv->btv"
 
 
-@vjp_of(merge)
+@defvjp(merge)
 def merge_call_vjp(tape: Tape, dcontext: Array | None, dlse: Array | None = None, *, parts: Any) -> dict[str, Any]:
     """The gradients of every context and lse, as pairs."""
     contexts = stack([upcast(context) for context, _ in parts], -2)
@@ -216,7 +216,7 @@ def merge_call_vjp(tape: Tape, dcontext: Array | None, dlse: Array | None = None
     return {"parts": [(dcontexts[..., i, :], dlses[..., i]) for i in range(len(parts))]}
 
 
-@vjp_of(attend)
+@defvjp(attend)
 def attend_call_vjp(
     tape: Tape,
     dcontext: Array | None,

@@ -36,7 +36,7 @@ class Block(NamedTuple):
     queries: Span
 
     def slice_batch(self, x: Array) -> Array:
-        """A view of an array with the batch first; its length 1 serves all."""
+        """A view of an array whose first axis is the batch; all sequences share it where that axis has length 1."""
         return x[self.batch] if x.shape[0] > 1 else x
 
     def slice_queries(self, x: Array) -> Array:

@@ -28,9 +28,9 @@ def zero_hidden_(x: Array, hidden: Array | None) -> None:
         bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
 
 
-def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
-    """Set what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
-    its row NaN as well.
+def hidden_to_neg_inf_(x: Array, hidden: Array | None) -> None:
+    """Set hidden scores to -inf, in place, by a minimum: with -inf where they are hidden, with inf where they are
+    visible. A visible NaN becomes inf, which makes its row NaN as well.
     """
     if hidden is not None:
         np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
@@ -50,8 +50,9 @@ def zero_subnormal_(x: Array) -> None:
 def add_to_diagonal_sums(diagonal_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
     """Add the score gradients of a block, `b h t s`, to `diagonal_sums`, of axes heads, rows and diagonals.
 
-    Queries are added in strips of as many as there are rows, the last of a strip to the last row. Row i + 1 begins one
-    diagonal earlier than row i, so that the rows, unskewed and summed, are the gradient of each diagonal.
+    A strip is as many queries as there are rows. The last query of each strip is added to the last row, the one before
+    it to the row before, and so on. Row i + 1 begins one diagonal earlier than row i: unskewed and summed, the rows are
+    the gradient of each diagonal.
     """
     rows = diagonal_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):

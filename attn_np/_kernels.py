@@ -34,7 +34,7 @@ from attn_np._kernel_blocks import Block, Keys, count_of, index_of
 from attn_np._kernel_scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
-    mask_with_neg_inf_,
+    hidden_to_neg_inf_,
     outside_window,
     underflow_score,
     zero_hidden_,
@@ -69,7 +69,7 @@ class Arguments:
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
         diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
             diagonals from that of the last query and the first key on.
-        largest_product: None, or a bound on |score| without the diagonal bias, `h`, times `exp_factor`; if set, no
+        product_bound: None, or what no |score| without the diagonal bias exceeds, `h`, times `exp_factor`; if set, no
             score with that bias is above `SAFE_SCORE`.
     """
 
@@ -85,19 +85,19 @@ class Arguments:
     sinks: Array | None
     exp_factor: float
     diagonal_bias: Array | None = None
-    largest_product: Array | None = None
+    product_bound: Array | None = None
 
     def without_unseen(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
         mask: Any = hide_by_bias(self.mask, self.bias)
-        queries, keys = visibility(
+        query_mask, key_mask = visibility(
             mask, band.t, band.s, like=self.q, window=(band.left, band.right), pattern=self.pattern
         )
-        if keys is not None and keys.ndim == 4 and keys.shape[1] > 1:
-            keys = np.any(keys.reshape(keys.shape[0], g, h // g, *keys.shape[2:]), axis=2)
-        q = zero_unseen("bhts->bthk", queries, self.q)
-        return replace(self, q=q, k=zero_unseen("bhts->bshk", keys, self.k), v=zero_unseen("bhts->bshv", keys, self.v))
+        if key_mask is not None and key_mask.ndim == 4 and key_mask.shape[1] > 1:
+            key_mask = np.any(key_mask.reshape(key_mask.shape[0], g, h // g, *key_mask.shape[2:]), axis=2)
+        k, v = zero_unseen("bhts->bshk", key_mask, self.k), zero_unseen("bhts->bshv", key_mask, self.v)
+        return replace(self, q=zero_unseen("bhts->bthk", query_mask, self.q), k=k, v=v)
 
     @cached_property
     def pattern_table(self) -> Truth:
@@ -106,8 +106,8 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, floor: float | None = None) -> Array:
-        """The weight of a score times `exp_factor`, in place. With `floor`, scores below it are raised to it and its
-        weight is subtracted, so that lower scores weigh exactly 0: what underflows is slow.
+        """The weights of scores that have been multiplied by `exp_factor`, in place. With `floor`, lower scores are
+        raised to it, and its weight is subtracted from all: they weigh exactly 0, and none underflows, which is slow.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
         if floor is None:
@@ -196,21 +196,24 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     That is allowed with at least `FEW_QUERIES` queries, small products, moderate values, a small constant, and no
     sinks, softcap or other bias. The constant is the largest bias; where products leave room (at most 15), 15 less.
     Then the weights of a row seldom add up to less than 1. A block with such a row is computed again with the largest
-    looked for, which rounds its other rows differently: so later keys would move the roundings of earlier queries.
+    looked for, which rounds its other rows differently. So the keys that one query sees can change the roundings of
+    another query of its block.
     """
-    h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
-    longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
+    h = args.q.shape[2]
+    query_norms, key_norms = (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
+    longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (query_norms, key_norms))
     longest_key = np.repeat(longest_key, h // args.k.shape[2], axis=1)
-    largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
+    bound = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
     safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
     safe = safe and values_are_moderate(args.v)
-    if not (safe and diagonal_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # `not <=` is also true of NaN
+    if not (safe and diagonal_bias.size and np.max(bound, initial=0) <= SAFE_SCORE):  # `not <=` is also true of NaN
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
-    shift = np.max(diagonal_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
-    if not np.max(np.abs(shift)) <= 2 * SAFE_SCORE:  # a large one would round the others
+    constant = np.max(diagonal_bias, axis=1) - np.where(2 * bound > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
+    if not np.max(np.abs(constant)) <= 2 * SAFE_SCORE:  # a large one would round the others
         return replace(args, diagonal_bias=diagonal_bias * diagonal_bias.dtype.type(args.exp_factor))
-    diagonal_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (diagonal_bias - shift[:, None], largest))
-    return replace(args, diagonal_bias=diagonal_bias, largest_product=largest)
+    moved = diagonal_bias - constant[:, None]
+    diagonal_bias, bound = (x * x.dtype.type(args.exp_factor) for x in (moved, bound))
+    return replace(args, diagonal_bias=diagonal_bias, product_bound=bound)
 
 
 def attend_vjp(
@@ -232,9 +235,9 @@ def attend_vjp(
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
         # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
-        shift = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
-        shift = np.where(result.top == 0, shift, 0)
-        result = replace(result, args=args, top=result.top + shift, total=result.total * args.exp_(-shift))
+        exponent = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
+        exponent = np.where(result.top == 0, exponent, 0)
+        result = replace(result, args=args, top=result.top + exponent, total=result.total * args.exp_(-exponent))
         dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
         delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
@@ -281,8 +284,8 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
     batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
     if batch == 1:
         # A part of one sequence's heads: any, if each has its own keys; else within a group that shares them.
-        most_heads, mergeable = min(most_heads, b * h * -(-t // queries) // min_blocks), h if g == h else h // g
-        heads = max((n for n in range(1, most_heads + 1) if mergeable % n == 0), default=1)
+        most_heads = min(most_heads, b * h * -(-t // queries) // min_blocks)
+        heads = max((n for n in range(1, most_heads + 1) if (h if g == h else h // g) % n == 0), default=1)
     return [
         Block(slice(i, i + batch), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))
         for i in range(0, b, batch)
@@ -296,12 +299,12 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys,
     stride = block_shape(args)[1]
     if args.pattern is not None:
         for keys in keys_of_pattern(args, block, stride):
-            if (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
+            if (hidden := hidden_mask(args, block, keys)) is None or not hidden.all():
                 yield block, keys, hidden
         return
-    first, last = args.band.keys(block.queries)
-    for i in range(first, last, stride):
-        yield from visible_sub_blocks(args, block, Span(i, min(i + stride, last)))
+    start, stop = args.band.keys(block.queries)
+    for i in range(start, stop, stride):
+        yield from visible_sub_blocks(args, block, Span(i, min(i + stride, stop)))
 
 
 def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
@@ -314,31 +317,32 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
         # A bias by diagonal is read in spans.
         gaps = np.flatnonzero(np.diff(group) > 1) + 1 if args.diagonal_bias is not None else []
         for run in np.split(group, gaps):
-            first, last, s = run[0], run[-1] + 1, args.band.s
-            if last - first == len(run):
-                yield Span(int(first) * PATTERN_KEYS, min(int(last) * PATTERN_KEYS, s))
+            start, stop, s = run[0], run[-1] + 1, args.band.s
+            if stop - start == len(run):
+                yield Span(int(start) * PATTERN_KEYS, min(int(stop) * PATTERN_KEYS, s))
             else:
                 keys = (run[:, None] * PATTERN_KEYS + np.arange(PATTERN_KEYS)).ravel()
-                yield keys[: len(keys) - max(0, int(last) * PATTERN_KEYS - s)]
+                yield keys[: len(keys) - max(0, int(stop) * PATTERN_KEYS - s)]
 
 
 def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
-    """Yields sub-blocks of some queries each, the keys they see, and their `hidden_scores`: the block itself, unless a
-    causal edge or a window runs through it; then those of its halves. What is hidden entirely is left out.
+    """Yields sub-blocks of some queries each, the keys they see, and their `hidden_mask`. A block with more than
+    `EDGE_QUERIES` queries through which a causal edge or a window runs is halved, and its halves likewise; any other is
+    its own sub-block. What is hidden entirely is left out.
     """
-    queries, (first, last) = block.queries, args.band.keys(block.queries)
-    keys = Span(max(keys.start, first), min(keys.stop, last))
+    queries, (start, stop) = block.queries, args.band.keys(block.queries)
+    keys = Span(max(keys.start, start), min(keys.stop, stop))
     if keys.start >= keys.stop:
         return
     if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
             yield from visible_sub_blocks(args, block._replace(queries=half), keys)
-    elif (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
+    elif (hidden := hidden_mask(args, block, keys)) is None or not hidden.all():
         yield block, keys, hidden
 
 
-def hidden_scores(args: Arguments, block: Block, keys: Keys) -> Array | None:
+def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if isinstance(keys, Span) and not band.covers(queries, keys):
@@ -398,11 +402,11 @@ def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
-    if args.largest_product is None:
+    if args.product_bound is None:
         return -np.inf, np.inf
     bias = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
-    largest = args.largest_product[block.heads, None]
-    return float(np.min(bias - largest, initial=np.inf)), float(np.max(bias + largest, initial=-np.inf))
+    bound = args.product_bound[block.heads, None]
+    return float(np.min(bias - bound, initial=np.inf)), float(np.max(bias + bound, initial=-np.inf))
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
@@ -425,9 +429,9 @@ def forward(args: Arguments) -> ForwardResult:
     def attend_block(block: Block) -> None:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
-        bounded = bounded or args.largest_product is not None
+        bounded = bounded or args.product_bound is not None
         weighted_values, weight_sums, tops = sums_over_keys(args, block, q, bounded)
-        if args.largest_product is not None and not (weight_sums >= 1).all():  # of far keys alone
+        if args.product_bound is not None and not (weight_sums >= 1).all():  # some query sees only keys of low bias
             weighted_values, weight_sums, tops = sums_over_keys(args, block, q, False)
         weight_sums[weight_sums == 0] = np.inf  # a row that sees nothing gives 0
         np.divide(weighted_values, weight_sums[..., None], out=block.slice_queries(context))
@@ -442,9 +446,9 @@ def values_are_moderate(v: Array) -> bool:
     """Whether weights from exp(-30) to exp(30) can multiply every value without overflow or underflow."""
     low, high = SAFE_VALUES
     for i in range(0, v.shape[1], BLOCK_KEYS):
-        sizes = np.abs(v[:, i : i + BLOCK_KEYS])
-        tiny = np.min(sizes, initial=low) < low and ((sizes > 0) & (sizes < low)).any()
-        if tiny or not np.max(sizes, initial=0) <= high:  # `not <=` is also true of NaN
+        magnitudes = np.abs(v[:, i : i + BLOCK_KEYS])
+        tiny = np.min(magnitudes, initial=low) < low and ((magnitudes > 0) & (magnitudes < low)).any()
+        if tiny or not np.max(magnitudes, initial=0) <= high:  # `not <=` is also true of NaN
             return False
     return True
 
@@ -488,9 +492,8 @@ def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tu
         weight_sums[at] += weights @ np.ones(weights.shape[3], dtype)
         weighted_values[at] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
-        weight_sums[no_score & sees_a_key(args, block, top)] = (
-            np.nan
-        )  # visible scores that are all -inf have overflowed
+        # Visible scores that are all -inf have overflowed.
+        weight_sums[no_score & sees_a_key(args, block, top)] = np.nan
         top[no_score] = 0.0
     return weighted_values, weight_sums, top
 
@@ -499,7 +502,7 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     """Turn scores into weights relative to the largest so far, `top`, which grows, both in place; returns the factor by
     which earlier weights shrink.
     """
-    mask_with_neg_inf_(scores, hidden)
+    hidden_to_neg_inf_(scores, hidden)
     before = top.copy()
     np.maximum(top, scores.max(-1), out=top)
     shift = np.where(top == -np.inf, 0.0, top)
@@ -531,13 +534,13 @@ def backward(
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, dk: Array, dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
-        """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to `diagonal_sums`."""
+    def add_block(block: Block, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
+        """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, and of the diagonals."""
         q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
         # shorter than a row of weights.
         block_dcontext, block_delta = block.slice_queries(dcontext) / total, block.slice_rows(delta)[..., None] / total
-        block_dq = np.zeros_like(q)
+        sum_dq = np.zeros_like(q)
         for sub_block, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, sub_block, keys)
             top = sub_block.slice_rows(result.top)[..., None]
@@ -552,7 +555,7 @@ def backward(
             weights -= top
             args.exp_(weights, cutoff if low - np.max(top, initial=-np.inf) < cutoff else None)
             zero_hidden_(weights, hidden)
-            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
+            sum_dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
             np.matmul(sub_block_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
             dscores -= block_delta[at]
             dscores *= weights
@@ -565,15 +568,15 @@ def backward(
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
                 dscores *= slope
-            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ sub_block_q
-            block_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
-        np.multiply(block_dq, dtype.type(args.scale), out=block.slice_queries(dq))
+            sum_dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ sub_block_q
+            sum_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
+        np.multiply(sum_dq, dtype.type(args.scale), out=block.slice_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
         """All blocks of some key/value heads: one thread does them, so that no two add to its gradients."""
         keys = Span(0, args.band.s)
-        block_dk, block_dv = blocks[0].slice_keys(dk, keys), blocks[0].slice_keys(dv, keys)
-        sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
+        out_dk, out_dv = blocks[0].slice_keys(dk, keys), blocks[0].slice_keys(dv, keys)
+        sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
         diagonal_sums = np.zeros(
@@ -585,8 +588,8 @@ def backward(
             add_block(block, sum_dk, sum_dv, diagonal_sums[at], scratch)
         if ddiagonals is not None:
             ddiagonals[blocks[0].batch.start, heads] = unskew(diagonal_sums[None], t + s - 1)[0].sum(1)
-        np.divide(sum_dk, dtype.type(args.exp_factor), out=block_dk)  # the queries were multiplied by it
-        block_dv[...] = sum_dv
+        np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
+        out_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]

@@ -162,13 +162,13 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """A mask of queries that see a key, and one of keys that a query sees; None where all do. Both may be the whole
-    call's mask: reduce them by `any_visible`.
+    """Two masks: of the queries that see a key, and of the keys that a query sees. Either is None if it would be True
+    everywhere, and either may come with more axes than it needs: `any_visible` reduces them.
 
-    With a pattern, or a mask that has an axis of queries, both are the mask of the whole call; but both are None where
-    every position sees itself by the pattern, and there are as many queries as keys and no mask. Without them no array
-    of `t s` is needed: causality and window leave each query a range of keys, and a running count of the mask says
-    whether any is visible.
+    With a pattern, or a mask that has an axis of queries, both are the mask of the whole call, queries by keys. Both
+    are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. Without
+    pattern and such a mask, no array of `t s` is needed: causality and window leave each query a range of keys, and a
+    running count of the mask says whether any is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:
@@ -245,8 +245,9 @@ def prepare_inputs(
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
 
-    Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
-    real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
+    In a full pass, keys that no query sees and queries that see no key become 0. In a step of decoding that is not
+    aligned, new positions that are not real or have no room in the cache do. So padding, whatever it holds, reaches no
+    projection. The tape gets the arrays that were passed (`x` alone for
     self-attention), in a full pass the masks `query_mask` and `key_mask`, and the three results.
 
     Args:

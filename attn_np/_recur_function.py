@@ -6,7 +6,7 @@ from attn_np._functions import to_python_scalar
 from attn_np._layer import specs
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
-from attn_np._vjp import sum_to, vjp_of
+from attn_np._vjp import defvjp, sum_to
 from attn_np.contract import _recur as contract
 
 
@@ -90,7 +90,7 @@ def recurrence_inputs(
     return q, k, v, beta, decay, zeros((b, g, width, v.shape[3]), q) if state is None else state
 
 
-@vjp_of(recur)
+@defvjp(recur)
 def recur_call_vjp(
     tape: Tape,
     dy: Array | None,

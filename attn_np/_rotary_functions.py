@@ -16,7 +16,7 @@ from attn_np._ops import (
     to_dtype,
     upcast,
 )
-from attn_np._vjp import sum_to, vjp_of
+from attn_np._vjp import defvjp, sum_to
 from attn_np.contract import _functions as contract
 
 
@@ -144,7 +144,7 @@ def cos_sin_of(
     return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))
 
 
-@vjp_of(rotate)
+@defvjp(rotate)
 def rotate_call_vjp(
     tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array | None, layout: str, inverse: bool, **options: Any
 ) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._sparse_weights import entmax15, sparsemax
-from attn_np._vjp import entmax15_vjp, entmax_vjp, softmax_vjp, sparsemax_vjp, vjp_of
+from attn_np._vjp import defvjp, entmax15_vjp, entmax_vjp, softmax_vjp, sparsemax_vjp
 from attn_np.contract import _functions as contract
 
 # After this many halvings an interval of length log n is shorter than a rounding error.
@@ -35,18 +35,18 @@ HALVINGS = {"float64": 60, "float32": 32}
 def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
     """Entmax of the allowed scores over the last axis, for any alpha above 1 (Peters et al. 2019, algorithm 1).
 
-    The weights are (1 + (alpha - 1) (z - t))^(1 / (alpha - 1)), where z is the score less the largest and t such that
-    they add up to 1: for alpha -> 1 that is exp(z - t). t lies between 0, where the largest weighs 1, and log n, where
-    none weighs more than 1 / n. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN,
-    and so does an allowed one that is NaN or inf.
+    The weights are (1 + (alpha - 1) (z - threshold))^(1 / (alpha - 1)), where z is the score less the largest, and the
+    threshold is such that they add up to 1: for alpha -> 1 that is exp(z - threshold). It lies between 0, where the
+    largest weighs 1, and log n, where none weighs more than 1 / n. Where nothing is allowed the weights are 0; allowed
+    scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(z, -1)[..., None]
     overflowed = top == float("-inf")
     z = z - where(overflowed, 0.0, top)
 
-    def weights(z: Array, t: Array) -> Array:
-        base = (alpha - 1.0) * (z - t)
+    def weights(z: Array, threshold: Array) -> Array:
+        base = (alpha - 1.0) * (z - threshold)
         positive = base > -1.0
         return where(positive, exp(log1p(where(positive, base, 0.0)) / (alpha - 1.0)), 0.0)
 
@@ -57,17 +57,17 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
         return where(above_one, middle, low), where(above_one, high, middle)
 
     low = zeros(top.shape, top)
-    t, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
-    # t has no gradient so far. It moves with the z by the slopes of the weights, p^(2 - alpha): their sum stays 1.
-    probs = detach(weights(z, t))
+    threshold, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
+    # The threshold has no gradient so far. It moves with the z by the slopes p^(2 - alpha): the weights' sum stays 1.
+    probs = detach(weights(z, threshold))
     slope = where(probs > 0.0, exp((2.0 - alpha) * ops.log(where(probs > 0.0, probs, 1.0))), 0.0)
     total = slope.sum(-1)[..., None]
     z_on_support = where(slope > 0.0, z, 0.0)
     shift = ((z_on_support - detach(z_on_support)) * slope).sum(-1)[..., None]
-    t = t + shift / where(total == 0.0, 1.0, total)
+    threshold = threshold + shift / where(total == 0.0, 1.0, total)
     if allowed is not None:
         overflowed = overflowed & any_over(allowed, (allowed.ndim - 1,))[..., None]
-    return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, t))
+    return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, threshold))
 
 
 @primitive
@@ -138,13 +138,13 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))
 
 
-@vjp_of(softmax)
+@defvjp(softmax)
 def softmax_call_vjp(tape: Tape, dy: Array, *, axis: int = -1, **_: Any) -> dict[str, Array]:
     """The gradient of the scores."""
     return {"scores": softmax_vjp(tape["y"], dy, axis)}
 
 
-@vjp_of(entmax)
+@defvjp(entmax)
 def entmax_call_vjp(tape: Tape, dy: Array, *, alpha: float = 1.5, axis: int = -1, **_: Any) -> dict[str, Array]:
     """The gradient of the scores."""
     rules: dict[float, Any] = {1: softmax_vjp, 1.5: entmax15_vjp, 2: sparsemax_vjp}

@@ -157,8 +157,8 @@ def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     """
     support = probs > 0
     slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    slopes = np.sum(slope, axis=-1, keepdims=True)
-    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slopes == 0, 1.0, slopes)
+    slope_sum = np.sum(slope, axis=-1, keepdims=True)
+    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slope_sum == 0, 1.0, slope_sum)
     return slope * (dprobs - mean)
 
 
@@ -201,25 +201,25 @@ def silu_vjp(x: Array, dy: Array) -> Array:
 
 
 @primitive
-def unit_vjp(x: Array, size: Array, dy: Array, factor: float) -> Array:
-    """y = x / size with size^2 = factor sum x^2 + eps has d size/dx_j = factor x_j / size.
+def unit_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array:
+    """y = x / norm with norm^2 = factor sum x^2 + eps has d norm/dx_j = factor x_j / norm.
 
-    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * factor x_j / size.
+    So dx_j = dy_j / norm - sum_i dy_i x_i / norm^2 * factor x_j / norm.
     """
-    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (size * size * size))
+    return dy / norm - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (norm * norm * norm))
 
 
 def l2_normalize_vjp(x: Array, eps: float, dy: Array) -> Array:
-    """`unit_vjp` for size^2 = sum x^2 + eps."""
+    """`unit_vjp` for norm^2 = sum x^2 + eps."""
     return unit_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
 
 
 def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple[Array, Array | None]:
-    """`unit_vjp` for size^2 = mean x^2 + eps; the weight gets the sum of dy x / size."""
-    size = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
+    """`unit_vjp` for norm^2 = mean x^2 + eps; the weight gets the sum of dy x / norm."""
+    norm = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
     dunit = dy if weight is None else dy * upcast(weight)
-    dweight = None if weight is None else sum_to(dy * (x / size), weight.shape)
-    return unit_vjp(x, size, dunit, 1.0 / x.shape[-1]), dweight
+    dweight = None if weight is None else sum_to(dy * (x / norm), weight.shape)
+    return unit_vjp(x, norm, dunit, 1.0 / x.shape[-1]), dweight
 
 
 def layer_norm_vjp(
@@ -280,7 +280,8 @@ def slope_last(x: Array, position: Array) -> Array:
 
 @primitive
 def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
-    """An entry gets the sum of (1 - w) dy at the positions from it on, and of w dy at those up to it: `b h t x`.
+    """An entry gets the sum of (1 - w) dy at the positions from it to the next entry, and of w dy at those from the
+    entry before to it: `b h t x`.
 
     Neighbours mostly have the same entry, and are summed together first.
     """
@@ -313,9 +314,9 @@ def prepare_inputs_vjp(
     tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
 ) -> dict[str, Array]:
     """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
-    queries, keys = tape.get("query_mask"), tape.get("key_mask")
-    dquery = zero_unseen(f"{axes}->btd", queries, dquery)
-    dkey, dvalue = zero_unseen(f"{axes}->bsi", keys, dkey), zero_unseen(f"{axes}->bsj", keys, dvalue)
+    query_mask, key_mask = tape.get("query_mask"), tape.get("key_mask")
+    dquery = zero_unseen(f"{axes}->btd", query_mask, dquery)
+    dkey, dvalue = zero_unseen(f"{axes}->bsi", key_mask, dkey), zero_unseen(f"{axes}->bsj", key_mask, dvalue)
     if "x" in tape:
         return {"query": sum_grads(dquery, dkey, dvalue)}
     if "value" not in tape:
@@ -333,9 +334,9 @@ def value_and_vjp(
 ) -> tuple[Any, Callable[..., Grads]]:
     """The output, and a function `pull` from its gradient to the gradients of inputs and parameters.
 
-    `pull` takes the gradient of y, and of a recurrent layer's returned state as a second one, as often as it is called
-    and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
-    inputs and parameters themselves are not copied, so they must not be written to before `pull` is called.
+    `pull` takes the gradient of y, and of a recurrent layer that returns its state also the state's. It may be called
+    more than once and from any thread. It uses the parameters and the dropout of this call, whatever happens to the
+    layer afterwards; inputs and parameters are not copied, so they must not be written to before `pull` is called.
 
     Of a function, such as `attend`, `pull` takes a gradient for each output, None for one that the loss does not use;
     later ones may be left out. It returns gradients by the names of the arguments, and no parameters.
@@ -367,8 +368,8 @@ def value_and_vjp(
     return y, pull
 
 
-def vjp_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the function carries the rule below it as its attribute `vjp`.
+def defvjp(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that makes the rule below it the function's attribute `vjp`.
 
     A rule takes the tape of a call, the gradient of each output and the call's arguments by name. It returns the
     gradients by the arguments' names. The tape is the one that the function wrote; with `y`, the first output.

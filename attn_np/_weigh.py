@@ -46,7 +46,7 @@ class WeighingCall:
         weighing: the function from scores to weights.
         band: who sees whom by causality and window.
         blocks: the queries of each block, and the keys that any of them sees.
-        mix_scores, mix_weights: maps across the heads before and after the weighing, `g h` and `h g`, or None.
+        w_mix_scores, w_mix_weights: maps across the heads before and after the weighing, `g h` and `h g`, or None.
     """
 
     weighing: Weighing
@@ -57,8 +57,8 @@ class WeighingCall:
     bias: Array | None
     band: Band
     blocks: tuple[tuple[Span, Span], ...]
-    mix_scores: Array | None = None
-    mix_weights: Array | None = None
+    w_mix_scores: Array | None = None
+    w_mix_weights: Array | None = None
 
     def context(self) -> Array:
         """The weighted sums of the values, `b t g v`."""
@@ -77,11 +77,11 @@ class WeighingCall:
         """The gradients of q, k, v and the bias, and of the maps, by the names that these have in a layer."""
         dq, dk, dv = (zeros_by_head(x.shape, x.dtype) for x in (self.q, self.k, self.v))
         dbias = None if self.bias is None else np.zeros(rank4(self.bias).shape, self.q.dtype)
-        maps = {"w_mix_scores": self.mix_scores, "w_mix_weights": self.mix_weights}
+        maps = {"w_mix_scores": self.w_mix_scores, "w_mix_weights": self.w_mix_weights}
         dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
 
-        def gradient_key(group: HeadGroup) -> Any:
-            """Groups that add to the same entries of the gradients of the bias and the maps have the same key."""
+        def task_key(group: HeadGroup) -> Any:
+            """The same for groups that add to the same entries of the gradients of bias and maps: they are one task."""
             if dmaps or dbias is None:
                 return () if dmaps else group
             return tuple(x for x, n in zip(group, dbias.shape, strict=False) if n > 1)
@@ -99,9 +99,9 @@ class WeighingCall:
             shape, dtype = block.mixed_weights.shape, weights.dtype
             dv_part += block.mixed_weights.mT @ dy
             dscores = np.matmul(dy, block.v.mT, out=scratch("dscores", shape, dtype))
-            if self.mix_weights is not None:
+            if self.w_mix_weights is not None:
                 dmaps["w_mix_weights"] += heads_as_rows(weights) @ heads_as_rows(dscores).T
-                dscores = mix(self.mix_weights, dscores, scratch("dweights", weights.shape, dtype))
+                dscores = mix(self.w_mix_weights, dscores, scratch("dweights", weights.shape, dtype))
             for x, dx in zip(weights[0], dscores[0], strict=True):
                 scores_vjp_(self.weighing, x, dx)
             if dbias is not None:
@@ -111,13 +111,13 @@ class WeighingCall:
                 slope = 1 - block.tanh * block.tanh
                 np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
                 dscores *= slope
-            if self.mix_scores is not None:
+            if self.w_mix_scores is not None:
                 dmaps["w_mix_scores"] += heads_as_rows(block.scores) @ heads_as_rows(dscores).T
-                dscores = mix(self.mix_scores, dscores, scratch("dmixed_scores", shape, dtype))
+                dscores = mix(self.w_mix_scores, dscores, scratch("dmixed_scores", shape, dtype))
             dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 
-        tasks = [list(task) for _, task in groupby(sorted(self.head_groups, key=gradient_key), gradient_key)]
+        tasks = [list(task) for _, task in groupby(sorted(self.head_groups, key=task_key), task_key)]
         with np.errstate(invalid="ignore", over="ignore"):
             in_threads(add_heads, lambda threads: tasks)
         return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)} | dmaps  # type: ignore[union-attr]
@@ -125,7 +125,7 @@ class WeighingCall:
     @property
     def head_groups(self) -> list[HeadGroup]:
         """The groups that are cut into blocks: every head of every sequence, or all of its heads if mixed."""
-        maps = [x for x in (self.mix_scores, self.mix_weights) if x is not None]
+        maps = [x for x in (self.w_mix_scores, self.w_mix_weights) if x is not None]
         heads_per_group = max([1, *(n for x in maps for n in x.shape)])
         b, _, g, _ = self.q.shape
         return [
@@ -152,9 +152,9 @@ class WeighingCall:
                 shape, tanh = (q.shape[1], rows.length, columns.length), None
                 scores = np.matmul(q, columns_of_k[..., slice(*columns)], out=scratch("scores", (1, *shape), q.dtype))
                 weights = scores
-                if self.mix_scores is not None:
-                    shape = len(self.mix_scores.T), *shape[1:]
-                    weights = mix(self.mix_scores.T, scores, scratch("weights", (1, *shape), q.dtype))
+                if self.w_mix_scores is not None:
+                    shape = len(self.w_mix_scores.T), *shape[1:]
+                    weights = mix(self.w_mix_scores.T, scores, scratch("weights", (1, *shape), q.dtype))
                 if self.weighing.softcap is not None:
                     tanh = np.tanh(np.divide(weights, self.weighing.softcap, out=weights), out=weights).copy()
                     weights *= self.weighing.softcap
@@ -165,9 +165,9 @@ class WeighingCall:
                 for i, x in enumerate(weights[0]):
                     weigh_(row_weighing, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
                 mixed_weights = weights
-                if self.mix_weights is not None:
-                    shape = len(self.mix_weights.T), *shape[1:]
-                    mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
+                if self.w_mix_weights is not None:
+                    shape = len(self.w_mix_weights.T), *shape[1:]
+                    mixed_weights = mix(self.w_mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
                 yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
 
     def allowed_pairs(self, group: HeadGroup, rows: Span, columns: Span) -> Array | None:
@@ -285,8 +285,8 @@ def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
     if allowed is not None:
         np.copyto(scores, -np.inf, where=~allowed)
     t, s = scores.shape
-    even = s - s % SCORES_PER_MAXIMUM
-    tops = np.concatenate([scores[:, :even].reshape(t, SCORES_PER_MAXIMUM, -1).max(1), scores[:, even:]], 1)
+    grouped = s - s % SCORES_PER_MAXIMUM
+    tops = np.concatenate([scores[:, :grouped].reshape(t, SCORES_PER_MAXIMUM, -1).max(1), scores[:, grouped:]], 1)
     top = tops.max(1, keepdims=True)
     nothing = top == -np.inf
     shift = np.where(nothing, 0, top)
@@ -339,7 +339,7 @@ def scores_vjp_(weighing: Weighing, weights: Array, dweights: Array) -> None:
         return
     # The slope of a weight is p^(2 - alpha): 1 or its root on the support. The threshold moves by the mean of dp.
     slope = np.sign(weights, out=weights) if weighing.name == "sparsemax" else np.sqrt(weights, out=weights)
-    slopes = slope @ np.ones(slope.shape[1], slope.dtype)
-    mean = np.einsum("ts,ts->t", slope, dweights) / np.where(slopes == 0, 1, slopes)
+    slope_sum = slope @ np.ones(slope.shape[1], slope.dtype)
+    mean = np.einsum("ts,ts->t", slope, dweights) / np.where(slope_sum == 0, 1, slope_sum)
     dweights -= mean[:, None]
     dweights *= slope

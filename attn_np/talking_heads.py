@@ -94,7 +94,7 @@ class TalkingHeadsAttention(Layer[Config]):
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
-            mix_scores=upcast(self.w_mix_scores), mix_weights=upcast(self.w_mix_weights),
+            w_mix_scores=upcast(self.w_mix_scores), w_mix_weights=upcast(self.w_mix_weights),
         )  # fmt: skip
         y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

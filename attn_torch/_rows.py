@@ -57,8 +57,8 @@ def attend_in_row_blocks(
     min_rows: int | None = None,
     scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
-    mix_scores: Array | None = None,
-    mix_weights: Array | None = None,
+    w_mix_scores: Array | None = None,
+    w_mix_weights: Array | None = None,
     attend_in_linear_memory: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -81,14 +81,14 @@ def attend_in_row_blocks(
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
-        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
+        w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     t, s = q.shape[1], k.shape[1]
     batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
-    maps = mix_scores, mix_weights
+    maps = w_mix_scores, w_mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (
         tape is not None

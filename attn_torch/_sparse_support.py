@@ -10,8 +10,8 @@ NEWTON_STEPS = 4  # before what is left is sorted
 def support_of(z: Array, power: int) -> Array:
     """Where z, the largest of a row 0, is above the tau for which the sum of max(z - tau, 0)^power is 1.
 
-    tau is the largest of those that the k largest z alone would have, for power 1 over all k and for power 2 over those
-    k whose smallest z is at least their tau.
+    If the row were its k largest z alone, it would have some tau. The tau of the whole row is the largest of these: for
+    power 1 over all k, for power 2 over those k whose smallest z is at least their tau.
     """
     x = largest_first(z, power)
     k = arange(x.shape[-1], z) + 1.0
@@ -31,16 +31,16 @@ def largest_first(z: Array, power: int) -> Array:
     """The z of every row that may lie above its tau, sorted.
 
     Newton's steps from below never pass tau, since the sum is convex (Michelot 1986): a few of them leave so few z that
-    sorting costs little. Where shapes may not depend on numbers, or a process does not see all of them, all are sorted.
+    sorting costs little. All are sorted where shapes may not depend on numbers, or a process does not see all of them.
     """
     if not shapes_may_depend_on_values(z) or hasattr(z, "device_mesh"):
         return torch.sort(z, dim=-1, descending=True).values
     tau = z.new_full((), -1.0)
     for _ in range(NEWTON_STEPS):
         above = (z - tau).clamp_(min=0.0)
-        size, slope = (above, torch.sign(above)) if power == 1 else (above * above, 2.0 * above)
+        mass, slope = (above, torch.sign(above)) if power == 1 else (above * above, 2.0 * above)
         slope = torch.sum(slope, dim=-1, keepdim=True)
-        next_tau = tau + (torch.sum(size, dim=-1, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
+        next_tau = tau + (torch.sum(mass, dim=-1, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
         tau = where(next_tau > tau, next_tau, tau)
     count = int(torch.sum(z > tau, dim=-1).max()) if z.numel() else 1
     return torch.topk(z, max(1, count), dim=-1).values

@@ -50,10 +50,10 @@ class WeighingCall(Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, bias, mix_scores, mix_weights, weighing, band, blocks):
-        ctx.save_for_backward(q, k, v, mask, bias, mix_scores, mix_weights)
+    def forward(ctx, q, k, v, mask, bias, w_mix_scores, w_mix_weights, weighing, band, blocks):
+        ctx.save_for_backward(q, k, v, mask, bias, w_mix_scores, w_mix_weights)
         ctx.call = weighing, band, blocks
-        return context_of(q, k, v, mask, bias, mix_scores, mix_weights, *ctx.call)
+        return context_of(q, k, v, mask, bias, w_mix_scores, w_mix_weights, *ctx.call)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -90,21 +90,21 @@ def context_of(q: Tensor, *arguments: Any) -> Tensor:
 @without_autocast
 def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, *rest: Any) -> Any:
     """The gradients of q, k, v, of the bias where the last argument is True, and of the maps."""
-    mix_scores, mix_weights, *call, with_bias = rest
+    w_mix_scores, w_mix_weights, *call, needs_dbias = rest
     weighing, dq = call[0], torch.zeros_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
     # By width in memory, `b h k s`: with the short factor first a product takes 0.6 of the time of its transpose.
     dk, dv = (x.new_zeros(x.permute(0, 2, 3, 1).shape).mT for x in (k, v))
-    dmix_scores, dmix_weights = (None if x is None else torch.zeros_like(x) for x in (mix_scores, mix_weights))
-    dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
+    dw_mix_scores, dw_mix_weights = (None if x is None else torch.zeros_like(x) for x in (w_mix_scores, w_mix_weights))
+    dbias = torch.zeros_like(rank4(upcast(bias))) if needs_dbias else None
     scratch, dcontext = Scratch(q), dcontext.transpose(1, 2).contiguous()
-    for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
+    for block in weighed_blocks(q, k, v, mask, bias, w_mix_scores, w_mix_weights, *call):
         group, rows, columns = block.block_index
         dy = positions_view(dcontext, group, rows)
         positions_view(dv, group, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
         dscores = torch.bmm(dy, block.v.mT, out=scratch("dscores", block.mixed_weights.shape))
-        if dmix_weights is not None:
-            dmix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
-            dscores = mix(mix_weights, dscores, scratch("dweights", block.weights.shape))
+        if dw_mix_weights is not None:
+            dw_mix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
+            dscores = mix(w_mix_weights, dscores, scratch("dweights", block.weights.shape))
         scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
         if dbias is not None:
             of_bias = block_view(dbias, block.block_index)
@@ -112,14 +112,14 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
         if block.tanh is not None:
             slope = 1 - block.tanh * block.tanh
             dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
-        if dmix_scores is not None:
-            dmix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
-            dscores = mix(mix_scores, dscores, scratch("dmixed_scores", block.scores.shape))
+        if dw_mix_scores is not None:
+            dw_mix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
+            dscores = mix(w_mix_scores, dscores, scratch("dmixed_scores", block.scores.shape))
         positions_view(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
         positions_view(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
-    return dq, dk, dv, dbias, dmix_scores, dmix_weights
+    return dq, dk, dv, dbias, dw_mix_scores, dw_mix_weights
 
 
 class Scratch(dict[str, Tensor]):
@@ -162,8 +162,8 @@ def weighed_blocks(
     v: Tensor,
     mask: Tensor | None,
     bias: Tensor | None,
-    mix_scores: Tensor | None,
-    mix_weights: Tensor | None,
+    w_mix_scores: Tensor | None,
+    w_mix_weights: Tensor | None,
     weighing: Weighing,
     band: Band,
     blocks: tuple[tuple[Span, Span], ...],
@@ -173,7 +173,7 @@ def weighed_blocks(
     """
     mask, bias = rank4(mask), rank4(bias)
     (all_q, all_k, all_v), scratch = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Scratch(q)
-    heads_per_group = max([1, *(n for x in (mix_scores, mix_weights) if x is not None for n in x.shape)])
+    heads_per_group = max([1, *(n for x in (w_mix_scores, w_mix_weights) if x is not None for n in x.shape)])
     head_groups = [
         HeadGroup(i, Span(j, j + heads_per_group))
         for i in range(q.shape[0])
@@ -194,9 +194,9 @@ def weighed_blocks(
             )
             shape, tanh = (len(part_q), rows.length, columns.length), None
             scores = weights = torch.bmm(part_q, part_k.mT, out=scratch("scores", shape))
-            if mix_scores is not None:
-                shape = mix_scores.shape[1], *shape[1:]
-                weights = mix(mix_scores.mT, scores, scratch("mixed_scores", shape))
+            if w_mix_scores is not None:
+                shape = w_mix_scores.shape[1], *shape[1:]
+                weights = mix(w_mix_scores.mT, scores, scratch("mixed_scores", shape))
             if weighing.softcap is not None:
                 tanh = weights.div_(weighing.softcap).tanh_().clone()
                 weights.mul_(weighing.softcap)
@@ -206,9 +206,9 @@ def weighed_blocks(
             allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
             weigh_(row_weighing, weights.flatten(0, 1), allowed)
             mixed_weights = weights
-            if mix_weights is not None:
+            if w_mix_weights is not None:
                 mixed_weights = mix(
-                    mix_weights.mT, weights, scratch("mixed_weights", (mix_weights.shape[1], *shape[1:]))
+                    w_mix_weights.mT, weights, scratch("mixed_weights", (w_mix_weights.shape[1], *shape[1:]))
                 )
             yield WeighedBlock(index, part_q, part_k, part_v, scores, weights, mixed_weights, tanh)
 
@@ -221,8 +221,8 @@ def allowed_pairs(
     _, rows, columns = index
     if band.covers(rows, columns):
         return allowed
-    at, to = (torch.arange(*span, device=like.device)[None] for span in (rows, columns))
-    in_band = in_window(at + (band.s - band.t), to, band.left, band.right)
+    query_positions, key_positions = (torch.arange(*span, device=like.device)[None] for span in (rows, columns))
+    in_band = in_window(query_positions + (band.s - band.t), key_positions, band.left, band.right)
     return in_band if allowed is None else in_band & allowed
 
 
@@ -294,8 +294,8 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     if allowed is not None:
         scores.masked_fill_(~allowed, -torch.inf)
     t, s = scores.shape
-    even = s - s % SCORES_PER_MAXIMUM
-    tops = torch.cat([scores[:, :even].unflatten(1, (SCORES_PER_MAXIMUM, -1)).amax(1), scores[:, even:]], 1)
+    grouped = s - s % SCORES_PER_MAXIMUM
+    tops = torch.cat([scores[:, :grouped].unflatten(1, (SCORES_PER_MAXIMUM, -1)).amax(1), scores[:, grouped:]], 1)
     top = tops.amax(1, keepdim=True)
     nothing = top == -torch.inf
     shift = top.masked_fill(nothing, 0.0)
@@ -334,8 +334,8 @@ def scores_vjp_(weighing: Weighing, weights: Tensor, dweights: Tensor) -> None:
     if weighing.name == "sigmoid":  # p (1 - p)
         dweights.mul_(weights).addcmul_(dweights, weights, value=-1)
         return
-    # The others lose what the row gains: a softmax p (dp - sum of p dp), sparse weights by the slope of a weight on the
-    # support, p^(2 - alpha), which is 1 or the root, and by the mean of dp. `einsum` would sum in ten times the time.
+    # slope (dp - mean), where the mean of dp over the row is weighted by the slopes. The slope of a weight is p in a
+    # softmax, and p^(2 - alpha) on the support of sparse weights: 1 or the root. `einsum` would take ten times as long.
     slope, total = weights, 1.0
     if weighing.name != "softmax":
         slope = weights.sign_() if weighing.name == "sparsemax" else weights.sqrt_()

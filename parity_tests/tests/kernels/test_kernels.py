@@ -302,7 +302,7 @@ def test_numpy_hides_whatever_stands_there(dtype: type) -> None:
     x[0, :, ::2], x[1, ::3] = np.inf, -np.inf
     for select, value, seen in (
         (numpy_kernels.zero_hidden_, 0.0, x),
-        (numpy_kernels.mask_with_neg_inf_, -np.inf, np.where(np.isnan(x), np.inf, x)),
+        (numpy_kernels.hidden_to_neg_inf_, -np.inf, np.where(np.isnan(x), np.inf, x)),
     ):
         found = x.copy()
         select(found, hidden[:, ::-1])

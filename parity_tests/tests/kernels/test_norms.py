@@ -335,16 +335,16 @@ BUGS = {
     "sigmoid in place of silu": ("silu", "return x * sigmoid(x)", "return sigmoid(x)"),
 }
 BACKWARD_BUGS = {
-    "the size held fixed": (
+    "the norm held fixed": (
         "rms_norm",
         " - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor",
         " - 0 * x * (factor",
     ),
-    "the factor left out": ("rms_norm", "* factor / (size", "/ (size"),
-    "the square of the size": ("l2_normalize", "(size * size * size)", "(size * size)"),
+    "the factor left out": ("rms_norm", "* factor / (norm", "/ (norm"),
+    "the square of the norm": ("l2_normalize", "(norm * norm * norm)", "(norm * norm)"),
     "the weight's gradient without the norm": (
         "rms_norm",
-        "sum_to(dy * (x / size), weight.shape)",
+        "sum_to(dy * (x / norm), weight.shape)",
         "sum_to(dy * x, weight.shape)",
     ),
     "the weight left out": ("rms_norm", "dy if weight is None else dy * upcast(weight)", "dy"),

@@ -218,7 +218,7 @@ def test_a_function_without_a_tape_is_not_traced(tree: Tree) -> None:
 BUGS = {
     "threshold of another sum": (".sum(-1)[..., None] >= 1.0", ".sum(-1)[..., None] >= 0.5"),
     "power of alpha - 1": ("0.0)) / (alpha - 1.0)), 0.0)", "0.0)) * (alpha - 1.0)), 0.0)"),
-    "not scaled by alpha - 1": ("base = (alpha - 1.0) * (z - t)", "base = z - t"),
+    "not scaled by alpha - 1": ("base = (alpha - 1.0) * (z - threshold)", "base = z - threshold"),
     "too few halvings": ('"float64": 60', '"float64": 20'),
     "axis forgotten": (".swapaxes(axis, -1), allowed, alpha)", ", allowed, alpha)"),
 }

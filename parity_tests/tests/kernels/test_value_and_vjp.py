@@ -10,7 +10,7 @@ import torch
 import attn_np
 import attn_torch
 from attn_np._ops import DTYPES
-from attn_np._vjp import vjp_of
+from attn_np._vjp import defvjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted
@@ -88,7 +88,7 @@ def squares(scores: Any, allowed: Any = None, factor: float = 2.0) -> Any:
     return np.where(True if allowed is None else allowed, scores * scores * factor, 0.0)
 
 
-@vjp_of(squares)
+@defvjp(squares)
 def squares_vjp(tape: Any, dy: Any, *, scores: Any, allowed: Any = None, factor: float = 2.0, **_: Any) -> Any:
     return {"scores": np.where(True if allowed is None else allowed, dy * scores * (2 * factor), 0.0)}
 
