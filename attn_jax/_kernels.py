@@ -307,9 +307,8 @@ def _rows(plan: Plan, x: Array) -> Array:
     b, g, *rows, c = x.shape
     if rows == [1, 1]:
         return x[:, :, 0]
-    return broadcast_to(x, (b, g, plan.group_size, plan.block_queries, c)).reshape(
-        b, g, plan.group_size * plan.block_queries, c
-    )
+    x = broadcast_to(x, (b, g, plan.group_size, plan.block_queries, c))
+    return x.reshape(b, g, plan.group_size * plan.block_queries, c)
 
 
 def _block_of(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
@@ -323,8 +322,8 @@ def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> lis
     """For each strip of queries of block i: its first query in the block, and its first column in `skewed_bias` for
     block j of the keys. A strip has as many queries as `skewed_bias` has rows.
     """
-    rows, last = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.block_queries + plan.key_start(j)
-    return [(n, last + (plan.block_queries - rows - n)) for n in range(0, plan.block_queries, rows)]
+    rows, column = skewed_bias.shape[3], (plan.num_query_blocks - 1 - i) * plan.block_queries + plan.key_start(j)
+    return [(n, column + (plan.block_queries - rows - n)) for n in range(0, plan.block_queries, rows)]
 
 
 def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
@@ -368,12 +367,8 @@ def _visible(
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
-                return slice_of(
-                    pad_to(x, 1, plan.num_query_blocks * plan.block_queries),
-                    1,
-                    i * plan.block_queries,
-                    plan.block_queries,
-                )
+                x = pad_to(x, 1, plan.num_query_blocks * plan.block_queries)
+                return slice_of(x, 1, i * plan.block_queries, plan.block_queries)
             return x if axes == "b" else slice_of(x, 1, plan.key_start(j), plan.block_keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
@@ -453,18 +448,18 @@ def _online_sums(x: Array, v: Array, before: SoftmaxState | None = None) -> Soft
     return top, total, weighted_values
 
 
-def _average(plan: Plan, sums: SoftmaxState, v: Array, sinks: Array | None, hides: bool) -> ContextAndStats:
+def _average(plan: Plan, sums: SoftmaxState, v: Array, sinks: Array | None, some_hidden: bool) -> ContextAndStats:
     """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
-    its exponentials are 0.
+    its exponentials are 0. Without `some_hidden` every query sees a key, also one whose scores are all -inf.
     """
-    empty = (sums[0] == -jnp.inf) & hides
+    empty_rows = (sums[0] == -jnp.inf) & some_hidden
     if sinks is not None:
         sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
     top, total, weighted_values = sums
-    total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
-    return where(empty[..., None], 0.0, weighted_values / total[..., None]), where(empty, jnp.inf, top), total
+    total = where(empty_rows, 1.0, where(top == _lowest(top), jnp.nan, total))
+    return where(empty_rows[..., None], 0.0, weighted_values / total[..., None]), where(empty_rows, jnp.inf, top), total
 
 
 def _one_block(
@@ -483,8 +478,8 @@ def _one_block(
 
 def _lse(plan: Plan, top: Array, total: Array, sinks: Array | None) -> Array:
     """The logarithm of a query's sum of exponentials; where it sees no key, that of its sink, -inf without one."""
-    empty = top == jnp.inf
-    return where(empty, -jnp.inf if sinks is None else _rows(plan, sinks)[..., 0], where(empty, 0.0, top) + log(total))
+    empty_rows, lse_of_nothing = top == jnp.inf, -jnp.inf if sinks is None else _rows(plan, sinks)[..., 0]
+    return where(empty_rows, lse_of_nothing, where(empty_rows, 0.0, top) + log(total))
 
 
 # Blocks of scores -----------------------------------------------------------------------------------------------------
@@ -516,13 +511,13 @@ def _forward(
             x, allowed, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
 
-        x, vj, hides = scores(0)
+        x, vj, some_hidden = scores(0)
         first, end, key_block = key_loop(i)
         if plan.pattern is None and plan.keeps_layout and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.block_keys))
         no_keys = _online_sums(x[..., :0], vj[:, :, :0])
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)
-        return _average(plan, sums, vj, sinks, hides)
+        return _average(plan, sums, vj, sinks, some_hidden)
 
     return jax.lax.map(query_block, (jnp.arange(plan.num_query_blocks), q))
 
@@ -555,9 +550,9 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
 
     def query_block(carry: Any, block: Any) -> Any:
         i, qi, context_i, top_i, total_i, dcontext_i, dlse_i = block
-        empty = top_i == jnp.inf
-        qi, dcontext_i = (where(empty[..., None], 0.0, x) for x in (qi, dcontext_i / total_i[..., None]))
-        delta_i = jnp.sum(dcontext_i * context_i, -1) - where(empty, 0.0, dlse_i / total_i)
+        empty_rows = top_i == jnp.inf
+        qi, dcontext_i = (where(empty_rows[..., None], 0.0, x) for x in (qi, dcontext_i / total_i[..., None]))
+        delta_i = jnp.sum(dcontext_i * context_i, -1) - where(empty_rows, 0.0, dlse_i / total_i)
         first, end, key_block = key_loop(i)
 
         def body(n: Any, carry: Any) -> Any:
@@ -575,9 +570,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
                 dbias = add_at(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
                 for n, column in _start_in_skewed_bias(plan, dskewed_bias, i, j):
-                    dskewed_bias = add_at(
-                        dskewed_bias, (0, 0, 0, 0, column), slice_of(ds_by_axes, 3, n, dskewed_bias.shape[3])
-                    )
+                    strip = slice_of(ds_by_axes, 3, n, dskewed_bias.shape[3])
+                    dskewed_bias = add_at(dskewed_bias, (0, 0, 0, 0, column), strip)
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))

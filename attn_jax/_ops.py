@@ -465,8 +465,8 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, arrays that every step reads, it is `body(carry, xs, *shared)`, and the backward pass computes it
-    again and keeps its carry alone.
+    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`. Then only the carries are kept,
+    and the backward pass computes the steps again.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
     once = jax.checkpoint(body, prevent_cse=False) if shared else body

@@ -78,9 +78,9 @@ def attend_by_sigmoid(
 def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None) -> Array:
     (b, t, h, _), s = q.shape, k.shape[1]
     if mask is not None:
-        queries, keys = visibility(mask, t, s, like=q, window=(plan.band.left, plan.band.right))
-        q, k = zero_unseen("bhts->bthk", queries, q), zero_unseen("bhts->bshk", keys, k)
-        v = zero_unseen("bhts->bshv", keys, v)
+        query_mask, key_mask = visibility(mask, t, s, like=q, window=(plan.band.left, plan.band.right))
+        q, k = zero_unseen("bhts->bthk", query_mask, q), zero_unseen("bhts->bshk", key_mask, k)
+        v = zero_unseen("bhts->bshv", key_mask, v)
     # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias) if x is not None))
     q, k, v = q * plan.weighing.scale + zero, k + zero, v + zero

@@ -426,7 +426,7 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, arrays that every step reads, it is `body(carry, xs, *shared)`.
+    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`.
     A backward pass by hand says itself what it keeps of a step.
     """
     times = range(xs[0].shape[1])

@@ -167,5 +167,5 @@ def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None
         return None
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
-    name = dtype_name(x)
-    return tuple(x.shape), "float32" if name == autocast_dtype(x) else name  # autocast mixes both
+    dtype = dtype_name(x)
+    return tuple(x.shape), "float32" if dtype == autocast_dtype(x) else dtype  # autocast mixes both

@@ -325,8 +325,8 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     left, right, out = subscripts.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
     if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: no axis has to move
-        first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
-        product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
+        first, last, contracted = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
+        product = upcast(a).reshape(prod(first), contracted) @ upcast(b).reshape(contracted, prod(last))
         return upcast(product).reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
@@ -475,8 +475,8 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    With `shared`, arrays that every step reads, it is `body(carry, xs, *shared)`, and the backward pass computes it
-    again and keeps its carry alone.
+    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`. Then only the carries are kept,
+    and the backward pass computes the steps again.
     """
     body = remat(body) if shared else body
     times = range(xs[0].shape[1])

@@ -81,8 +81,8 @@ class Recomputed(Function):
         needed, create_graph = ctx.needs_input_grad[1:], torch.is_grad_enabled()
 
         def leaf(x: Tensor) -> Tensor:
-            # One argument may be computed from another, so each gets a node of its own. Without a second derivative
-            # nothing is before it: PyTorch would walk through all that is, in every step.
+            # One argument may have been computed from another, so each gets a node of its own. Without a second
+            # derivative the node is cut off from the graph before it: PyTorch would walk all of that in every step.
             return x.view_as(x) if create_graph else x.detach().requires_grad_()
 
         with torch.enable_grad(), ctx.autocast():

@@ -74,9 +74,9 @@ def attend(
     if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
         diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
-        plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
-        plain = plain and not needs_grad(q, k, v, diagonals)
-        if plain and sdpa.supports_diagonal_bias(q, k, v, diagonals):
+        sdpa_eligible = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
+        sdpa_eligible = sdpa_eligible and not needs_grad(q, k, v, diagonals)
+        if sdpa_eligible and sdpa.supports_diagonal_bias(q, k, v, diagonals):
             context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
             return to_dtype(prepend_empty_rows(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
@@ -88,8 +88,8 @@ def attend(
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    plain = pattern is softcap is sinks is diagonal_bias is None and not return_lse
-    if plain and sdpa.supports(*arrays, limits, scale):
+    sdpa_eligible = pattern is softcap is sinks is diagonal_bias is None and not return_lse
+    if sdpa_eligible and sdpa.supports(*arrays, limits, scale):
         context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)

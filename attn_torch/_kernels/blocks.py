@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
-from attn_torch._kernels.unseen import PatternArrays, mask_with_neg_inf_
+from attn_torch._kernels.unseen import PatternArrays, disallowed_to_neg_inf_
 from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
@@ -37,13 +37,13 @@ class Block(NamedTuple):
 
     Attributes:
         batch, kv_heads, queries: the part of the batch, of the key/value heads and of the queries.
-        keys: the keys, as a slice; where they are scattered, their indices. After `with_sink` they index the arrays
-            that have a column for the sink before those of the keys.
+        keys: the keys, as a slice; where they are scattered, their indices. After `with_sink` they begin with an entry
+            for the sink, and index arrays in which such an entry stands before the first key.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
         partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
             others.
-        empty, unseen: under a pattern, which queries see no key, `b g r t 1`, and which keys no query sees, `b g s 1`,
-            the column of the sink among them; None where there are none.
+        empty_rows, unseen_keys: under a pattern, which queries see no key, `b g r t 1`, and which keys no query sees,
+            `b g s 1`, the column of the sink among them; None where there are none.
     """
 
     batch: slice
@@ -52,10 +52,10 @@ class Block(NamedTuple):
     keys: slice | Tensor
     allowed: Tensor | None = None
     partly_visible_keys: slice = ALL
-    empty: Tensor | None = None
-    unseen: Tensor | None = None
+    empty_rows: Tensor | None = None
+    unseen_keys: Tensor | None = None
 
-    def of(self, x: Tensor, axes: str) -> Tensor:
+    def part(self, x: Tensor, axes: str) -> Tensor:
         """The block's part of an array; an axis of length 1 serves all. Of scattered keys it is a copy."""
         parts = {"b": self.batch, "g": self.kv_heads, "t": self.queries, "s": self.keys}
         index = (parts.get(a, slice(None)) if n > 1 else slice(None) for a, n in zip(axes, x.shape, strict=True))
@@ -66,7 +66,7 @@ class Block(NamedTuple):
         key_axis = axes.find("s")
         has_keys = key_axis >= 0 and total.shape[key_axis] > 1
         scattered = self.keys if isinstance(self.keys, Tensor) and has_keys else None
-        part = (self if scattered is None else self._replace(keys=slice(None))).of(total, axes)
+        part = (self if scattered is None else self._replace(keys=slice(None))).part(total, axes)
         shape = list(part.shape)
         if scattered is not None:
             shape[key_axis] = len(scattered)
@@ -126,7 +126,7 @@ class BlockedCall:
             self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
         self.upper = square.triu()  # with the diagonal
-        self.memory: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
 
     def heads_first(self, x: Tensor) -> Tensor:
         """`b t h k` -> `b g r t k`."""
@@ -142,8 +142,11 @@ class BlockedCall:
         """
         if bool(significant.all()):
             return None
-        heads = significant.any(0).any(1)
-        groups = heads.expand(self.g, -1) if len(heads) == 1 else heads.unflatten(0, (self.g, self.r)).any(1)
+        significant_by_head = significant.any(0).any(1)
+        if len(significant_by_head) > 1:
+            groups = significant_by_head.unflatten(0, (self.g, self.r)).any(1)
+        else:
+            groups = significant_by_head.expand(self.g, -1)
         own = self.s - 1
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
         return [(own - first, last - own) for first, last in ends]
@@ -153,8 +156,8 @@ class BlockedCall:
         if self.effective_windows is None:
             return keys
         (left, right), first_position = self.effective_windows[kv_heads.start], self.s - self.t
-        first, last = queries.start + first_position - left, queries.stop + first_position + right
-        return slice(max(keys.start, first), min(keys.stop, last))
+        start, stop = queries.start + first_position - left, queries.stop + first_position + right
+        return slice(max(keys.start, start), min(keys.stop, stop))
 
     def blocks(self) -> Iterator[Block]:
         """From the first query to the last, with every key that a query of the block may see. Under a pattern,
@@ -162,9 +165,9 @@ class BlockedCall:
         """
         for start in range(0, self.t, self.block_queries):
             queries, first_position = slice(start, min(start + self.block_queries, self.t)), self.s - self.t
-            first = 0 if self.left is None else max(0, queries.start + first_position - self.left)
-            last = self.s if self.right is None else max(first, min(self.s, queries.stop + first_position + self.right))
-            window_keys = slice(first, last)
+            key_start = 0 if self.left is None else max(0, queries.start + first_position - self.left)
+            key_stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
+            window_keys = slice(key_start, max(key_start, key_stop))
             keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), queries)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             heads = heads if self.effective_windows is None else 1  # each has a window of its own
@@ -191,18 +194,18 @@ class BlockedCall:
         if self.s == 1:
             return slice(0, 1)
         blocks = slice_batch(self.table.may, batch)[:, queries.start // self.block_queries].any(0).nonzero()[:, 0]
-        first, last = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
-        if 0 < len(blocks) == last - first:
-            return slice(first * PATTERN_KEYS, min(self.s, last * PATTERN_KEYS))
+        start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
+        if 0 < len(blocks) == stop - start:
+            return slice(start * PATTERN_KEYS, min(self.s, stop * PATTERN_KEYS))
         keys = (blocks[:, None] * PATTERN_KEYS + torch.arange(PATTERN_KEYS, device=blocks.device)).flatten()
-        return keys[: len(keys) - max(0, last * PATTERN_KEYS - self.s)]
+        return keys[: len(keys) - max(0, stop * PATTERN_KEYS - self.s)]
 
     def with_mask(self, block: Block) -> Block:
         """The block with who sees whom by mask, bias and pattern."""
-        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
+        mask, bias = (None if x is None else block.part(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=hide_by_bias(mask, bias))
         if self.skewed_bias is not None and self.skewed_bias_hides:
-            skewed_bias = self.skewed_bias_block(block).of(self.skewed_bias, "bgrts")
+            skewed_bias = self.skewed_bias_block(block).part(self.skewed_bias, "bgrts")
             block = block._replace(allowed=hide_by_bias(block.allowed, skewed_bias))
         if self.pattern is None:
             return block
@@ -221,11 +224,13 @@ class BlockedCall:
         pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.batch)[parts[axes]])
         pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
         allowed = pairs if block.allowed is None else pairs & block.allowed
-        seen, empty = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
+        seen, empty_rows = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
         if block.partly_visible_keys != ALL:
-            seen_partly, seen, empty = seen, seen.new_ones(*seen.shape[:2], count(block.keys)), None
+            seen_partly, seen, empty_rows = seen, seen.new_ones(*seen.shape[:2], count(block.keys)), None
             seen[..., block.partly_visible_keys] = seen_partly
-        return block._replace(allowed=allowed, empty=empty, unseen=~pad(seen, (self.sink_columns, 0))[..., None])
+        return block._replace(
+            allowed=allowed, empty_rows=empty_rows, unseen_keys=~pad(seen, (self.sink_columns, 0))[..., None]
+        )
 
     def with_sink(self, block: Block) -> Block:
         """The block with a column for the sink before its keys, if there are sinks."""
@@ -256,22 +261,22 @@ class BlockedCall:
 
     def scratch(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Memory for a result, reused from the last result of this name: allocating takes longer than computing."""
-        if name not in self.memory or self.memory[name].numel() < prod(shape):
-            self.memory[name] = self.q.new_empty(prod(shape))
-        return self.memory[name][: prod(shape)].view(shape)
+        if name not in self.buffers or self.buffers[name].numel() < prod(shape):
+            self.buffers[name] = self.q.new_empty(prod(shape))
+        return self.buffers[name][: prod(shape)].view(shape)
 
     def along_queries(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by queries: `b g r t k` -> `(b g) (r t) k`."""
-        part = block.of(x, "bgrtk")
-        if block.empty is not None:  # 0 times the NaN of a query that sees no key would be NaN
-            part = part.masked_fill(block.empty, 0.0)
+        part = block.part(x, "bgrtk")
+        if block.empty_rows is not None:  # 0 times the NaN of a query that sees no key would be NaN
+            part = part.masked_fill(block.empty_rows, 0.0)
         return part.flatten(2, 3).flatten(0, 1)
 
     def along_keys(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by keys: `b g s k` -> `(b g) s k`."""
-        part = block.of(x, "bgsk")
-        if block.unseen is not None:
-            part = part.masked_fill(block.unseen, 0.0)
+        part = block.part(x, "bgsk")
+        if block.unseen_keys is not None:
+            part = part.masked_fill(block.unseen_keys, 0.0)
         elif self.sink_columns and isinstance(block.keys, slice) and block.keys.start > 0:
             part = pad(part[:, :, 1:], (0, 0, 1, 0))  # the sink's entry is 0: here it is the key before the block's
         return part.flatten(0, 1)
@@ -281,7 +286,7 @@ class BlockedCall:
         b, g, t = (part.stop - part.start for part in (block.batch, block.kv_heads, block.queries))
         return x.view(b, g, self.r, t, x.shape[-1])
 
-    def mask_with_neg_inf_(self, scores: Tensor, block: Block) -> Tensor | None:
+    def mask_block_(self, scores: Tensor, block: Block) -> Tensor | None:
         """Set hidden scores, `b g r t s` without sinks, to -inf in place; returns which queries see no key.
 
         Positions hide a triangle of keys at either end of the block. None is returned where these alone hide: then
@@ -293,9 +298,9 @@ class BlockedCall:
         edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
         if self.right is not None and (first := own + self.right + 1) < keys:
             edges.append((slice(first, keys), self.upper[:queries, : keys - first]))
-        if self.left is not None and (last := min(keys, own - self.left + queries - 1)) > 0:
-            start = self.left - own
-            edges.append((slice(last), ~self.upper[:queries, start : start + last]))
+        if self.left is not None and (stop := min(keys, own - self.left + queries - 1)) > 0:
+            column = self.left - own
+            edges.append((slice(stop), ~self.upper[:queries, column : column + stop]))
         allowed = block.allowed
         if allowed is None:
             for edge, outside in edges:
@@ -305,9 +310,9 @@ class BlockedCall:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
-        mask_with_neg_inf_(scores[..., block.partly_visible_keys], allowed)
+        disallowed_to_neg_inf_(scores[..., block.partly_visible_keys], allowed)
         if self.pattern is not None:
-            return block.empty
+            return block.empty_rows
         return ~allowed.any(-1, keepdim=True)
 
     def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -319,15 +324,16 @@ class BlockedCall:
         scores_by_axes, key_block = self.by_axes(scores, block), self.without_sink(block)
         key_scores = scores_by_axes[..., self.sink_columns :]
         if self.bias is not None:
-            key_scores += key_block.of(self.bias, "bgrts")
+            key_scores += key_block.part(self.bias, "bgrts")
         if self.skewed_bias is not None:
-            key_scores += self.skewed_bias_block(key_block).of(self.skewed_bias, "bgrts")
-        empty = self.mask_with_neg_inf_(key_scores, key_block)
+            key_scores += self.skewed_bias_block(key_block).part(self.skewed_bias, "bgrts")
+        empty_rows = self.mask_block_(key_scores, key_block)
         if self.sinks is not None:
-            sinks = block.of(self.sinks, "bgr")[..., None]
+            sinks = block.part(self.sinks, "bgr")[..., None]
             scores_by_axes[..., 0] = sinks
-            empty = None if empty is None else empty & (sinks == -torch.inf)[..., None]  # a sink has a weight
-        return scores, empty, tanh
+            if empty_rows is not None:  # a row with a sink is not empty
+                empty_rows = empty_rows & (sinks == -torch.inf)[..., None]
+        return scores, empty_rows, tanh
 
 
 def diagonals_of(skewed_bias: Tensor) -> Tensor:
@@ -355,7 +361,7 @@ def count(keys: slice | Tensor) -> int:
 
 
 def slice_batch(x: Tensor, batch: slice) -> Tensor:
-    """A part of an array with the batch first; its length 1 serves all."""
+    """A part of an array whose first axis is the batch; all sequences share it where that axis has length 1."""
     return x[batch] if x.shape[0] > 1 else x
 
 
@@ -370,23 +376,25 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-NUM_ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
+NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
 SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern_text"
 Outputs = tuple[Tensor, Tensor]
 
 
-@torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}, bool with_lse) -> (Tensor, Tensor)")
+@torch.library.custom_op(
+    f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}, bool return_lse) -> (Tensor, Tensor)"
+)
 @without_autocast
-def forward(*inputs: Any) -> Outputs:
+def blocks_forward(*inputs: Any) -> Outputs:
     """The context, `b t h v`, and the lse, `b h t`, of size 0 unless it is asked for; masks have four axes, sinks are
     `1 h` or `b h`.
     """
-    *call_inputs, with_lse = inputs
+    *call_inputs, return_lse = inputs
     q, k, v, mask, bias, sinks, *_, skewed_bias, left, right, scale, softcap, pattern_text = call_inputs
-    plain = mask is bias is sinks is softcap is None and not pattern_text and not with_lse
-    if skewed_bias is not None and q.is_cpu and plain:
+    sdpa_eligible = mask is bias is sinks is softcap is None and not pattern_text and not return_lse
+    if skewed_bias is not None and q.is_cpu and sdpa_eligible:
         context = sdpa.attend_by_diagonals(q, k, v, diagonals_of(skewed_bias), (left, right), scale)
         return context.contiguous(), outputs_like(*inputs)[1]
     call, (context, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
@@ -395,46 +403,46 @@ def forward(*inputs: Any) -> Outputs:
         context.zero_()
     by_heads = call.heads_first(context)
     for block in call.blocks():
-        scores, empty, _ = call.scores(block)
-        top = scores.amax(-1, keepdim=True) if with_lse and scores.shape[-1] > 0 else None
+        scores, empty_rows, _ = call.scores(block)
+        top = scores.amax(-1, keepdim=True) if return_lse and scores.shape[-1] > 0 else None
         probs = torch.softmax(scores, -1, out=scores)
         if top is not None:  # the largest weight is exp(top - lse): two passes for `logsumexp`'s four, and no copy
             block_lse = torch.where(top.isinf(), top, top - probs.amax(-1, keepdim=True).log_())
-            block.of(call.by_group(lse), "bgrt").copy_(call.by_axes(block_lse, block)[..., 0])
+            block.part(call.by_group(lse), "bgrt").copy_(call.by_axes(block_lse, block)[..., 0])
         if call.sink_columns:
             probs[..., 0] = 0.0
         part = call.by_axes(call.product("context", probs, call.along_keys(call.v, block)), block)
-        block.of(by_heads, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
+        block.part(by_heads, "bgrtk").copy_(part if empty_rows is None else part.masked_fill_(empty_rows, 0.0))
     return context, lse
 
 
 @torch.library.custom_op(
     f"{PACKAGE}::blocks_backward",
     mutates_args=(),
-    schema=f"(Tensor dcontext, Tensor delta, {SCHEMA}, bool with_bias, bool with_skewed_bias) -> Tensor[]",
+    schema=f"(Tensor dcontext, Tensor delta, {SCHEMA}, bool needs_dbias, bool needs_dskewed_bias) -> Tensor[]",
 )
 @without_autocast
-def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
+def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
     """The gradients of q, k and v, of the sinks if there are any, of the bias and the skewed bias if asked for.
 
     Every block's weights again, then the rules of the textbook. delta, `b t h 1`, is what the softmax's rule needs of
     each row.
     """
-    *forward_inputs, with_bias, with_skewed_bias = inputs
+    *forward_inputs, needs_dbias, needs_dskewed_bias = inputs
     call = BlockedCall(*forward_inputs)
     dq = torch.zeros_like(inputs[0])
     # By width, `b g k s`: with the short factor first a product takes 0.6 of the time of its transpose.
     dk, dv = (x.new_zeros(x.mT.shape) for x in (call.k, call.v))
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
-    dbias = torch.zeros_like(call.bias) if call.bias is not None and with_bias else None
-    dskewed_bias = torch.zeros_like(call.skewed_bias) if call.skewed_bias is not None and with_skewed_bias else None
+    dbias = torch.zeros_like(call.bias) if call.bias is not None and needs_dbias else None
+    dskewed_bias = torch.zeros_like(call.skewed_bias) if call.skewed_bias is not None and needs_dskewed_bias else None
     dcontext, dqueries = call.heads_first(dcontext).contiguous(), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
-        scores, empty, tanh = call.scores(block)
+        scores, empty_rows, tanh = call.scores(block)
         probs = torch.softmax(scores, -1, out=scores)
-        if empty is not None:
-            call.by_axes(probs, block).masked_fill_(empty, 0.0)
+        if empty_rows is not None:
+            call.by_axes(probs, block).masked_fill_(empty_rows, 0.0)
         if call.effective_windows is not None:  # far keys: products with numbers below the normal ones are slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
         block_dcontext = call.along_queries(dcontext, block)
@@ -442,7 +450,7 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         if dsinks is not None:
             dscores[..., 0] = 0.0
         # Also of queries that see no key: their sink has what the lse asks for.
-        dscores.sub_(block.of(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
+        dscores.sub_(block.part(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
         dscores_by_axes = call.by_axes(dscores, block)
         if dsinks is not None:
             block.add(dsinks, "bgr", dscores_by_axes[..., 0].sum(-1))
@@ -459,74 +467,79 @@ def backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
         block.add(dk, "bgks", call.product("dk", call.along_queries(call.q, block).mT, dscores))
         dqueries_block = call.product("dq", dscores, call.along_keys(call.k, block))
-        block.of(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
+        block.part(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
     dk, dv = (x[..., call.sink_columns :].permute(0, 3, 1, 2).contiguous() for x in (dk, dv))
     return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]
 
 
-@forward.register_fake
+@blocks_forward.register_fake
 def outputs_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Outputs:
-    (b, t, h, _), with_lse = q.shape, rest[-1]
-    return q.new_empty((b, t, h, v.shape[-1])), q.new_empty((b, h, t if with_lse else 0))
+    (b, t, h, _), return_lse = q.shape, rest[-1]
+    return q.new_empty((b, t, h, v.shape[-1])), q.new_empty((b, h, t if return_lse else 0))
 
 
-@backward.register_fake
+@blocks_backward.register_fake
 def _(dcontext: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-    gradients_of = rest[2], rest[1] if rest[-2] else None, rest[6] if rest[-1] else None
-    return [x.new_empty(x.shape) for x in (q, k, v, *gradients_of) if x is not None]
+    differentiated = rest[2], rest[1] if rest[-2] else None, rest[6] if rest[-1] else None
+    return [x.new_empty(x.shape) for x in (q, k, v, *differentiated) if x is not None]
 
 
 # Derivatives and vmap -------------------------------------------------------------------------------------------------
 
 
 class BlockAttention(Function):
-    """`forward` with its derivatives. torch.compile wants every argument by name."""
+    """`blocks_forward` with its derivatives. torch.compile wants the arguments spelled out, not as `*args`."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
         q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap,
-        pattern_text, with_lse,
+        pattern_text, return_lse,
     ):  # fmt: skip
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
-        return forward(*arrays, left, right, scale, softcap, pattern_text, with_lse)
+        return blocks_forward(*arrays, left, right, scale, softcap, pattern_text, return_lse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         ctx.save_for_backward(output[0], *inputs[:NUM_ARRAYS])
-        *ctx.options, ctx.with_lse = inputs[NUM_ARRAYS:]
+        *ctx.options, ctx.return_lse = inputs[NUM_ARRAYS:]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dcontext, dlse = grad_outputs
         context, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        has_sinks = arrays[5] is not None
         # A bias may be as large as all scores.
-        sinks, with_bias, with_skewed_bias = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[NUM_ARRAYS - 1]
+        needs_dbias, needs_dskewed_bias = ctx.needs_input_grad[4], ctx.needs_input_grad[NUM_ARRAYS - 1]
         # The sum over the keys of probs dprobs is that of dcontext context over the width; the lse adds probs dlse to
         # dscores.
         delta = (dcontext * context).sum(-1, keepdim=True)
-        delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
-        dq, dk, dv, *more = BlockGradients.apply(dcontext, delta, *arrays, *ctx.options, with_bias, with_skewed_bias)
+        delta = delta - dlse.mT[..., None] if ctx.return_lse else delta
+        dq, dk, dv, *more = BlockGradients.apply(
+            dcontext, delta, *arrays, *ctx.options, needs_dbias, needs_dskewed_bias
+        )
         dsinks, dbias, dskewed_bias = (
-            more.pop(0) if present else None for present in (sinks is not None, with_bias, with_skewed_bias)
+            more.pop(0) if present else None for present in (has_sinks, needs_dbias, needs_dskewed_bias)
         )
         return dq, dk, dv, None, dbias, dsinks, None, None, None, dskewed_bias, *[None] * 6
 
 
 class BlockGradients(Function):
-    """`backward`, which has no derivatives of its own."""
+    """`blocks_backward`, which has no derivatives of its own."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
         dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale,
-        softcap, pattern_text, with_bias, with_skewed_bias,
+        softcap, pattern_text, needs_dbias, needs_dskewed_bias,
     ):  # fmt: skip
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
         return tuple(
-            backward(dcontext, delta, *arrays, left, right, scale, softcap, pattern_text, with_bias, with_skewed_bias)
+            blocks_backward(
+                dcontext, delta, *arrays, left, right, scale, softcap, pattern_text, needs_dbias, needs_dskewed_bias
+            )
         )
 
     @staticmethod
@@ -550,22 +563,22 @@ def into_batch(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[A
     return [x if x is None else x.expand(n, b, *x.shape[2:]).flatten(0, 1) for x in mapped_first]
 
 
-@forward.register_vmap
+@blocks_forward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Outputs, tuple[int, int]]:
     n = info.batch_size
-    context, lse = forward(*into_batch(n, in_dims[:NUM_ARRAYS], inputs[:NUM_ARRAYS]), *inputs[NUM_ARRAYS:])
+    context, lse = blocks_forward(*into_batch(n, in_dims[:NUM_ARRAYS], inputs[:NUM_ARRAYS]), *inputs[NUM_ARRAYS:])
     return (context.unflatten(0, (n, -1)), lse.unflatten(0, (n, -1))), (0, 0)
 
 
-@backward.register_vmap
+@blocks_backward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
-    n, last = info.batch_size, NUM_ARRAYS + 2
-    gradients = backward(*into_batch(n, in_dims[:last], inputs[:last]), *inputs[last:])
+    n, num_arrays = info.batch_size, NUM_ARRAYS + 2
+    gradients = blocks_backward(*into_batch(n, in_dims[:num_arrays], inputs[:num_arrays]), *inputs[num_arrays:])
     gradients = [x.unflatten(0, (n, -1)) for x in gradients]
-    unmapped = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False)]
-    with_bias, with_skewed_bias = inputs[-2:]
-    gradients_of = unmapped[7], unmapped[6] if with_bias else None, unmapped[11] if with_skewed_bias else None
-    shared = [x.shape[0] == 1 for x in gradients_of if x is not None]  # by the whole batch
+    unmapped = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:num_arrays], in_dims, strict=False)]
+    needs_dbias, needs_dskewed_bias = inputs[-2:]
+    differentiated = unmapped[7], unmapped[6] if needs_dbias else None, unmapped[11] if needs_dskewed_bias else None
+    shared = [x.shape[0] == 1 for x in differentiated if x is not None]  # by the whole batch
     for i in range(3, len(gradients)):
         gradients[i] = gradients[i].sum(1, keepdim=True) if shared[i - 3] else gradients[i]
     return gradients, [0 for _ in gradients]

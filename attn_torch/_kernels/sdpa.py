@@ -72,14 +72,15 @@ def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tenso
 
 
 def negligible_diagonals(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
-    """Where a bias by diagonal makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
+    """Where a bias by diagonal makes weights so small that a processor is slow with them: `1 h 1 n`.
 
-    Smaller, that is, relative to the weight of the query's own position: no product exceeds |q| |k| in size.
+    That is below the normal numbers after a division by the weight of the query's own position; no product exceeds
+    |q| |k| in size.
     """
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
-    largest = abs(scale) * (longest_query * longest_key)[:, None, None]
-    underflow_bias = diagonal_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
+    product_bound = abs(scale) * (longest_query * longest_key)[:, None, None]
+    underflow_bias = diagonal_bias[..., k.shape[1] - 1, None] - 2 * product_bound + log(torch.finfo(q.dtype).tiny)
     return diagonal_bias < underflow_bias
 
 

@@ -1,4 +1,4 @@
-"""DTensors: every process attends over its own part of the batch and its own heads, without any communication.
+"""DTensors: every process attends over its own part of the batch and its own heads.
 
 PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on
 local parts. Whatever else is sharded, such as positions, is gathered before.

@@ -43,12 +43,12 @@ def attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     allowed = attention_mask(mask, t, s, like=scores, window=limits, pattern=pattern)
-    allowed, empty = hide_by_bias(allowed, bias), None
+    allowed, empty_rows = hide_by_bias(allowed, bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if allowed is not None and not (mask is bias is pattern is None):
-        empty = ~allowed.any(-1, keepdim=True)  # queries that see no key
-        allowed = allowed | empty  # a softmax needs a finite score
+        empty_rows = ~allowed.any(-1, keepdim=True)  # queries that see no key
+        allowed = allowed | empty_rows  # a softmax needs a finite score
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
     if sinks is not None:
@@ -56,7 +56,7 @@ def attend(
     probs = torch.softmax(scores, -1)[..., :s]
     context = (probs.reshape(b, g, rows, s) @ v.transpose(1, 2)).view(b, h, t, v.shape[-1])
     lse = torch.logsumexp(scores, -1) if return_lse else None
-    if empty is not None:
-        context = context.masked_fill(empty, 0.0)
-        lse = None if lse is None else torch.where(empty[..., 0], lse_of_nothing(sinks, lse), lse)
+    if empty_rows is not None:
+        context = context.masked_fill(empty_rows, 0.0)
+        lse = None if lse is None else torch.where(empty_rows[..., 0], lse_of_nothing(sinks, lse), lse)
     return context.transpose(1, 2), lse

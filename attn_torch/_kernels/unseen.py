@@ -84,10 +84,10 @@ def zero_unseen_inputs(
         if (right is None or statically_true(t - s <= right)) and (left is None or statically_true(s - t <= left)):
             return q, k, v, None
         mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
-    queries, keys = visibility(mask, t, s, like=q, window=limits, pattern=pattern)
-    keys = None if keys is None else any_of_group(keys, q.shape[2] // k.shape[2])
-    k, v = (zero_unseen("bgts->bsgk", keys, x) for x in (k, v))
-    return zero_unseen("bhts->bthk", queries, q), k, v, mask
+    query_mask, key_mask = visibility(mask, t, s, like=q, window=limits, pattern=pattern)
+    key_mask = None if key_mask is None else any_of_group(key_mask, q.shape[2] // k.shape[2])
+    k, v = (zero_unseen("bgts->bsgk", key_mask, x) for x in (k, v))
+    return zero_unseen("bhts->bthk", query_mask, q), k, v, mask
 
 
 def any_of_group(mask: Tensor, r: int) -> Tensor:
@@ -95,8 +95,8 @@ def any_of_group(mask: Tensor, r: int) -> Tensor:
     return mask if mask.shape[1] == 1 or r == 1 else mask.unflatten(1, (-1, r)).amax(2)
 
 
-def mask_with_neg_inf_(scores: Tensor, allowed: Tensor) -> None:
-    """Set hidden scores to -inf in place; on a CPU by their bits, in a third of the time of `masked_fill_`."""
+def disallowed_to_neg_inf_(scores: Tensor, allowed: Tensor) -> None:
+    """Set scores that are not allowed to -inf in place; on a CPU by bits, three times as fast as `masked_fill_`."""
     if not scores.is_cpu:
         scores.masked_fill_(~allowed, -torch.inf)
         return

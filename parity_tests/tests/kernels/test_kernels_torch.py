@@ -232,10 +232,10 @@ def test_a_bias_gets_a_gradient_where_it_asks(learning: bool, monkeypatch: pytes
         made.append([x.shape for x in backward(*arguments)[3:]])
         return backward(*arguments)
 
-    backward = blocks.backward
+    backward = blocks.blocks_backward
     monkeypatch.setattr(sdpa, "supports", lambda *arguments: False)
     monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
-    monkeypatch.setattr(blocks, "backward", watch)
+    monkeypatch.setattr(blocks, "blocks_backward", watch)
     arrays: dict[str, Any] = TORCH.arrays(given("bias")[0])
     arrays["q"].requires_grad_()
     arrays["bias"].requires_grad_(learning)
@@ -267,7 +267,11 @@ def test_which_path(call: str, learning: bool, monkeypatch: pytest.MonkeyPatch) 
 
         return watch
 
-    for name, room, function in (("small", small, "attend"), ("kernel", sdpa, "attend"), ("blocks", blocks, "forward")):
+    for name, room, function in (
+        ("small", small, "attend"),
+        ("kernel", sdpa, "attend"),
+        ("blocks", blocks, "blocks_forward"),
+    ):
         monkeypatch.setattr(room, function, watched(name, getattr(room, function)))
     q, k, v = (torch.from_numpy(cotangent((1, t, 6, 5))).float().requires_grad_(learning) for _ in "qkv")
     attend(q, k, v, **options)
@@ -280,7 +284,7 @@ def test_widths_far_apart_go_by_blocks(times: int, path: str, wide: str, monkeyp
     """The kernel would fill the narrower ones up with zeros."""
     monkeypatch.setattr(kernels, "SMALL_MAX_SCORES", 0)
     taken: list[str] = []
-    for name, room, function in (("kernel", sdpa, "attend"), ("blocks", blocks, "forward")):
+    for name, room, function in (("kernel", sdpa, "attend"), ("blocks", blocks, "blocks_forward")):
         real = getattr(room, function)
         monkeypatch.setattr(room, function, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
     q, k, v = (

@@ -288,12 +288,16 @@ def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
 KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name: the path and the edit
     ("numpy", "its gradient forgotten"): ("fused", "delta - dlse.astype(dtype, copy=False)", "delta"),
     ("numpy", "the largest score not added again"): ("blocks", "lse = self.top /", "lse = 0 * self.top /"),
-    ("jax", "its gradient forgotten"): ("blocks", "- where(empty, 0.0, dlse_i / total_i)", ""),
+    ("jax", "its gradient forgotten"): ("blocks", "- where(empty_rows, 0.0, dlse_i / total_i)", ""),
     ("jax", "its gradient not divided by the sum"): ("blocks", "dlse_i / total_i)", "dlse_i)"),
-    ("jax", "the largest score not added again"): ("fused", "where(empty, 0.0, top) + log(", "log("),
+    ("jax", "the largest score not added again"): ("fused", "where(empty_rows, 0.0, top) + log(", "log("),
     ("jax", "no sink for a query without keys"): ("blocks", "inf, dlse, 0.0)", "inf, 0.0 * dlse, 0.0)"),
-    ("torch", "its gradient forgotten"): ("blocks", "delta - dlse.mT[..., None] if ctx.with_lse else delta", "delta"),
-    ("torch", "no sink for a query without keys"): ("blocks", "empty & (sinks == -torch.inf)[..., None]", "empty"),
+    ("torch", "its gradient forgotten"): ("blocks", "delta - dlse.mT[..., None] if ctx.return_lse else delta", "delta"),
+    ("torch", "no sink for a query without keys"): (
+        "blocks",
+        "empty_rows & (sinks == -torch.inf)[..., None]",
+        "empty_rows",
+    ),
     ("torch", "the sink forgotten"): ("blocks", "top - probs.amax(", "top - probs[..., call.sink_columns :].amax("),
     ("torch", "the largest score not added again"): ("blocks", "top - probs.amax(", "-probs.amax("),
 }
