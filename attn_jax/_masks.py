@@ -160,8 +160,8 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks: of the queries that see a key, and of the keys that a query sees. Either is None if it would be True
-    everywhere, and either may come with more axes than it needs: `any_visible` reduces them.
+    """Two masks: of the queries that see a key, and of the keys that a query sees. Either may be None, which is
+    True everywhere, and either may have more axes than it needs: `any_visible` reduces them.
 
     With a pattern, or a mask that has an axis of queries, both are the mask of the whole call, queries by keys. Both
     are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. Without
@@ -244,8 +244,8 @@ def prepare_inputs(
 
     In a full pass, keys that no query sees and queries that see no key become 0. In a step of decoding that is not
     aligned, new positions that are not real or have no room in the cache do. So padding, whatever it holds, reaches no
-    projection. The tape gets the arrays that were passed (`x` alone for
-    self-attention), in a full pass the masks `query_mask` and `key_mask`, and the three results.
+    projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
+    `query_mask` and `key_mask`, and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
