@@ -24,7 +24,7 @@ RELATIONS: dict[str, Relation] = {}
 
 
 def hidden_pieces(call: Call) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys to hide, and those that stay: the first two, and, unless the others' positions would change, the last two."""
+    """Keys to hide, and those that stay: the first two; where that moves no other key, also the last two."""
     n = score_shape(call)[-1]
     if n > 2:
         yield np.arange(2), np.arange(2, n)

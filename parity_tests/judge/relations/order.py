@@ -71,7 +71,8 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
         return
     if sizes["h"] != field(config, "num_heads"):  # heads of the softmax that are no heads of the projections
         return
-    fields = {"num_heads": 1, "num_kv_heads": 1, "num_key_heads": 1, "head_dim": sizes.get("k"), "value_head_dim": sizes.get("v")}
+    fields = dict.fromkeys(("num_heads", "num_kv_heads", "num_key_heads"), 1)
+    fields |= {"head_dim": sizes.get("k"), "value_head_dim": sizes.get("v")}
     fields = {name: x for name, x in fields.items() if x and name in config.fields()}
     by_head = [name for name in ("decay",) if field(config, name, None) is not None]  # one number for each head
     shared = sizes["h"] // sizes.get("g", sizes["h"])
