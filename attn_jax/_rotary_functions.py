@@ -131,12 +131,17 @@ def rotate(
 
 
 def cos_sin_of(
-    x: Array, cos: Array, sin: Array | None, rope_base: float | None, xpos: float | None, max_positions: int | None
+    x: Array,
+    cos_or_positions: Array,
+    sin: Array | None,
+    rope_base: float | None,
+    xpos: float | None,
+    max_positions: int | None,
 ) -> tuple[Array, Array]:
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options))
     if sin is not None:
-        return cos, sin
-    return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))
+        return cos_or_positions, sin
+    return rotary_angles(cos_or_positions, x.shape[-1], **options, dtype=dtype_name(x))
