@@ -86,13 +86,13 @@ def rotary_angles(
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
     config.check_range(low, high)
-    tables = rotary.tables_for(config, positions, name, like=positions)
+    cos_sin_table = rotary.cos_sin_table_for(config, positions, name, like=positions)
     if xpos is not None:
-        tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
-    cos, sin = take(tables[0], positions), take(tables[1], positions)
+        cos_sin_table = cos_sin_table * xpos_scales(config, config.max_positions, name, like=positions)
+    cos, sin = take(cos_sin_table[0], positions), take(cos_sin_table[1], positions)
     if sections is None:
         return cos, sin
-    cos, sin = (rotary.of_sections(x, sections, interleaved=sections_interleaved) for x in (cos, sin))
+    cos, sin = (rotary.select_sections(x, sections, interleaved=sections_interleaved) for x in (cos, sin))
     return cos, sin
 
 

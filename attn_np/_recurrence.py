@@ -122,7 +122,7 @@ def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
 
 
 def range_products(decay: Array) -> tuple[Array, Array]:
-    """Products of the decays of a chunk: from its start through each position, and from the next one through its last.
+    """Two products of decays for each position of a chunk: of those up to its own, and of those after it.
 
     By halves, so that nothing is divided: a product may be 0.
     """
@@ -136,17 +136,18 @@ def range_products(decay: Array) -> tuple[Array, Array]:
 
 
 def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
-    """What `range_products` gives, from that of both halves."""
+    """The two products of `range_products` for a chunk, from those of both its halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
     return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """Products of rows with the keys up to their own, `b t g r s`, decayed in between, and what `range_products` gives.
+    """Products of rows with the keys up to their position, decayed in between, and the two of `range_products`.
 
-    A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
-    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
+    The products are `b t g r s`: a position has r rows, its queries and, by a delta rule, beta k. A row of the later
+    half decays from the middle, a key of the earlier half to the middle, and the product of both is one matrix product.
+    Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
     """
     t = k.shape[1]
     if t == 1:

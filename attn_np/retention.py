@@ -194,7 +194,7 @@ class Retention(Layer[Config]):
         write_state(step, state=final_state)
         return context
 
-    def norm(self, context: Array) -> Array:
+    def normalize(self, context: Array) -> Array:
         """The context by the norm of the config, each head by itself or all heads of a position as one."""
         c, shape = self.config, context.shape
         if c.norm == "none":
@@ -240,7 +240,7 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
-        gated = normed = record(tape, normed=self.norm(context))
+        gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
@@ -256,8 +256,8 @@ class Retention(Layer[Config]):
             return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
         return chunked_vjp(tape, q, k, v, real, log_decays, chunk_size, dcontext)
 
-    def norm_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
-        """The gradients of a context and of the norm's weight: `norm` in reverse."""
+    def normalize_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
+        """The gradients of a context and of the norm's weight: `normalize` in reverse."""
         c, shape = self.config, context.shape
         if c.norm == "none":
             return dnormed, None
@@ -288,7 +288,7 @@ class Retention(Layer[Config]):
             dnormed, dgate_scores = record(tape, dnormed=dgated * gate, dgate_scores=dgate_scores)
             dx_gate, dw["w_gate"], dw["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
             dxs = [dx_gate]
-        dcontext, dw["w_norm"] = self.norm_vjp(context, dnormed)
+        dcontext, dw["w_norm"] = self.normalize_vjp(context, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         is_real = broadcast_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)

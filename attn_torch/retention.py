@@ -138,7 +138,7 @@ class Retention(Layer[Config]):
         write_state(step, state=final_state)
         return context
 
-    def norm(self, context: Array) -> Array:
+    def normalize(self, context: Array) -> Array:
         """The context by the norm of the config, each head by itself or all heads of a position as one."""
         c, shape = self.config, context.shape
         if c.norm == "none":
@@ -184,7 +184,7 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
-        gated = normed = record(tape, normed=self.norm(context))
+        gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
