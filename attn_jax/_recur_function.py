@@ -71,8 +71,8 @@ def recur(
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
-    size = chunk_length(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
+    length = chunk_length(form, chunk_size, q.shape[1])
+    y, final_state = recurrence(*arguments, length, contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 

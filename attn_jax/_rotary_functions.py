@@ -86,13 +86,13 @@ def rotary_angles(
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
     config.check_range(low, high)
-    tables = rotary.tables_for(config, positions, name, like=positions)
+    cos_sin_table = rotary.cos_sin_table_for(config, positions, name, like=positions)
     if xpos is not None:
-        tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
-    cos, sin = take(tables[0], positions), take(tables[1], positions)
+        cos_sin_table = cos_sin_table * xpos_scales(config, config.max_positions, name, like=positions)
+    cos, sin = take(cos_sin_table[0], positions), take(cos_sin_table[1], positions)
     if sections is None:
         return cos, sin
-    cos, sin = (rotary.of_sections(x, sections, interleaved=sections_interleaved) for x in (cos, sin))
+    cos, sin = (rotary.select_sections(x, sections, interleaved=sections_interleaved) for x in (cos, sin))
     return cos, sin
 
 
@@ -131,12 +131,17 @@ def rotate(
 
 
 def cos_sin_of(
-    x: Array, cos: Array, sin: Array | None, rope_base: float | None, xpos: float | None, max_positions: int | None
+    x: Array,
+    cos_or_positions: Array,
+    sin: Array | None,
+    rope_base: float | None,
+    xpos: float | None,
+    max_positions: int | None,
 ) -> tuple[Array, Array]:
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos), sin is not None, tuple(options))
+    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options))
     if sin is not None:
-        return cos, sin
-    return rotary_angles(cos, x.shape[-1], **options, dtype=dtype_name(x))
+        return cos_or_positions, sin
+    return rotary_angles(cos_or_positions, x.shape[-1], **options, dtype=dtype_name(x))

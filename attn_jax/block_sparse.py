@@ -25,7 +25,7 @@ from attn_np.contract.block_sparse import Config
 
 
 def heads_as_batch(x: Array) -> Array:
-    """Heads as batch rows, for each sees other keys: `b t h k` -> `(h b) t 1 k`."""
+    """Heads as batch rows, because every head sees keys of its own: `b t h k` -> `(h b) t 1 k`."""
     b, t, h, k = x.shape
     return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
 
@@ -48,16 +48,19 @@ class BlockSparseAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
 
     def choice(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
-        """The numbers of the blocks that each query chooses, `b h t n`; that of no block where there are too few."""
+        """The numbers of the blocks that each query chooses, `b h t n`.
+
+        Where fewer than n are eligible, the number of blocks stands for those that are missing: no block has it.
+        """
         c, (b, t, _, _) = self.config, q.shape
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
         own = query_positions[:, :: c.query_block, None] // c.block_size
         eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
         inside = to_dtype(key_positions[..., None] // c.block_size == blocks, dtype_name(k))
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
-        size = inside.sum(1)[:, :, None, None]
-        real = where((key_positions >= 0)[..., None, None], k, 0.0)
-        means = record(tape, means=einsum("bsn,bshk->bnhk", inside, real) / where(size == 0, 1.0, size))
+        num_keys = inside.sum(1)[:, :, None, None]
+        real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)
+        means = record(tape, means=einsum("bsn,bshk->bnhk", inside, real_keys) / where(num_keys == 0, 1.0, num_keys))
         affinity = record(tape, affinity=einsum("bthk,bnhk->bhtn", q[:, :: c.query_block], means))
         chosen = top_k_indices(affinity, eligible[:, None], c.chosen_blocks)
         return record(tape, chosen=chosen[:, :, arange(t, q) // c.query_block])

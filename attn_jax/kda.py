@@ -81,9 +81,9 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
-            q_scaled, k_unit, v_silu, beta, decay, initial_state, size, delta_rule=True, tape=tape
+            q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
         )
         write_state(step, state=final_state)
         context = record(tape, context=context)

@@ -45,25 +45,27 @@ class MultiHeadLatentAttention(Layer[Config]):
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        q_latent = query
         if self.w_dq is not None:
-            query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
-            query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
-        q = einsum("bte,ehk->bthk", query, self.w_q)
+            q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
+            q_latent = record(tape, q_latent=rms_norm(q_down, self.w_q_norm, c.norm_eps))
+        q = einsum("bte,ehk->bthk", q_latent, self.w_q)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.rope_layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
-        latent = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
-        latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
+        kv_down = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
+        latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
         k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
         k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.rope_layout))
         latent, k_rot = append(step, latent=latent, k_rot=k_rot)
         if c.absorbed:
-            q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            q_absorbed = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            q = concatenate([q_absorbed, q_rot], -1)
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
+            q = concatenate([q_nope, q_rot], -1)
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,

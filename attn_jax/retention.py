@@ -49,7 +49,7 @@ class Decay(NamedTuple):
     chunk_decay: Array
 
 
-def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
+def decay_from_counts(real_counts: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
     `real_counts`, `b t`, are the numbers of real positions: 1 or, for padding, 0; or those of each chunk.
@@ -64,33 +64,33 @@ def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
     return Decay(matrix, from_start, to_end, exp(last * log_decays))
 
 
-def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
+def chunk_decays(real: Array, log_decays: Array, chunk_size: int) -> tuple[Decay, Decay]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
-    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
-    chunk_counts = real_counts.sum(1).reshape(b, -(-t // size))
-    return decay_factors(real_counts, log_decays), decay_factors(chunk_counts, log_decays)
+    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), chunk_size)
+    chunk_counts = real_counts.sum(1).reshape(b, -(-t // chunk_size))
+    return decay_from_counts(real_counts, log_decays), decay_from_counts(chunk_counts, log_decays)
 
 
 def chunked(
-    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
     What a chunk adds to the state decays in those that follow just as a key decays within its chunk.
     """
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, log_decays, size)
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    within, between = chunk_decays(real, log_decays, chunk_size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
-    added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
+    added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
     old = between.from_start[..., None, None] * initial_state[:, None]
-    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
-    states = concatenate([initial_state[:, None], states], 1)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_after = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
+    states = concatenate([initial_state[:, None], states_after], 1)
+    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
-    from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]
+    from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 
@@ -130,15 +130,15 @@ class Retention(Layer[Config]):
         c = self.config
         log_decays = constants(c.log_decays(), q)
         initial_state = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             context, final_state = recurrent(q, k, v, initial_state, real, log_decays, tape)
         else:
-            context, final_state = chunked(q, k, v, initial_state, real, log_decays, size, tape)
+            context, final_state = chunked(q, k, v, initial_state, real, log_decays, chunk_size, tape)
         write_state(step, state=final_state)
         return context
 
-    def norm(self, context: Array) -> Array:
+    def normalize(self, context: Array) -> Array:
         """The context by the norm of the config, each head by itself or all heads of a position as one."""
         c, shape = self.config, context.shape
         if c.norm == "none":
@@ -184,7 +184,7 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
-        gated = normed = record(tape, normed=self.norm(context))
+        gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)

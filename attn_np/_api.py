@@ -12,8 +12,8 @@ from attn_np._vjp import value_and_vjp as value_and_vjp
 from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward passes read what such a tape holds
 from attn_np.weights import (
     PathArg,
-    drain,
     draw,
+    pop_on_read,
     read,
     read_pretrained,
     requested_dtype,
@@ -140,7 +140,7 @@ def load(
     selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
     file = read(path, config=layer_config, dtype=target, cast=cast, finite=finite, **selection, **config)
     dtype = check_dtype(file.config.variant, file.dtype or target or "float32")
-    values = drain(file.values, lambda x: from_numpy(x, device))
+    values = pop_on_read(file.values, lambda x: from_numpy(x, device))
     if into is None:
         return layer_class(file.config.variant).from_params(file.config, values, dtype)
     into.set_params(values)
@@ -194,7 +194,7 @@ def load_pretrained(
     if report is not None:
         report(pretrained.report())
     dtype = check_dtype(pretrained.config.variant, pretrained.dtype)
-    values = drain(pretrained.values, lambda x: from_numpy(x, device))
+    values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
     return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype)
 
 

@@ -72,8 +72,8 @@ def recur(
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
-    size = chunk_length(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, size, contract.has_delta_rule(rule), tape)
+    length = chunk_length(form, chunk_size, q.shape[1])
+    y, final_state = recurrence(*arguments, length, contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 
@@ -108,12 +108,12 @@ def recur_call_vjp(
     scale: float | None,
 ) -> dict[str, Array | None]:
     """The gradients of a call's arrays by name."""
-    scale, size = to_python_scalar(scale), chunk_length(form, to_python_scalar(chunk_size), q.shape[1])
+    scale, length = to_python_scalar(scale), chunk_length(form, to_python_scalar(chunk_size), q.shape[1])
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
     dfinal_state = zeros(arguments[5].shape, dy) if dfinal_state is None else dfinal_state
     dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(
-        tape, *arguments, size, contract.has_delta_rule(rule), dy, dfinal_state
+        tape, *arguments, length, contract.has_delta_rule(rule), dy, dfinal_state
     )
     if decay is not None:
         ddecay = sum_to(ddecay if decay.ndim % 2 == 0 else ddecay[..., 0], decay.shape)

@@ -28,19 +28,19 @@ VJP_KEY_ENTRIES = 2**17
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
 
-def to_chunks(x: Array, size: int, padding: float = 0.0) -> Array:
+def to_chunks(x: Array, chunk_size: int, fill: float = 0.0) -> Array:
     """Chunks as batch rows, the last one padded."""
     b, t, *rest = x.shape
-    n = -(-t // size)
+    n = -(-t // chunk_size)
     # b (n c) ... -> (b n) c ...
-    return concatenate([x, padding + zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
+    return concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1).reshape(b * n, chunk_size, *rest)
 
 
 def from_chunks(x: Array, b: int, t: int) -> Array:
     """The inverse of `to_chunks`: chunks in a row, without the padding."""
-    _, size, *rest = x.shape
+    _, chunk_size, *rest = x.shape
     # (b n) c ... -> b (n c) ...
-    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
+    return x.reshape(b, -(-t // chunk_size) * chunk_size, *rest)[:, :t]
 
 
 def causal_mask(t: int, like: Array) -> Array:
@@ -53,25 +53,25 @@ def earlier_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] > arange(t, like)[None, :]
 
 
-def chunk_length(form: str, size: int, t: int) -> int | None:
+def chunk_length(form: str, chunk_size: int, t: int) -> int | None:
     """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    "auto" is "recurrent" for one position, "chunked" for more than `size`, and else "parallel", one chunk, also in
-    `torch.export` programs for any length.
+    "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", one chunk, also
+    in `torch.export` programs for any length.
     """
     if form == "recurrent" or (form == "auto" and t == 1):
         return None
-    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
+    return chunk_size if form == "chunked" or (form == "auto" and is_longer(t, chunk_size)) else max(t, 1)
 
 
 # Within a chunk -------------------------------------------------------------------------------------------------------
 
 
-def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Array:
+def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
     """The array with one more entry at the end of some axes."""
     for axis in axes:
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-        x = concatenate([x, padding + zeros(shape, x)], axis)
+        x = concatenate([x, fill + zeros(shape, x)], axis)
     return x
 
 
@@ -122,7 +122,7 @@ def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
 
 
 def range_products(decay: Array) -> tuple[Array, Array]:
-    """Products of the decays of a chunk: from its start through each position, and from the next one through its last.
+    """Two products of decays for each position of a chunk: of those up to its own, and of those after it.
 
     By halves, so that nothing is divided: a product may be 0.
     """
@@ -136,17 +136,18 @@ def range_products(decay: Array) -> tuple[Array, Array]:
 
 
 def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
-    """What `range_products` gives, from that of both halves."""
+    """The two products of `range_products` for a chunk, from those of both its halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
     return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """Products of rows with the keys up to their own, `b t g r s`, decayed in between, and what `range_products` gives.
+    """Products of rows with the keys up to their position, decayed in between, and the two of `range_products`.
 
-    A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
-    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
+    The products are `b t g r s`: a position has r rows, its queries and, by a delta rule, beta k. A row of the later
+    half decays from the middle, a key of the earlier half to the middle, and the product of both is one matrix product.
+    Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
     """
     t = k.shape[1]
     if t == 1:
@@ -237,7 +238,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -247,42 +248,42 @@ def chunked(
     chunk would write into an empty state, w what it removes from the state, v_new what it writes.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    beta = None if beta is None else to_chunks(beta, size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
+    beta = None if beta is None else to_chunks(beta, chunk_size)
     beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
-        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
+        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, chunk_size, 1.0))
         chunk_decay = from_start[:, -1]
-    scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    scores = record(tape, scores=where(causal_mask(chunk_size, q)[:, None, None], products[:, :, :, :r], 0.0))
     u = beta_v
     if delta_rule:
-        key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
+        key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
         w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
         u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
     def body(state, xs):
-        k, w, u, chunk_decay = xs
+        k_to_end, w, u, chunk_decay = xs
         v_new = u if w is None else u - einsum("bcgk,bgkv->bcgv", w, state)
         decayed = state if chunk_decay is None else chunk_decay[..., None] * state
-        state = decayed + einsum("bcgk,bcgv->bgkv", k, v_new)
+        state = decayed + einsum("bcgk,bcgv->bgkv", k_to_end, v_new)
         return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), w, u, chunk_decay)
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    states_before = concatenate([initial_state[:, None], states], 1)[:, :-1]
-    chunk_states = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    xs = with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay)
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), final_state
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), states_before), b, t), final_state
 
 
-def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
     """Chunks along axis 1: (b n) ... -> b n ..."""
-    return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
+    return tuple(None if x is None else x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in arrays)
 
 
 def recurrent(
@@ -299,12 +300,14 @@ def recurrent(
         state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), final_state
+    final_state, (_, states_after) = scan(
+        body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape
+    )
+    return einsum("btgrk,btgkv->btgrv", q, states_after), final_state
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int | None,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -314,15 +317,15 @@ def recurrence(
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
         initial_state: the state before the first position.
-        size: the length of a chunk, or None for one position after the other.
+        chunk_size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
-    if size is None:
+    if chunk_size is None:
         out, final_state = recurrent(q, k, v, beta, decay, initial_state, delta_rule, tape)
     else:
-        out, final_state = chunked(q, k, v, beta, decay, initial_state, size, delta_rule, tape)
+        out, final_state = chunked(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
     return out.reshape(b, t, h, v.shape[3]), final_state
 
 
@@ -330,43 +333,45 @@ def recurrence(
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
-    delta_rule: bool, dout: Array, dfinal_state: Array,
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
+    chunk_size: int, delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
-    q, k, v, dout = (to_chunks(x, size) for x in (q, k, v, dout))
-    beta = None if beta is None else to_chunks(beta, size)
-    decay = None if decay is None else to_chunks(decay, size, 1.0)
-    beta_k, w, chunk_states = scaled_by(k, beta), tape.get("w"), tape["chunk_states"]
+    q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
+    beta = None if beta is None else to_chunks(beta, chunk_size)
+    decay = None if decay is None else to_chunks(decay, chunk_size, 1.0)
+    beta_k, w, states_before = scaled_by(k, beta), tape.get("w"), tape["chunk_states"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
     chunk_decay, v_new = None if from_start is None else from_start[:, -1], tape["v_new"].reshape(v.shape)
     from_start_rows = None if from_start is None else from_start[:, :, :, None]
     dscores, dv_new = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], v_new, dout)
-    dq_decayed, dchunk_states = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_rows), chunk_states, dout)
-    dproducts = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
+    dq_decayed, dstates_before = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_rows), states_before, dout)
+    dproducts = where(causal_mask(chunk_size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def body(dstate, xs):
-        dv_new, dchunk_states, k, w, v_new, chunk_decay, chunk_states = xs
-        dv_new = dv_new + einsum("bcgk,bgkv->bcgv", k, dstate)
-        dk, dchunk_decay = einsum("bcgv,bgkv->bcgk", v_new, dstate), np.sum(dstate * chunk_states, axis=-1)
-        dstate = dchunk_states + (dstate if chunk_decay is None else chunk_decay[..., None] * dstate)
+        dv_new, dstate_before, k_to_end, w, v_new, chunk_decay, state_before = xs
+        dv_new = dv_new + einsum("bcgk,bgkv->bcgv", k_to_end, dstate)
+        dk_to_end, dchunk_decay = einsum("bcgv,bgkv->bcgk", v_new, dstate), np.sum(dstate * state_before, axis=-1)
+        dstate = dstate_before + (dstate if chunk_decay is None else chunk_decay[..., None] * dstate)
         dstate = dstate if w is None else dstate - einsum("bcgk,bcgv->bgkv", w, dv_new)
-        return dstate, (dv_new, dk, dchunk_decay)
+        return dstate, (dv_new, dk_to_end, dchunk_decay)
 
-    xs = with_chunk_axis(b, t, size, dv_new, dchunk_states, scaled_by(k, to_end), w, v_new, chunk_decay, chunk_states)
-    names = ("dv_new", "dk_decayed", "dchunk_decay")
-    dinitial_state, (dv_new, dk_decayed, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
-    dv_new, dk_decayed = dv_new.reshape(v.shape), dk_decayed.reshape(k.shape)
+    xs = with_chunk_axis(
+        b, t, chunk_size, dv_new, dstates_before, scaled_by(k, to_end), w, v_new, chunk_decay, states_before
+    )
+    names = ("dv_new", "dk_to_end", "dchunk_decay")
+    dinitial_state, (dv_new, dk_to_end, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
+    dv_new, dk_to_end = dv_new.reshape(v.shape), dk_to_end.reshape(k.shape)
     dfrom_row, dbeta_k, dbeta_v = 0.0, None, dv_new
     if delta_rule:
-        dw = -einsum("btgv,bgkv->btgk", dv_new, chunk_states)
+        dw = -einsum("btgv,bgkv->btgk", dv_new, states_before)
         dw, du = record(tape, dw=dw, du=dv_new)
         inverse = tape["inverse"]
         dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), dw)
         dinverse_v, dbeta_v = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), du)
         dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
-        dkey_products = record(tape, dkey_products=where(earlier_mask(size, q)[:, None], dkey_products, 0.0))
+        dkey_products = record(tape, dkey_products=where(earlier_mask(chunk_size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
         dfrom_row, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
@@ -374,12 +379,12 @@ def chunked_vjp(
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
         dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
-        dchunk_decay = sum_to(dchunk_decay.reshape(chunk_states.shape[:-1]), decay[:, 0].shape)[:, None]
+        dchunk_decay = sum_to(dchunk_decay.reshape(states_before.shape[:-1]), decay[:, 0].shape)[:, None]
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dchunk_decay], 1)
-        dto_end = sum_to(dk_decayed * k, decay.shape)
+        dto_end = sum_to(dk_to_end * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
     dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
-    dk, dv, dbeta = sum_grads(dk, scaled_by(dk_decayed, to_end)), scaled_by(dbeta_v, beta), None
+    dk, dv, dbeta = sum_grads(dk, scaled_by(dk_to_end, to_end)), scaled_by(dbeta_v, beta), None
     if dbeta_k is not None:
         dbeta_k = sum_grads(dbeta_k, drows[:, :, :, r])
         dk = sum_grads(dk, scaled_by(dbeta_k, beta))
@@ -395,25 +400,25 @@ def recurrent_vjp(
     delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
-    states, v_new = tape["states"], tape["v_new"]
-    previous_states = concatenate([initial_state[:, None], states], 1)[:, :-1]
-    dq, dstates = einsum_vjp("btgrk,btgkv->btgrv", q, states, dout)
+    states_after, v_new = tape["states"], tape["v_new"]
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    dq, dstates_after = einsum_vjp("btgrk,btgkv->btgrv", q, states_after, dout)
 
     def body(dstate, xs):
-        dstate_read, k, beta, decay, v_new, previous_states = xs
+        dstate_read, k, beta, decay, v_new, state_before = xs
         dstate = dstate + dstate_read
         dv_new = einsum("bgk,bgkv->bgv", k, dstate)
         dk = einsum("bgkv,bgv->bgk", dstate, v_new)
         dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dv_new, beta)) if delta_rule else dstate
-        ddecay = np.sum(dstate * previous_states, axis=-1)
+        ddecay = np.sum(dstate * state_before, axis=-1)
         return (dstate if decay is None else decay[..., None] * dstate), (dv_new, dk, ddecay)
 
-    xs = record(tape, dstates=dstates), k, beta, decay, v_new, previous_states
+    xs = record(tape, dstates=dstates_after), k, beta, decay, v_new, states_before
     names = ("dv_new", "dk_added", "ddecay")
     dinitial_state, (dv_new, dk, ddecay) = scan(body, dfinal_state, xs, names=names, reverse=True)
     dv, dbeta, difference = scaled_by(dv_new, beta), None, v
     if delta_rule:
-        decayed = previous_states if decay is None else decay[..., None] * previous_states
+        decayed = states_before if decay is None else decay[..., None] * states_before
         dk = sum_grads(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
         difference = v - einsum("btgk,btgkv->btgv", k, decayed)
     if beta is not None:
@@ -423,15 +428,15 @@ def recurrent_vjp(
 
 def recurrence_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
-    size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array,
+    chunk_size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
     (b, t, h, width), groups = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
     dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
-    if size is None:
+    if chunk_size is None:
         grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial_state, delta_rule, dout, dfinal_state)
     else:
-        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial_state, size, delta_rule, dout, dfinal_state)
+        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial_state, chunk_size, delta_rule, dout, dfinal_state)
     dq, dk, dv, dbeta, ddecay, dinitial_state = grads
     return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial_state

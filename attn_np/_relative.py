@@ -34,7 +34,7 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
-def rotate_to_key_positions(x: Array, query_sinusoids: Array) -> Array:
+def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     """y with x . (encoding of i - j) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
 
     sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The map is linear and symmetric, so

@@ -41,7 +41,7 @@ def recorded_positions(tape: dict[str, Array]) -> Any:
 
 
 @cached_array
-def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
+def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
     a float32 angle would be wrong by 1e-3 at position 100 000.
     """
@@ -50,7 +50,7 @@ def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
-def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
+def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
     """Cosines and sines of positions 0 .. max_positions - 1. "longrope" and "dynamic" depend on the length of the pass:
     `longest`, or else the largest position and one more.
 
@@ -59,18 +59,18 @@ def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longes
     """
     count = config.max_positions
     if not config.depends_on_length(count):
-        return tables(config, count, count, dtype, like=like)
+        return cos_sin_table(config, count, count, dtype, like=like)
     if longest is None and concrete(positions):
         longest = int((known_range(positions) or (0, 0))[1]) + 1
     if longest is not None:
-        return tables(config, count, longest, dtype, like=like)
+        return cos_sin_table(config, count, longest, dtype, like=like)
     config.check_traced_length()
     original = config.original_max_positions
-    short, long = (tables(config, count, length, dtype, like=like) for length in (original, count))
+    short, long = (cos_sin_table(config, count, length, dtype, like=like) for length in (original, count))
     return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
 
 
-def of_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
+def select_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
     """From cosines or sines for every axis, `a ... r`, those of the axis that rotates each pair: `... r`."""
     if interleaved:
         pair, axes, dealt = arange(x.shape[-1], like=x), len(sections), x[0]
@@ -110,21 +110,22 @@ def cos_sin_for(
         length = max(t, 1) if step is None else step.cache.max_length
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
         positions = clip(unclipped, 0, length - 1)
-        cos_sin = tables(config, length, length, dtype_name(like), like=like)
+        cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
     else:
         known = known_range(positions)
         if known is not None:
             config.check_range(*known)
         longest = None if step is None else step.cache.max_length
-        cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
+        cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, longest=longest)
     cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin
     sections, interleaved = config.rope_sections, config.rope_sections_interleaved
-    return of_sections(cos, sections, interleaved=interleaved), of_sections(sin, sections, interleaved=interleaved)
+    cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
+    return cos, sin
 
 
-def pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
+def split_pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
     """The first and the second numbers of the n pairs that rotate."""
     return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
 
@@ -140,7 +141,7 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inver
     n = cos.shape[-1]
     if x.ndim == 4:
         cos, sin = cos[:, :, None], sin[:, :, None]
-    a, b = pairs(x, n, layout)
+    a, b = split_pairs(x, n, layout)
     sin = -sin if inverse else sin
     a, b = a * cos - b * sin, b * cos + a * sin
     rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))

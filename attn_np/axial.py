@@ -61,13 +61,13 @@ class AxialAttention(Layer[Config]):
 
     def attend_along_vjp(self, axis: str, tape: Tape, dy: Array) -> tuple[Array, dict[str, Array | None]]:
         """The gradients of x and of the parameters of an axis: `attend_along` in reverse."""
-        own = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
+        w = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
         x, dy, dw = tape["x"], record(tape, dy=dy), {}
-        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], own["w_o"], own["b_o"], dy)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], w["w_o"], w["b_o"], dy)
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=self.config.scale)
-        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, own["w_v"], own["b_v"], dv)
-        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, own["w_k"], own["b_k"], dk)
-        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, own["w_q"], own["b_q"], dq)
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, w["w_v"], w["b_v"], dv)
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, w["w_k"], w["b_k"], dk)
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, w["w_q"], w["b_q"], dq)
         return sum_grads(dx_q, dx_k, dx_v), {f"{name}_{axis}": gradient for name, gradient in dw.items()}
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
@@ -75,7 +75,7 @@ class AxialAttention(Layer[Config]):
         c, dtype, dy = self.config, dtype_name(dy), cotangent(tape, dy)
         shape = dy.shape
         dcolumns = to_columns(dy.reshape(shape[0] * c.height, c.width, shape[2]), c.height, c.width)
-        drows, w_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
+        drows, dw_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
         drows = to_columns(drows, c.width, c.height)
-        dx, w_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
-        return make_grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, w_rows | w_columns)
+        dx, dw_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
+        return make_grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, dw_rows | dw_columns)

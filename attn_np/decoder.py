@@ -77,7 +77,7 @@ def normalize_vjp(
 
 
 def clipped(x: Array, limit: float) -> Array:
-    """x, with numbers above the limit in size replaced by the limit."""
+    """x, with numbers larger than the limit in size replaced by the limit with their sign."""
     return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
@@ -87,13 +87,13 @@ def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
 
 
 @cached_array
-def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+def query_scales(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
     numbers = xp.arange(1, count + 1, dtype=xp.float64)
     return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
 
 
-def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
+def query_scale(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
     """The factor on each query, `b t 1 1`; None if the config has none."""
     if c.temperature_growth is None or c.temperature_interval is None:
         return None
@@ -104,8 +104,8 @@ def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeS
         count, known = c.max_positions or 1, known_range(positions)
         if known is not None:
             c.check_range(*known)
-    factors = temperatures(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
-    return take(factors, positions)[:, :, None, None]
+    scales = query_scales(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    return take(scales, positions)[:, :, None, None]
 
 
 class DecoderAttention(Layer[Config]):
@@ -164,8 +164,8 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        factor = temperature(c, positions, sizes["t"], like=query, step=step)
-        q = q if factor is None else record(tape, q_tempered=q * factor)
+        q_scale = query_scale(c, positions, sizes["t"], like=query, step=step)
+        q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
@@ -200,8 +200,8 @@ class DecoderAttention(Layer[Config]):
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
         dw["sinks"] = None if self.sinks is None else tape["dsinks"]
-        factor = temperature(c, tape.get("positions"), dy.shape[1], like=dy)
-        dq = dq if factor is None else record(tape, dq_tempered=dq) * factor
+        q_scale = query_scale(c, tape.get("positions"), dy.shape[1], like=dy)
+        dq = dq if q_scale is None else record(tape, dq_tempered=dq) * q_scale
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.rope_layout, inverse=True), rotate(dk, cos, sin, c.rope_layout, inverse=True)
         if c.clip_qkv is not None:

@@ -48,7 +48,7 @@ from attn_np.contract.delta import Config
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -56,10 +56,10 @@ def chunked(
     v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
     # t 1 s: below the diagonal, for all heads
-    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
+    key_products = where(earlier_mask(chunk_size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
     w, u = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
@@ -71,15 +71,13 @@ def chunked(
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, w, u))
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
-        q.shape[0], *initial_state.shape[1:]
-    )
-    chunk_states = record(tape, chunk_states=chunk_states)
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in (k, w, u))
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, states_before)
     return from_chunks(out, b, t), final_state
 
 
@@ -92,41 +90,41 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, t
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), final_state
+    final_state, (_, states_after) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, size: int, dout: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
+    q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
     beta_k = k * beta
-    chunk_states, inverse = tape["chunk_states"], tape["inverse"]
+    states_before, inverse = tape["chunk_states"], tape["inverse"]
     w, v_new = tape["w"], tape["v_new"].reshape(v.shape)
     dmasked_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v_new, dout)
-    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, chunk_states, dout)
-    dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, states_before, dout)
+    dscores = where(causal_mask(chunk_size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def body(dstate, xs):
-        dv_new, dchunk_states, k, w, v_new = xs
+        dv_new, dstate_before, k, w, v_new = xs
         dv_new = dv_new + einsum("bchk,bhkv->bchv", k, dstate)
         dk = einsum("bchv,bhkv->bchk", v_new, dstate)
-        dstate = dstate + dchunk_states - einsum("bchk,bchv->bhkv", w, dv_new)
+        dstate = dstate + dstate_before - einsum("bchk,bchv->bhkv", w, dv_new)
         return dstate, (dv_new, dk)
 
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dv_new, dchunk_states, k, w, v_new))
-    zero = zeros((b, *chunk_states.shape[1:]), q)
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in (dv_new, dstates_before, k, w, v_new))
+    zero = zeros((b, *states_before.shape[1:]), q)
     _, (dv_new, dk_added) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
     dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
-    dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
+    dw = -einsum("bthv,bhkv->bthk", dv_new, states_before)
     dw, du = record(tape, dw=dw, du=dv_new)
     dinverse_k, dbeta_k = einsum_vjp("bths,bshk->bthk", inverse, beta_k, dw)
     dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, du)
     dkey_products = where(
-        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
+        earlier_mask(chunk_size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
     dbeta_k_products, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, record(tape, dkey_products=dkey_products))
     dbeta_k = sum_grads(dbeta_k, dbeta_k_products)
@@ -140,9 +138,9 @@ def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `recurrent` in reverse."""
-    states, v_new = tape["states"], tape["v_new"]
-    previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
+    states_after, v_new = tape["states"], tape["v_new"]
+    states_before = concatenate([zeros((q.shape[0], 1, *states_after.shape[2:]), q), states_after], 1)[:, :-1]
+    dq, dstates_after = einsum_vjp("bthk,bthkv->bthv", q, states_after, dout)
 
     def body(dstate, xs):
         dstate_read, k, beta, v_new = xs
@@ -151,12 +149,12 @@ def recurrent_vjp(
         dk = einsum("bhkv,bhv->bhk", dstate, v_new)
         return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)
 
-    xs = record(tape, dstates=dstates), k, beta, v_new
-    zero = zeros((q.shape[0], *states.shape[2:]), q)
+    xs = record(tape, dstates=dstates_after), k, beta, v_new
+    zero = zeros((q.shape[0], *states_after.shape[2:]), q)
     _, (dv_new, dk) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
     dv = beta[..., None] * dv_new
-    dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, previous_states)), axis=-1)
-    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", previous_states, dv)), dv, dbeta
+    dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, states_before)), axis=-1)
+    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", states_before, dv)), dv, dbeta
 
 
 class DeltaRule(Layer[Config]):
@@ -191,11 +189,11 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        size = chunk_length(c.form, c.chunk_size, sizes["t"])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if chunk_size is None:
             context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, size, tape)
+            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
@@ -213,11 +211,11 @@ class DeltaRule(Layer[Config]):
         if c.use_norm:
             dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
-            dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
+            dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, chunk_size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
         dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))

@@ -58,7 +58,7 @@ from attn_np.contract.gated_delta import Config
 from attn_np.retention import Decay
 
 
-def decay_factors(log_decay: Array) -> Decay:
+def decay_from_logs(log_decay: Array) -> Decay:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
@@ -75,7 +75,7 @@ def decay_factors(log_decay: Array) -> Decay:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -83,34 +83,32 @@ def chunked(
     v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
-    decay = decay_factors(to_chunks(log_decay, size))
+    decay = decay_from_logs(to_chunks(log_decay, chunk_size))
     # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
-    key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
+    key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
     w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
     u = einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
 
     def body(state, xs):
-        k, w, u, chunk_decay = xs
+        k_to_end, w, u, chunk_decay = xs
         v_new = u - einsum("bchk,bhkv->bchv", w, state)
-        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, v_new)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k_to_end, v_new)
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
     xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
-        q.shape[0], *initial_state.shape[1:]
-    )
-    chunk_states = record(tape, chunk_states=chunk_states)
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], states_before)
     return from_chunks(
         einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
     ), final_state
@@ -128,13 +126,13 @@ def recurrent(
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(
+    final_state, (_, states_after) = scan(
         body, initial_state, (k, v, beta, exp(log_decay)), names=("v_new", "states"), tape=tape
     )
-    return einsum("bthk,bthkv->bthv", q, states), final_state
+    return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
-def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dchunk_decay: Array) -> Array:
+def decay_from_logs_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dchunk_decay: Array) -> Array:
     """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
     position's logarithm is in all later sums.
     """
@@ -147,51 +145,51 @@ def decay_factors_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end:
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, size: int, dout: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
-    decay, beta_k = decay_factors(to_chunks(log_decay, size)), k * beta
+    q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
+    decay, beta_k = decay_from_logs(to_chunks(log_decay, chunk_size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
-    chunk_states, inverse, w = tape["chunk_states"], tape["inverse"], tape["w"]
+    states_before, inverse, w = tape["chunk_states"], tape["inverse"], tape["w"]
     v_new = tape["v_new"].reshape(v.shape)
     ddecayed_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v_new, dout)
-    dq_decayed, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q * from_start, chunk_states, dout)
+    dq_decayed, dstates_before = einsum_vjp("bthk,bhkv->bthv", q * from_start, states_before, dout)
     dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.matrix
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def body(dstate, xs):
-        dv_new, dchunk_states, k, w, v_new, chunk_decay, chunk_states = xs
-        dv_new = dv_new + einsum("bchk,bhkv->bchv", k, dstate)
-        dk, dchunk_decay = einsum("bchv,bhkv->bchk", v_new, dstate), np.sum(dstate * chunk_states, axis=(-2, -1))
-        dstate = chunk_decay[:, :, None, None] * dstate + dchunk_states - einsum("bchk,bchv->bhkv", w, dv_new)
-        return dstate, (dv_new, dk, dchunk_decay)
+        dv_new, dstate_before, k_to_end, w, v_new, chunk_decay, state_before = xs
+        dv_new = dv_new + einsum("bchk,bhkv->bchv", k_to_end, dstate)
+        dk_to_end, dchunk_decay = einsum("bchv,bhkv->bchk", v_new, dstate), np.sum(dstate * state_before, axis=(-2, -1))
+        dstate = chunk_decay[:, :, None, None] * dstate + dstate_before - einsum("bchk,bchv->bhkv", w, dv_new)
+        return dstate, (dv_new, dk_to_end, dchunk_decay)
 
-    xs = dv_new, dchunk_states, k * to_end, w, v_new, decay.chunk_decay, chunk_states
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    names = ("dv_new", "dk_added", "dchunk_decay")
-    _, (dv_new, dk_added, dchunk_decay) = scan(
-        body, zeros((b, *chunk_states.shape[1:]), q), xs, names=names, reverse=True
+    xs = dv_new, dstates_before, k * to_end, w, v_new, decay.chunk_decay, states_before
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
+    names = ("dv_new", "dk_to_end", "dchunk_decay")
+    _, (dv_new, dk_to_end, dchunk_decay) = scan(
+        body, zeros((b, *states_before.shape[1:]), q), xs, names=names, reverse=True
     )
-    dv_new, dk_added = dv_new.reshape(v.shape), dk_added.reshape(k.shape)
-    dw = -einsum("bthv,bhkv->bthk", dv_new, chunk_states)
+    dv_new, dk_to_end = dv_new.reshape(v.shape), dk_to_end.reshape(k.shape)
+    dw = -einsum("bthv,bhkv->bthk", dv_new, states_before)
     dw, du = record(tape, dw=dw, du=dv_new)
     dinverse_k, dbeta_k_decayed = einsum_vjp("bths,bshk->bthk", inverse, beta_k * from_start, dw)
     dinverse_v, dbeta_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, du)
     dkey_products = where(
-        earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
+        earlier_mask(chunk_size, q)[:, None], unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v)), 0.0
     )
     dkey_products = record(tape, dkey_products=dkey_products)
     products = einsum("bthk,bshk->bths", beta_k, k)
     dbeta_k, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, dkey_products * decay.matrix.swapaxes(1, 2))
     dbeta_k = sum_grads(dbeta_k, dbeta_k_decayed * from_start)
     dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
-    dk = sum_grads(dk_scores, dk_products, dk_added * to_end, dbeta_k * beta)
+    dk = sum_grads(dk_scores, dk_products, dk_to_end * to_end, dbeta_k * beta)
     ddecay = sum_grads((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
     dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dbeta_k_decayed * beta_k, axis=-1)
-    dlog_decay = decay_factors_vjp(
-        decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
+    dlog_decay = decay_from_logs_vjp(
+        decay, ddecay, dfrom_start, np.sum(dk_to_end * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
     )
     cotangents = sum_grads(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
@@ -201,24 +199,24 @@ def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dout: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
-    states, v_new, alpha = tape["states"], tape["v_new"], exp(log_decay)
-    previous_states = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
+    states_after, v_new, alpha = tape["states"], tape["v_new"], exp(log_decay)
+    states_before = concatenate([zeros((q.shape[0], 1, *states_after.shape[2:]), q), states_after], 1)[:, :-1]
+    dq, dstates_after = einsum_vjp("bthk,bthkv->bthv", q, states_after, dout)
 
     def body(dstate, xs):
-        dstate_read, k, beta, v_new, alpha, previous_states = xs
+        dstate_read, k, beta, v_new, alpha, state_before = xs
         dstate = dstate + dstate_read
         dv_new = einsum("bhk,bhkv->bhv", k, dstate)
         dk = einsum("bhkv,bhv->bhk", dstate, v_new)
         dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new)
-        dalpha = np.sum(dstate * previous_states, axis=(-2, -1))
+        dalpha = np.sum(dstate * state_before, axis=(-2, -1))
         return alpha[:, :, None, None] * dstate, (dv_new, dk, dalpha)
 
-    xs = record(tape, dstates=dstates), k, beta, v_new, alpha, previous_states
+    xs = record(tape, dstates=dstates_after), k, beta, v_new, alpha, states_before
     names = ("dv_new", "dk_added", "dalpha")
-    zero = zeros((q.shape[0], *states.shape[2:]), q)
+    zero = zeros((q.shape[0], *states_after.shape[2:]), q)
     _, (dv_new, dk, dalpha) = scan(body, zero, xs, names=names, reverse=True)
-    dv, decayed = beta[..., None] * dv_new, alpha[..., None, None] * previous_states
+    dv, decayed = beta[..., None] * dv_new, alpha[..., None, None] * states_before
     dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
@@ -305,11 +303,11 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        size = chunk_length(c.form, c.chunk_size, sizes["t"])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if chunk_size is None:
             context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, size, tape)
+            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
@@ -336,11 +334,11 @@ class GatedDeltaRule(Layer[Config]):
         dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
         else:
-            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, size, dcontext)
+            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, chunk_size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dlog_decay = cotangents
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)

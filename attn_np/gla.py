@@ -49,8 +49,10 @@ class GatedLinearAttention(Layer[Config]):
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
         decay = record(tape, decay=exp(log_decay))
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, final_state = recurrence(q_scaled, k, v, None, decay, initial_state, size, delta_rule=False, tape=tape)
+        q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, final_state = recurrence(
+            q_scaled, k, v, None, decay, initial_state, chunk_size, delta_rule=False, tape=tape
+        )
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
@@ -75,8 +77,8 @@ class GatedLinearAttention(Layer[Config]):
         dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        initial_state = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        zero_state = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
             tape,
             q * scale,
@@ -84,11 +86,11 @@ class GatedLinearAttention(Layer[Config]):
             v,
             None,
             decay,
-            initial_state,
-            size,
+            zero_state,
+            chunk_size,
             delta_rule=False,
             dout=dcontext,
-            dfinal_state=initial_state,
+            dfinal_state=zero_state,
         )
         dq_scaled, dk, dv, _, ddecay, _ = cotangents
         dq, dk, dv, ddecay = record(tape, dq=dq_scaled * scale, dk=dk, dv=dv, ddecay=ddecay)

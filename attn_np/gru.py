@@ -48,23 +48,23 @@ def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array
     return r, z, n, lerp(n, h, z)
 
 
-def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, h_n: Array) -> tuple[Array, Array]:
+def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, n_from_h: Array) -> tuple[Array, Array]:
     """The gradients of x_gates, and of the state before by the path around the gates: `cell` in reverse.
 
     Args:
         dh: gradient of the state after the step.
         r, z, n: the gates.
         h: the state before the step.
-        h_n: its recurrent product for n, before the reset.
+        n_from_h: its recurrent product for n, before the reset.
     """
     dn, dh, dz = lerp_vjp(n, h, z, dh)
     dn = tanh_vjp(n, dn)
     dz = sigmoid_vjp(z, dz)
-    dr = sigmoid_vjp(r, dn * h_n)
+    dr = sigmoid_vjp(r, dn * n_from_h)
     return stack([dr, dz, dn], axis=1), dh
 
 
-def cell_of_reset_state(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+def cell_with_reset_before(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
     """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
     h_gates = einsum("be,fea->bfa", h, w_h[:2])
     r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
@@ -72,8 +72,11 @@ def cell_of_reset_state(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Ar
     return r, z, n, lerp(n, h, z)
 
 
-def cell_of_reset_state_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, w_h: Array) -> tuple[Array, Array]:
-    """The gradients of x_gates, and of the state before by the paths around r and z: the above in reverse."""
+def cell_with_reset_before_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, w_h: Array) -> tuple[Array, Array]:
+    """The gradients of x_gates and of the state before the step: `cell_with_reset_before` in reverse.
+
+    Of the state's paths those through r and z are left out: the caller adds them, in one product with w_h.
+    """
     dn, dh, dz = lerp_vjp(n, h, z, dh)
     dn = tanh_vjp(n, dn)
     dz = sigmoid_vjp(z, dz)
@@ -109,7 +112,7 @@ class GRULayer(Layer[LayerConfig]):
 
         def body(h, xs, w_h=w_h, b_h=b_h):
             x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
+            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
@@ -129,12 +132,12 @@ class GRULayer(Layer[LayerConfig]):
     def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
         """The gradients, by the forward in reverse; the scan runs against the layer's direction.
 
-        A state is used three times: as an output, around the gates of the next step, and in them. The product with
-        w_h for the third is computed at the beginning of the step before, so that the carry holds the gradients at
-        the gates.
+        A state is used three times: as an output, and in the next step both around its gates and inside them. For the
+        last use the gradients at the gates are multiplied by w_h, and the scan does so one step later: its carry holds
+        the gradients at the gates, not the product.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
-        h, h_n = self.inputs_of_vjp(tape["state"], tape["h"])
+        h, n_from_h = self.inputs_of_vjp(tape["state"], tape["h"])
         c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gates, r):
@@ -142,22 +145,22 @@ class GRULayer(Layer[LayerConfig]):
             return dh_around + einsum("bfa,fea->be", dgates, w)
 
         def body(carry, xs):
-            dy, real, r, z, n, h, h_n = xs
+            dy, real, r, z, n, h, n_from_h = xs
             dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
             if c.reset_after:
-                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, h_n)
+                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, n_from_h)
             else:
-                dx_gates, dh_around = cell_of_reset_state_vjp(dnew, r, z, n, h, w_h)
+                dx_gates, dh_around = cell_with_reset_before_vjp(dnew, r, z, n, h, w_h)
             dh_around = dh_around if real is None else where(real[:, None], dh_around, dh)
             return (dh_around, dx_gates, r), (dx_gates,)
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
-        xs = dy, real, r, z, n, h, h_n
+        xs = dy, real, r, z, n, h, n_from_h
         carry, (dx_gates,) = scan(body, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
-        shared = self.gates_vjp(x, h, r, dx_gates)
-        dx, dstate = record(tape, dx=shared.inputs["x"], dstate=dstate_before(*carry))
-        return Grads({"x": dx, "state": dstate}, shared.params)
+        grads = self.gates_vjp(x, h, r, dx_gates)
+        dx, dstate = record(tape, dx=grads.inputs["x"], dstate=dstate_before(*carry))
+        return Grads({"x": dx, "state": dstate}, grads.params)
 
     def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""

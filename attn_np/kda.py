@@ -96,9 +96,9 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
-            q_scaled, k_unit, v_silu, beta, decay, initial_state, size, delta_rule=True, tape=tape
+            q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
         )
         write_state(step, state=final_state)
         context = record(tape, context=context)
@@ -127,11 +127,11 @@ class KimiDeltaAttention(Layer[Config]):
         dx_gate, dw["w_gate_down"], _ = linear_vjp("btd,dz->btz", x, self.w_gate_down, None, dgate_latent)
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        initial_state = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        zero_state = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
-            tape, q_unit * scale, k_unit, v_silu, beta, decay, initial_state, size, delta_rule=True, dout=dcontext,
-            dfinal_state=initial_state,
+            tape, q_unit * scale, k_unit, v_silu, beta, decay, zero_state, chunk_size, delta_rule=True, dout=dcontext,
+            dfinal_state=zero_state,
         )  # fmt: skip
         dq_scaled, dk_unit, dv_silu, dbeta, ddecay, _ = cotangents
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))

@@ -45,7 +45,10 @@ def random_features(x: Array, w: Array) -> Array:
 
 
 def random_features_vjp(x: Array, w: Array, y: Array, dy: Array) -> tuple[Array, Array]:
-    """The gradients of x and w, from the features y and their gradient: y changes by itself times its exponent."""
+    """The gradients of x and w, from the features y and their gradient.
+
+    y is an exponential: it changes by y times the change of its exponent.
+    """
     scale = x.shape[-1] ** -0.25
     dexponent = dy * y
     dx, dw = einsum_vjp("bthk,mk->bthm", x * scale, w, dexponent)
@@ -54,20 +57,21 @@ def random_features_vjp(x: Array, w: Array, y: Array, dy: Array) -> tuple[Array,
 
 def running_states(added: Array, initial_state: Array, tape: Tape) -> Array:
     """The state before the first step and after each, from what the steps add."""
-    states = record(tape, states=initial_state[:, None] + cumsum(added, 1))
-    return concatenate([initial_state[:, None], states], 1)
+    states_after = record(tape, states=initial_state[:, None] + cumsum(added, 1))
+    return concatenate([initial_state[:, None], states_after], 1)
 
 
-def chunked(q: Array, k: Array, v: Array, initial_state: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(q: Array, k: Array, v: Array, initial_state: Array, chunk_size: int, tape: Tape) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k, v)
-    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial_state, tape)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
+    states = running_states(added, initial_state, tape)
+    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, states_before)
     return from_chunks(out, b, t), states[:, -1]
 
 
@@ -82,17 +86,19 @@ def running_states_vjp(dstates: Array) -> Array:
     return cumsum(dstates[:, ::-1], 1)[:, ::-1]
 
 
-def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dout: Array) -> tuple[Array, Array, Array]:
+def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, chunk_size: int, dout: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
+    q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     dmasked_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v, dout)
-    dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
+    dscores = where(causal_mask(chunk_size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
-    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout)
-    dchunk_states = record(tape, dchunk_states=dchunk_states).reshape(b, -(-t // size), *dchunk_states.shape[1:])
-    dstates = concatenate([dchunk_states, zeros((b, 1, *dchunk_states.shape[2:]), dchunk_states)], 1)[:, 1:]
-    dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout)
+    dstates_before = record(tape, dchunk_states=dstates_before).reshape(
+        b, -(-t // chunk_size), *dstates_before.shape[1:]
+    )
+    dstates_after = concatenate([dstates_before, zeros((b, 1, *dstates_before.shape[2:]), dstates_before)], 1)[:, 1:]
+    dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates_after)))
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
     dq, dk, dv = sum_grads(dq, dq_before), sum_grads(dk, dk_added), sum_grads(dv, dv_added)
     return from_chunks(dq, b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
@@ -151,11 +157,11 @@ class LinearAttention(Layer[Config]):
             initial_state = concatenate([state, key_sum[..., None]], -1)
         else:
             initial_state = read_state(step, "state", empty)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             sums, final_state = recurrent(q, k, v, initial_state, tape)
         else:
-            sums, final_state = chunked(q, k, v, initial_state, size, tape)
+            sums, final_state = chunked(q, k, v, initial_state, chunk_size, tape)
         if c.normalize:
             write_state(step, state=final_state[..., :-1], key_sum=final_state[..., -1])
         else:
@@ -188,9 +194,9 @@ class LinearAttention(Layer[Config]):
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
         context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
         if c.normalize:
-            weight = sums[..., -1:] + c.eps
-            weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
-            context = sums[..., :-1] / weight
+            weight_sum = sums[..., -1:] + c.eps
+            weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
+            context = sums[..., :-1] / weight_sum
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y)
@@ -201,8 +207,10 @@ class LinearAttention(Layer[Config]):
         if not c.causal:
             dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dsums)
             return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        return recurrent_vjp(tape, q, k, v, dsums) if size is None else chunked_vjp(tape, q, k, v, size, dsums)
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
+            return recurrent_vjp(tape, q, k, v, dsums)
+        return chunked_vjp(tape, q, k, v, chunk_size, dsums)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
@@ -214,12 +222,14 @@ class LinearAttention(Layer[Config]):
         dsums = dcontext = record(tape, dcontext=dcontext)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-            weight = sums[..., -1:] + c.eps
-            weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
+            weight_sum = sums[..., -1:] + c.eps
+            weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
             # context = values / weight
-            dvalues = dcontext / weight
-            dweight = zero_unseen("bt->bthv", real, -np.sum(dcontext * context / weight, axis=-1, keepdims=True))
-            dsums = concatenate([dvalues, dweight], -1)
+            dvalues = dcontext / weight_sum
+            dweight_sum = zero_unseen(
+                "bt->bthv", real, -np.sum(dcontext * context / weight_sum, axis=-1, keepdims=True)
+            )
+            dsums = concatenate([dvalues, dweight_sum], -1)
         dsums = record(tape, dsums=dsums)
         q_features, k_features = tape["q_features"], tape["k_features"]
         dq_features, dk_features, dv = self.weighted_sums_vjp(tape, q_features, k_features, v, dsums)

@@ -56,25 +56,27 @@ class MultiHeadLatentAttention(Layer[Config]):
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        q_latent = query
         if self.w_dq is not None:
-            query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
-            query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
-        q = einsum("bte,ehk->bthk", query, self.w_q)
+            q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
+            q_latent = record(tape, q_latent=rms_norm(q_down, self.w_q_norm, c.norm_eps))
+        q = einsum("bte,ehk->bthk", q_latent, self.w_q)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.rope_layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
-        latent = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
-        latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
+        kv_down = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
+        latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
         k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
         k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.rope_layout))
         latent, k_rot = append(step, latent=latent, k_rot=k_rot)
         if c.absorbed:
-            q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            q_absorbed = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            q = concatenate([q_absorbed, q_rot], -1)
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
+            q = concatenate([q_nope, q_rot], -1)
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,
@@ -97,9 +99,9 @@ class MultiHeadLatentAttention(Layer[Config]):
             dcontext, dw["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
             dlatent, dk_rot = sum_grads(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
-            dq_nope, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
-            dq_nope = record(tape, dq_absorbed=dq_nope)
-            dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
+            dq_absorbed, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
+            dq_absorbed = record(tape, dq_absorbed=dq_absorbed)
+            dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_absorbed)
         else:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
@@ -110,16 +112,16 @@ class MultiHeadLatentAttention(Layer[Config]):
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
         dk_rot = rotate(dk_rot, cos, sin, c.rope_layout, inverse=True)
         dkey, dw["w_k_rot"], dw["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)
-        dlatent, dw["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
-        dlatent = record(tape, dkv_down=dlatent)
-        dvalue, dw["w_dkv"], dw["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dlatent)
+        dkv_down, dw["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
+        dkv_down = record(tape, dkv_down=dkv_down)
+        dvalue, dw["w_dkv"], dw["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dkv_down)
         dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.rope_layout, inverse=True)], -1)
         if self.w_dq is None:
             dquery, dw["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
         else:
-            dquery, dw["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
-            dquery = record(tape, dq_latent=dquery)
-            dquery, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
-            dquery = record(tape, dq_down=dquery)
-            dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dquery)
+            dq_latent, dw["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
+            dq_latent = record(tape, dq_latent=dq_latent)
+            dq_down, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dq_latent)
+            dq_down = record(tape, dq_down=dq_down)
+            dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dq_down)
         return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -20,7 +20,7 @@ from attn_np._vjp import (
 from attn_np.contract.qk_norm import Config
 
 
-def normalised(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     """x normalised: each head by itself, or all heads of a position together."""
     together = c.norm_over == "all"
     width = x.shape[2] * x.shape[3]
@@ -75,8 +75,8 @@ class QKNormAttention(Layer[Config]):
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
-        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
+        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
+        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
@@ -105,8 +105,8 @@ class QKNormAttention(Layer[Config]):
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_over == "head" else "norm_heads"
-        dq, dw[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
-        dk, dw[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
+        dq, dw[f"w_q_{suffix}"] = normalize_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        dk, dw[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
@@ -114,7 +114,7 @@ class QKNormAttention(Layer[Config]):
         return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
 
 
-def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
+def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
     """The gradients of x and of the norm weight, in their shapes."""
     together = c.norm_over == "all"
     width = x.shape[2] * x.shape[3]

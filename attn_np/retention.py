@@ -61,7 +61,7 @@ class Decay(NamedTuple):
     chunk_decay: Array
 
 
-def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
+def decay_from_counts(real_counts: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
     `real_counts`, `b t`, are the numbers of real positions: 1 or, for padding, 0; or those of each chunk.
@@ -76,33 +76,33 @@ def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
     return Decay(matrix, from_start, to_end, exp(last * log_decays))
 
 
-def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
+def chunk_decays(real: Array, log_decays: Array, chunk_size: int) -> tuple[Decay, Decay]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
-    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
-    chunk_counts = real_counts.sum(1).reshape(b, -(-t // size))
-    return decay_factors(real_counts, log_decays), decay_factors(chunk_counts, log_decays)
+    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), chunk_size)
+    chunk_counts = real_counts.sum(1).reshape(b, -(-t // chunk_size))
+    return decay_from_counts(real_counts, log_decays), decay_from_counts(chunk_counts, log_decays)
 
 
 def chunked(
-    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
     What a chunk adds to the state decays in those that follow just as a key decays within its chunk.
     """
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, log_decays, size)
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    within, between = chunk_decays(real, log_decays, chunk_size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
-    added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
+    added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
     old = between.from_start[..., None, None] * initial_state[:, None]
-    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
-    states = concatenate([initial_state[:, None], states], 1)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_after = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
+    states = concatenate([initial_state[:, None], states_after], 1)
+    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
-    from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]
+    from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]
     return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 
@@ -123,20 +123,22 @@ def recurrent(
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dout: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, log_decays, size)
-    q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
+    within, between = chunk_decays(real, log_decays, chunk_size)
+    q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     ddecayed_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v, dout)
     dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.matrix)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
     dfrom_state = dout * within.from_start[..., None]
-    dq_before, dchunk_states = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dfrom_state)
-    dchunk_states = record(tape, dchunk_states=dchunk_states).reshape(b, -(-t // size), *dchunk_states.shape[1:])
-    dstates = concatenate([dchunk_states, zeros((b, 1, *dchunk_states.shape[2:]), dchunk_states)], 1)[:, 1:]
-    dadded = einsum("bhij,bihkv->bjhkv", between.matrix, record(tape, dstates=dstates))
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dfrom_state)
+    dstates_before = record(tape, dchunk_states=dstates_before).reshape(
+        b, -(-t // chunk_size), *dstates_before.shape[1:]
+    )
+    dstates_after = concatenate([dstates_before, zeros((b, 1, *dstates_before.shape[2:]), dstates_before)], 1)[:, 1:]
+    dadded = einsum("bhij,bihkv->bjhkv", between.matrix, record(tape, dstates=dstates_after))
     dadded = record(tape, dadded=dadded).reshape(q.shape[0], *dadded.shape[2:])
     dk_decayed, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)
     dk, dv = sum_grads(dk, dk_decayed * within.to_end[..., None]), sum_grads(dv, dv_added)
@@ -152,9 +154,9 @@ def recurrent_vjp(
     """
 
     def body(carry, xs):
-        dlater, later = carry
+        dnext_state, next_factor = carry
         dstate, factors = xs
-        dstate = dstate + later[:, :, None, None] * dlater
+        dstate = dstate + next_factor[:, :, None, None] * dnext_state
         return (dstate, factors), (dstate,)
 
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dout)
@@ -184,15 +186,15 @@ class Retention(Layer[Config]):
         c = self.config
         log_decays = constants(c.log_decays(), q)
         initial_state = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             context, final_state = recurrent(q, k, v, initial_state, real, log_decays, tape)
         else:
-            context, final_state = chunked(q, k, v, initial_state, real, log_decays, size, tape)
+            context, final_state = chunked(q, k, v, initial_state, real, log_decays, chunk_size, tape)
         write_state(step, state=final_state)
         return context
 
-    def norm(self, context: Array) -> Array:
+    def normalize(self, context: Array) -> Array:
         """The context by the norm of the config, each head by itself or all heads of a position as one."""
         c, shape = self.config, context.shape
         if c.norm == "none":
@@ -238,7 +240,7 @@ class Retention(Layer[Config]):
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
-        gated = normed = record(tape, normed=self.norm(context))
+        gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
@@ -249,13 +251,13 @@ class Retention(Layer[Config]):
     def context_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `context` in reverse, for a call without a cache."""
         c, log_decays = self.config, constants(self.config.log_decays(), q)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
-        return chunked_vjp(tape, q, k, v, real, log_decays, size, dcontext)
+        return chunked_vjp(tape, q, k, v, real, log_decays, chunk_size, dcontext)
 
-    def norm_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
-        """The gradients of a context and of the norm's weight: `norm` in reverse."""
+    def normalize_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
+        """The gradients of a context and of the norm's weight: `normalize` in reverse."""
         c, shape = self.config, context.shape
         if c.norm == "none":
             return dnormed, None
@@ -286,7 +288,7 @@ class Retention(Layer[Config]):
             dnormed, dgate_scores = record(tape, dnormed=dgated * gate, dgate_scores=dgate_scores)
             dx_gate, dw["w_gate"], dw["b_gate"] = linear_vjp("btd,dhv->bthv", x, self.w_gate, self.b_gate, dgate_scores)
             dxs = [dx_gate]
-        dcontext, dw["w_norm"] = self.norm_vjp(context, dnormed)
+        dcontext, dw["w_norm"] = self.normalize_vjp(context, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         is_real = broadcast_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)

@@ -96,7 +96,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
         return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
 
     def make_step(self, with_weights: bool) -> Callable[..., Any]:
-        """One step, a function for a scan: from the state of every layer to the next. The arrays are shared by all."""
+        """The body of a scan over the steps: it takes the states of all layers to the next ones.
+
+        Keys, memory and weights (`k`, `v`, `w`) are the same in every step.
+        """
         count, rate = self.config.num_layers, self.config.dropout
 
         def body(state, xs, k, v, w):
@@ -180,21 +183,22 @@ class AttentionDecoder(Layer[DecoderConfig]):
         x, memory, k, probs, context = (tape[name] for name in ("x", "memory", "k", "probs", "context"))
         keep, allowed, count = tape.get("keep"), tape.get("allowed"), c.num_layers
         keep_masks = self.gru.layer_keep_masks(tape.get("gru_keep"), x.shape[0], x.shape[1])
-        gates, below = [], [concatenate([context, x], axis=-1)]
+        # Of each layer, for all steps: r, z, n, the state before the step, and its recurrent product for n.
+        residuals_by_layer, below = [], [concatenate([context, x], axis=-1)]
         for i, keep_mask in enumerate(keep_masks):
             r, z, n, h = (tape[f"gru.layers.{i}.{name}"] for name in "rznh")
-            gates.append((r, z, n, *layers[i].inputs_of_vjp(tape["state"][i], h)))
+            residuals_by_layer.append((r, z, n, *layers[i].inputs_of_vjp(tape["state"][i], h)))
             below.append(dropout(h, keep_mask, c.dropout))
-        queries = gates[-1][3]
+        queries = residuals_by_layer[-1][3]
         q = einsum("btd,de->bte", queries, self.attention.w_q)
         dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", below[-1], self.w_o, self.b_o, dy)
 
         def dstate_before(dh_around, dgates, step_values):
             if step_values is None:
                 return dh_around
-            q, probs, keep, gates = step_values
+            q, probs, keep, residuals = step_values
             dstate = [
-                dh_around[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], gates[5 * i]), w["h"][i])
+                dh_around[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], residuals[5 * i]), w["h"][i])
                 for i in range(count)
             ]
             dcontext = einsum("bfe,fde->bd", dgates[0], w["x"][0])
@@ -203,24 +207,33 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
         def body(carry, xs):
             dx, q, probs, keep, *rest = xs
-            keep_masks, gates, dstate, dh_around, dgates = rest[:count], rest[count:], dstate_before(*carry), (), ()
+            keep_masks, residuals, dstate, dh_around, dgates = rest[:count], rest[count:], dstate_before(*carry), (), ()
             for i in reversed(range(count)):
                 dh = dstate[i] + dropout_vjp(dx, keep_masks[i], c.dropout)
-                dx_gates, dh = cell_vjp(dh, *gates[5 * i : 5 * i + 5])
+                dx_gates, dh = cell_vjp(dh, *residuals[5 * i : 5 * i + 5])
                 dx = einsum("bfe,fde->bd", dx_gates, w["x"][i])
                 dh_around, dgates = (dh, *dh_around), (dx_gates, *dgates)
-            return (dh_around, dgates, (q, probs, keep, gates)), dgates
+            return (dh_around, dgates, (q, probs, keep, residuals)), dgates
 
         start = zeros(tape["state"].shape, x) if dlast is None else dlast
         carry, dgates = scan(
             body,
             (tuple(start[i] for i in range(count)), (), None),
-            (dh, q, probs, keep, *keep_masks, *(value for layer_gates in gates for value in layer_gates)),
+            (
+                dh,
+                q,
+                probs,
+                keep,
+                *keep_masks,
+                *(value for layer_residuals in residuals_by_layer for value in layer_residuals),
+            ),
             names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
             tape=tape,
             reverse=True,
         )
-        grads_by_layer = [layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(gates)]
+        grads_by_layer = [
+            layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(residuals_by_layer)
+        ]
         for i, layer_grads in enumerate(grads_by_layer):
             dw |= {f"gru.layers.{i}.{name}": value for name, value in layer_grads.params.items()}
         djoined = grads_by_layer[0].inputs["x"]
@@ -260,7 +273,7 @@ class Seq2Seq(Layer[Config]):
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
-        # Otherwise PyTorch keeps 32 kB of each of these steps, where one of the decoder leaves 15.
+        # Without `recompute` PyTorch keeps 32 kB for each step of the encoder; for one of the decoder it keeps 15 kB.
         return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
     def make_decode_step(
@@ -294,7 +307,7 @@ class Seq2Seq(Layer[Config]):
     ) -> tuple[Array, Array]:
         """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
         sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, words=False)
+        self.config.check_generation(sizes["t"], steps, tokens=False)
         x, dtype = upcast(target), dtype_name(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
@@ -321,7 +334,7 @@ class Seq2Seq(Layer[Config]):
             Tokens `b steps`, after the first stop token only stop tokens, and how many come before it.
         """
         sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, words=True, stop=stop)
+        self.config.check_generation(sizes["t"], steps, tokens=True, stop=stop)
         source, x, table = self.embed(source, target)
         decode_step, start = self.make_decode_step(source, mask, state)
 

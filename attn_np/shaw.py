@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
+"""Relative position representations (Shaw): a learned vector for each one is added to keys and values."""
 
 from math import sqrt
 from typing import Any
@@ -43,7 +43,7 @@ from attn_np.contract.shaw import Config
 
 
 class ShawAttention(Layer[Config]):
-    """A learned vector for each distance is added to keys and values."""
+    """A learned vector for each relative position is added to keys and values."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

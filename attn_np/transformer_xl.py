@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: contents and distances are scored apart, each with a bias of its own."""
+"""Transformer-XL's attention: contents and relative positions are scored apart, each with a bias of its own."""
 
 from math import sqrt
 from typing import Any
@@ -23,7 +23,7 @@ from attn_np._ops import (
     softmax,
     upcast,
 )
-from attn_np._relative import relative_scores_per_head, relative_scores_per_head_vjp, rotate_to_key_positions, sinusoids
+from attn_np._relative import relative_scores_per_head, relative_scores_per_head_vjp, sinusoids, to_key_positions
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
@@ -41,7 +41,7 @@ from attn_np.contract.transformer_xl import Config
 
 
 class TransformerXLAttention(Layer[Config]):
-    """Contents and distances are scored apart, each with a bias of its own."""
+    """Contents and relative positions are scored apart, each with a bias of its own."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -96,7 +96,8 @@ class TransformerXLAttention(Layer[Config]):
             query_minus_key = clip(-relative_position, low, high - 1)
             relative_index = record(tape, relative_index=query_minus_key - low)
             q_content, q_position = both_queries(tape, q)
-            # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
+            # Terms (a) and (c) of the paper; then (b) and (d) for every relative position, of which each pair takes
+            # its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
             position = relative_scores_per_head(tape, "relative_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
@@ -112,7 +113,7 @@ class TransformerXLAttention(Layer[Config]):
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            position_features = rotate_to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
+            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
             positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
             q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
@@ -139,8 +140,8 @@ class TransformerXLAttention(Layer[Config]):
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
             dq_content, dposition_features = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
             at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
-            dfactors = rotate_to_key_positions(dposition_features, at_queries)
-            dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dfactors)
+            dabsolute_features = to_key_positions(dposition_features, at_queries)
+            dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dabsolute_features)
             dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
             dw |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
             dq, dk = sum_grads(dq_content, dq_position), dk[..., : q_position.shape[-1]]

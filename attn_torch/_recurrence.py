@@ -22,19 +22,19 @@ VJP_KEY_ENTRIES = 2**17
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
 
-def to_chunks(x: Array, size: int, padding: float = 0.0) -> Array:
+def to_chunks(x: Array, chunk_size: int, fill: float = 0.0) -> Array:
     """Chunks as batch rows, the last one padded."""
     b, t, *rest = x.shape
-    n = -(-t // size)
+    n = -(-t // chunk_size)
     # b (n c) ... -> (b n) c ...
-    return concatenate([x, padding + zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
+    return concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1).reshape(b * n, chunk_size, *rest)
 
 
 def from_chunks(x: Array, b: int, t: int) -> Array:
     """The inverse of `to_chunks`: chunks in a row, without the padding."""
-    _, size, *rest = x.shape
+    _, chunk_size, *rest = x.shape
     # (b n) c ... -> b (n c) ...
-    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
+    return x.reshape(b, -(-t // chunk_size) * chunk_size, *rest)[:, :t]
 
 
 def causal_mask(t: int, like: Array) -> Array:
@@ -47,25 +47,25 @@ def earlier_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] > arange(t, like)[None, :]
 
 
-def chunk_length(form: str, size: int, t: int) -> int | None:
+def chunk_length(form: str, chunk_size: int, t: int) -> int | None:
     """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    "auto" is "recurrent" for one position, "chunked" for more than `size`, and else "parallel", one chunk, also in
-    `torch.export` programs for any length.
+    "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", one chunk, also
+    in `torch.export` programs for any length.
     """
     if form == "recurrent" or (form == "auto" and t == 1):
         return None
-    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
+    return chunk_size if form == "chunked" or (form == "auto" and is_longer(t, chunk_size)) else max(t, 1)
 
 
 # Within a chunk -------------------------------------------------------------------------------------------------------
 
 
-def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Array:
+def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
     """The array with one more entry at the end of some axes."""
     for axis in axes:
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-        x = concatenate([x, padding + zeros(shape, x)], axis)
+        x = concatenate([x, fill + zeros(shape, x)], axis)
     return x
 
 
@@ -105,17 +105,18 @@ def unit_lower_inverse(lower: Array) -> Array:
 
 
 def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
-    """What `range_products` gives, from that of both halves."""
+    """The two products of `range_products` for a chunk, from those of both its halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
     first, second = from_start[:, -1:], from_middle[:, -1:]
     return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """Products of rows with the keys up to their own, `b t g r s`, decayed in between, and what `range_products` gives.
+    """Products of rows with the keys up to their position, decayed in between, and the two of `range_products`.
 
-    A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
-    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
+    The products are `b t g r s`: a position has r rows, its queries and, by a delta rule, beta k. A row of the later
+    half decays from the middle, a key of the earlier half to the middle, and the product of both is one matrix product.
+    Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
     """
     t = k.shape[1]
     if t == 1:
@@ -149,7 +150,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, which is passed from chunk to chunk.
@@ -159,42 +160,42 @@ def chunked(
     chunk would write into an empty state, w what it removes from the state, v_new what it writes.
     """
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    beta = None if beta is None else to_chunks(beta, size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
+    beta = None if beta is None else to_chunks(beta, chunk_size)
     beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
-        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
+        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, chunk_size, 1.0))
         chunk_decay = from_start[:, -1]
-    scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    scores = record(tape, scores=where(causal_mask(chunk_size, q)[:, None, None], products[:, :, :, :r], 0.0))
     u = beta_v
     if delta_rule:
-        key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
+        key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
         w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
         u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
     def body(state, xs):
-        k, w, u, chunk_decay = xs
+        k_to_end, w, u, chunk_decay = xs
         v_new = u if w is None else u - einsum("bcgk,bgkv->bcgv", w, state)
         decayed = state if chunk_decay is None else chunk_decay[..., None] * state
-        state = decayed + einsum("bcgk,bcgv->bgkv", k, v_new)
+        state = decayed + einsum("bcgk,bcgv->bgkv", k_to_end, v_new)
         return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, size, scaled_by(k, to_end), w, u, chunk_decay)
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    states_before = concatenate([initial_state[:, None], states], 1)[:, :-1]
-    chunk_states = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    xs = with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay)
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
     from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), chunk_states), b, t), final_state
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), states_before), b, t), final_state
 
 
-def with_chunk_axis(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
     """Chunks along axis 1: (b n) ... -> b n ..."""
-    return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
+    return tuple(None if x is None else x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in arrays)
 
 
 def recurrent(
@@ -211,12 +212,14 @@ def recurrent(
         state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape)
-    return einsum("btgrk,btgkv->btgrv", q, states), final_state
+    final_state, (_, states_after) = scan(
+        body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape
+    )
+    return einsum("btgrk,btgkv->btgrv", q, states_after), final_state
 
 
 def recurrence(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, size: int | None,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int | None,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
@@ -226,15 +229,15 @@ def recurrence(
         beta: `b t g`, the share of each value that is written; None for all.
         decay: `b t g 1` or `b t g k`, the factor that multiplies the state at each position; None for 1.
         initial_state: the state before the first position.
-        size: the length of a chunk, or None for one position after the other.
+        chunk_size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
     """
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
-    if size is None:
+    if chunk_size is None:
         out, final_state = recurrent(q, k, v, beta, decay, initial_state, delta_rule, tape)
     else:
-        out, final_state = chunked(q, k, v, beta, decay, initial_state, size, delta_rule, tape)
+        out, final_state = chunked(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
     return out.reshape(b, t, h, v.shape[3]), final_state
 
 

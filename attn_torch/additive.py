@@ -39,8 +39,8 @@ class AdditiveAttention(Layer[Config]):
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        # A softmax over the queries needs all rows at once. Axis 2 of q, read as heads, is the hidden width, so blocks
-        # are sized for b t s e numbers. No product of matrices profits from many rows.
+        # A softmax over the queries needs all rows at once. Blocks are sized for b t s e numbers, because axis 2 of q,
+        # elsewhere the heads, is the hidden width. There is no matrix product, which would gain from many rows.
         context, probs = attend_in_row_blocks(
             self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
             implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,

@@ -48,18 +48,18 @@ def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> 
 
 
 def clipped(x: Array, limit: float) -> Array:
-    """x, with numbers above the limit in size replaced by the limit."""
+    """x, with numbers larger than the limit in size replaced by the limit with their sign."""
     return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
 @cached_array
-def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+def query_scales(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
     numbers = xp.arange(1, count + 1, dtype=xp.float64)
     return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
 
 
-def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
+def query_scale(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
     """The factor on each query, `b t 1 1`; None if the config has none."""
     if c.temperature_growth is None or c.temperature_interval is None:
         return None
@@ -70,8 +70,8 @@ def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeS
         count, known = c.max_positions or 1, known_range(positions)
         if known is not None:
             c.check_range(*known)
-    factors = temperatures(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
-    return take(factors, positions)[:, :, None, None]
+    scales = query_scales(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    return take(scales, positions)[:, :, None, None]
 
 
 class DecoderAttention(Layer[Config]):
@@ -130,8 +130,8 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        factor = temperature(c, positions, sizes["t"], like=query, step=step)
-        q = q if factor is None else record(tape, q_tempered=q * factor)
+        q_scale = query_scale(c, positions, sizes["t"], like=query, step=step)
+        q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(

@@ -34,7 +34,7 @@ from attn_torch._recurrence import (
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -42,10 +42,10 @@ def chunked(
     v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
     # t 1 s: below the diagonal, for all heads
-    key_products = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
+    key_products = where(earlier_mask(chunk_size, q)[:, None], einsum("bthk,bshk->bths", beta_k, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, key_products=key_products)))
     w, u = einsum("bths,bshk->bthk", inverse, beta_k), einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
@@ -57,15 +57,13 @@ def chunked(
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, w, u))
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
-        q.shape[0], *initial_state.shape[1:]
-    )
-    chunk_states = record(tape, chunk_states=chunk_states)
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in (k, w, u))
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, states_before)
     return from_chunks(out, b, t), final_state
 
 
@@ -78,8 +76,8 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, t
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), final_state
+    final_state, (_, states_after) = scan(body, initial_state, (k, v, beta), names=("v_new", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
 class DeltaRule(Layer[Config]):
@@ -114,11 +112,11 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        size = chunk_length(c.form, c.chunk_size, sizes["t"])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if chunk_size is None:
             context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, size, tape)
+            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)

@@ -39,12 +39,12 @@ from attn_torch._rows import attend_in_row_blocks
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
-    of_query = -relative_position
+    of_c2p = -relative_position
     if c.buckets_per_side is not None:
-        of_query = bucket_table(c, like=of_query)[clip(of_query, -limit, limit) + limit]
-    # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
-    of_key = -of_query if c.p2c_view == "key" else of_query
-    return clip(of_query + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
+        of_c2p = bucket_table(c, like=of_c2p)[clip(of_c2p, -limit, limit) + limit]
+    # Equation 3: position to content takes the position as seen from the key, which has the other sign.
+    of_p2c = -of_c2p if c.p2c_view == "key" else of_c2p
+    return clip(of_c2p + span, 0, 2 * span - 1), clip(of_p2c + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -145,8 +145,8 @@ class DisentangledAttention(Layer[Config]):
             row_k, row_q = table_rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
-                of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
-                q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, of_keys], -1)
+                key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, key_terms], -1)
             return q, keys, v
 
         def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:

@@ -41,7 +41,7 @@ from attn_torch._recurrence import (
 from attn_torch.retention import Decay
 
 
-def decay_factors(log_decay: Array) -> Decay:
+def decay_from_logs(log_decay: Array) -> Decay:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
@@ -58,7 +58,7 @@ def decay_factors(log_decay: Array) -> Decay:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -66,34 +66,32 @@ def chunked(
     v_new = u - w state, by the letters of the WY form.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
-    decay = decay_factors(to_chunks(log_decay, size))
+    decay = decay_from_logs(to_chunks(log_decay, chunk_size))
     # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
-    key_products = record(tape, key_products=where(earlier_mask(size, q)[:, None], decayed, 0.0))
+    key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
     w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
     u = einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
 
     def body(state, xs):
-        k, w, u, chunk_decay = xs
+        k_to_end, w, u, chunk_decay = xs
         v_new = u - einsum("bchk,bhkv->bchv", w, state)
-        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, v_new)
+        state = chunk_decay[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k_to_end, v_new)
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
     xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
-    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
-    final_state, (v_new, states) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
-    chunk_states = concatenate([initial_state[:, None], states], 1)[:, :-1].reshape(
-        q.shape[0], *initial_state.shape[1:]
-    )
-    chunk_states = record(tape, chunk_states=chunk_states)
+    xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
+    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
+    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], chunk_states)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], states_before)
     return from_chunks(
         einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
     ), final_state
@@ -111,10 +109,10 @@ def recurrent(
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
 
-    final_state, (_, states) = scan(
+    final_state, (_, states_after) = scan(
         body, initial_state, (k, v, beta, exp(log_decay)), names=("v_new", "states"), tape=tape
     )
-    return einsum("bthk,bthkv->bthv", q, states), final_state
+    return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
 def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
@@ -185,11 +183,11 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        size = chunk_length(c.form, c.chunk_size, sizes["t"])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if chunk_size is None:
             context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, size, tape)
+            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))

@@ -48,8 +48,10 @@ class GatedLinearAttention(Layer[Config]):
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
         decay = record(tape, decay=exp(log_decay))
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
-        context, final_state = recurrence(q_scaled, k, v, None, decay, initial_state, size, delta_rule=False, tape=tape)
+        q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, final_state = recurrence(
+            q_scaled, k, v, None, decay, initial_state, chunk_size, delta_rule=False, tape=tape
+        )
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))

@@ -36,7 +36,7 @@ def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array
     return r, z, n, lerp(n, h, z)
 
 
-def cell_of_reset_state(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+def cell_with_reset_before(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
     """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
     h_gates = einsum("be,fea->bfa", h, w_h[:2])
     r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
@@ -66,7 +66,7 @@ class GRULayer(Layer[LayerConfig]):
 
         def body(h, xs, w_h=w_h, b_h=b_h):
             x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_of_reset_state(x_gates, h, w_h)
+            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gates, h, w_h)
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 

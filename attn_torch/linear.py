@@ -39,20 +39,21 @@ def random_features(x: Array, w: Array) -> Array:
 
 def running_states(added: Array, initial_state: Array, tape: Tape) -> Array:
     """The state before the first step and after each, from what the steps add."""
-    states = record(tape, states=initial_state[:, None] + cumsum(added, 1))
-    return concatenate([initial_state[:, None], states], 1)
+    states_after = record(tape, states=initial_state[:, None] + cumsum(added, 1))
+    return concatenate([initial_state[:, None], states_after], 1)
 
 
-def chunked(q: Array, k: Array, v: Array, initial_state: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked(q: Array, k: Array, v: Array, initial_state: Array, chunk_size: int, tape: Tape) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k, v)
-    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), initial_state, tape)
-    chunk_states = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
+    states = running_states(added, initial_state, tape)
+    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, chunk_states)
+    masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, states_before)
     return from_chunks(out, b, t), states[:, -1]
 
 
@@ -99,11 +100,11 @@ class LinearAttention(Layer[Config]):
             initial_state = concatenate([state, key_sum[..., None]], -1)
         else:
             initial_state = read_state(step, "state", empty)
-        size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        if size is None:
+        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if chunk_size is None:
             sums, final_state = recurrent(q, k, v, initial_state, tape)
         else:
-            sums, final_state = chunked(q, k, v, initial_state, size, tape)
+            sums, final_state = chunked(q, k, v, initial_state, chunk_size, tape)
         if c.normalize:
             write_state(step, state=final_state[..., :-1], key_sum=final_state[..., -1])
         else:
@@ -136,9 +137,9 @@ class LinearAttention(Layer[Config]):
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
         context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
         if c.normalize:
-            weight = sums[..., -1:] + c.eps
-            weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
-            context = sums[..., :-1] / weight
+            weight_sum = sums[..., -1:] + c.eps
+            weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
+            context = sums[..., :-1] / weight_sum
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y)

@@ -71,7 +71,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
         return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
 
     def make_step(self, with_weights: bool) -> Callable[..., Any]:
-        """One step, a function for a scan: from the state of every layer to the next. The arrays are shared by all."""
+        """The body of a scan over the steps: it takes the states of all layers to the next ones.
+
+        Keys, memory and weights (`k`, `v`, `w`) are the same in every step.
+        """
         count, rate = self.config.num_layers, self.config.dropout
 
         def body(state, xs, k, v, w):
@@ -163,7 +166,7 @@ class Seq2Seq(Layer[Config]):
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
-        # Otherwise PyTorch keeps 32 kB of each of these steps, where one of the decoder leaves 15.
+        # Without `recompute` PyTorch keeps 32 kB for each step of the encoder; for one of the decoder it keeps 15 kB.
         return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
     def make_decode_step(
@@ -197,7 +200,7 @@ class Seq2Seq(Layer[Config]):
     ) -> tuple[Array, Array]:
         """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
         sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, words=False)
+        self.config.check_generation(sizes["t"], steps, tokens=False)
         x, dtype = upcast(target), dtype_name(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
@@ -224,7 +227,7 @@ class Seq2Seq(Layer[Config]):
             Tokens `b steps`, after the first stop token only stop tokens, and how many come before it.
         """
         sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, words=True, stop=stop)
+        self.config.check_generation(sizes["t"], steps, tokens=True, stop=stop)
         source, x, table = self.embed(source, target)
         decode_step, start = self.make_decode_step(source, mask, state)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import NamedTuple
 
-FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
+FAR = 1 << 30  # beyond every position; a position plus FAR fits in 32-bit integers
 
 # How many keys before and after its own position a query sees; None for no limit on that side.
 Limits = tuple[int | None, int | None]
@@ -86,8 +86,8 @@ class Band:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
             rows = max_pairs // max(1, keys.length)
             if self.right is not None:
-                # n rows see before + n keys from the first one's on, and no more than there are: the largest n with
-                # this many pairs.
+                # n rows see before + n keys, counted from the first key that the first row sees, and at most s. The
+                # block gets the largest n that makes no more than `max_pairs` pairs.
                 before = start + self.s - self.t + self.right - keys.start
                 rows = max(max_pairs // max(1, self.s), (isqrt(before * before + 4 * max_pairs) - before) // 2)
             stop = min(self.t, start + min(most, max(min_rows, rows)))

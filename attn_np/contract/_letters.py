@@ -1,4 +1,4 @@
-"""One letter for each axis: in annotations, einsum strings, contracts and pages."""
+"""One letter for each axis of parameters and of layers' arguments: in annotations, einsum strings and pages."""
 
 LETTERS = {
     "b": "batch",

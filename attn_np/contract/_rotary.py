@@ -256,9 +256,9 @@ class Rotary(Config):
         original = self.original_max_positions or 1
         if self.rope_scaling == "dynamic" and length > original:
             base = base * (factor * length / original - (factor - 1)) ** (width / (width - 2))
-        angles = [base ** (-2 * i / width) for i in range(width // 2)]
+        frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
         if self.rope_scaling == "linear":
-            angles = [angle / factor for angle in angles]
+            frequencies = [f / factor for f in frequencies]
         elif self.rope_scaling == "yarn":
             low, high = (self._pair_that_turns(n) for n in (self.beta_fast or 32.0, self.beta_slow or 1.0))
             if self.yarn_truncate:
@@ -266,16 +266,16 @@ class Rotary(Config):
             low, high = max(low, 0), min(high, width - 1)
             high = high + 0.001 if low == high else high
             ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(width // 2)]
-            angles = [f / factor * r + f * (1 - r) for f, r in zip(angles, ramp, strict=True)]
+            frequencies = [f / factor * r + f * (1 - r) for f, r in zip(frequencies, ramp, strict=True)]
         elif self.rope_scaling == "llama3":
             low, high = self.low_freq_factor or 1.0, self.high_freq_factor or 4.0
-            turns = [original * f / (2 * pi) for f in angles]
+            turns = [original * f / (2 * pi) for f in frequencies]
             ramp = [min(max((n - low) / (high - low), 0.0), 1.0) for n in turns]
-            angles = [f / factor * (1 - r) + f * r for f, r in zip(angles, ramp, strict=True)]
+            frequencies = [f / factor * (1 - r) + f * r for f, r in zip(frequencies, ramp, strict=True)]
         elif self.rope_scaling == "longrope":
             factors = (self.long_factor if length > original else self.short_factor) or ()
-            angles = [angle / divisor for angle, divisor in zip(angles, factors, strict=True)]
-        return tuple(angles)
+            frequencies = [f / divisor for f, divisor in zip(frequencies, factors, strict=True)]
+        return tuple(frequencies)
 
     def _pair_that_turns(self, n: float) -> float:
         """Index of the pair that makes n turns within the original length, as a real number."""

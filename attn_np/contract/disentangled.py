@@ -43,8 +43,8 @@ class Config(_heads.DistanceConfig):
     title = "Disentangled attention (DeBERTa)"
     idea = (
         "A word has two vectors, what it says and where it stands, and the two are never added. A score is the sum of "
-        "three: how the contents fit, how the query's content fits the distance to the key, and how the key's content "
-        "fits the distance to the query, both with a sign. All heads and layers look them up in one table."
+        "three: how the contents fit, how the query's content fits the relative position of the key, and how the key's "
+        "content fits that of the query. All heads and layers look relative positions up in one table."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{3K}} \left(q_{h,t} \cdot k_{h,s} + q_{h,t} \cdot k^r_{h,\delta(t,s)} "

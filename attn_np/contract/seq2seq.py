@@ -159,10 +159,10 @@ class Config(_base.Config):
         }
 
     def arguments(self) -> dict[str, Arg]:
-        words = self.vocab_size is not None
+        tokens = self.vocab_size is not None
         return {
-            "source": Arg("b s", "integers") if words else Arg("b s d"),
-            "target": Arg("b t", "integers") if words else Arg("b t d"),
+            "source": Arg("b s", "integers") if tokens else Arg("b s d"),
+            "target": Arg("b t", "integers") if tokens else Arg("b t d"),
             "state": Arg("l b e", optional=True),
             "mask": Arg("b t s", "mask", optional=True),
             "keep": Arg("b t s", "keep", optional=True),
@@ -170,17 +170,17 @@ class Config(_base.Config):
             "decoder_keep": Arg("w b t e", "keep", optional=True),
         }
 
-    def check_generation(self, t: int, steps: int, *, words: bool, stop: Any = 0) -> None:
+    def check_generation(self, t: int, steps: int, *, tokens: bool, stop: Any = 0) -> None:
         """Refuse free-running decoding if outputs can't be inputs, or from more than one first input.
 
         Args:
             t: how many positions the first input has.
             steps: how many outputs are asked for.
-            words: whether tokens are asked for.
+            tokens: whether tokens are asked for.
             stop: the token after which there are no more.
         """
         d, o = self.input_dim, self.sizes()["o"]
-        if words:
+        if tokens:
             _base.require(
                 self.vocab_size is not None,
                 self.variant,

@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
+"""Relative position representations (Shaw): a learned vector for each one is added to keys and values."""
 
 from dataclasses import dataclass
 
@@ -30,16 +30,16 @@ class Config(_heads.DistanceConfig):
     family = "positions"
     title = "Relative position representations (Shaw)"
     idea = (
-        "A pair of words is joined by an edge that knows how far apart they are. For each distance up to a limit a "
-        "vector is learned: added to the key it changes how well the pair fits, added to the value it changes what is "
-        "passed on. All heads share the vectors."
+        "A pair of words is joined by an edge that knows how far apart they are and which comes first. For each such "
+        "relative position up to a limit a vector is learned: added to the key it changes how well the pair fits, "
+        "added to the value it changes what is passed on. All heads share the vectors."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{K}}\, q_{h,t} \cdot \left(k_{h,s} + a^K_{s - t}\right), \qquad "
         r"y_t = b_o + \sum_h \sum_s \mathrm{softmax}_s(e_{h,ts}) \left(v_{h,s} + a^V_{s - t}\right) w_{o,h}"
     )
     notation = {
-        "k (clipping distance)": "max_distance; 2 max_distance + 1 rows, axis x, the middle one for distance 0",
+        "k (clipping distance)": "max_distance; 2 max_distance + 1 rows, axis x, the middle one for j = i",
         "w^K": "w_rel_k, x k; a^K_ij is its row clip(j - i) + max_distance: rel_k, b t s k",
         "w^V": "w_rel_v, x v; a^V_ij: rel_v, b t s v",
         "e_ij, alpha_ij, z_i": "scores (content and position, scaled), probs, context",
@@ -79,7 +79,7 @@ class Config(_heads.DistanceConfig):
     def exempt(self) -> dict[str, str]:
         if not self.use_values:
             return super().exempt()
-        added = "a vector for the distance is added to values"
+        added = "a vector for the relative position is added to values"
         return super().exempt() | {"the_output_is_the_weights_times_the_values": added}
 
 

@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: contents and distances are scored apart, each with a bias of its own."""
+"""Transformer-XL's attention: contents and relative positions are scored apart, each with a bias of its own."""
 
 from dataclasses import dataclass
 
@@ -30,9 +30,9 @@ class Config(_heads.DistanceConfig):
     title = "Transformer-XL's relative positions"
     idea = (
         "A text is read segment by segment, and each segment also looks at the cached keys of earlier ones. Positions "
-        "counted within a segment would clash, so distances are encoded. The score has two parts, one for the key's "
-        "content and one for its distance, and two learned vectors replace the query's own position: they say how "
-        "much a content, and how much a distance, matters to any query."
+        "counted within a segment would clash, so relative positions are encoded. The score has two parts, one for the "
+        "key's content and one for its relative position, and two learned vectors replace the query's own position: "
+        "they say how much a content, and how much a relative position, matters to any query."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + b^C_h) \cdot k_{h,s} + (q_{h,t} + b^P_h) \cdot R_{t-s} "
@@ -41,7 +41,7 @@ class Config(_heads.DistanceConfig):
     notation = {
         "W_q, W_k,E, W_v": "w_q, w_k, w_v",
         "W_k,R": "w_r, d h k",
-        "R_i-j": "a row of sines, then cosines, for each distance query minus key; times w_r: rel, x h k",
+        "R_i-j": "a row of sines, then cosines, for each relative position, query minus key; times w_r: rel, x h k",
         "u": "b_content, h k, above b^C; (a) + (c): content_scores, of q_content = q + b_content",
         "v": "b_position, h k, above b^P; (b) + (d): position_scores, of q_position = q + b_position",
         "h~ (segments before)": "the keys and values in the cache",

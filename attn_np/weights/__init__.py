@@ -13,10 +13,10 @@ from attn_np.weights._draw import draw
 from attn_np.weights._errors import *  # noqa: F403
 from attn_np.weights._io import read, write
 from attn_np.weights._paths import PathArg
-from attn_np.weights._pretrained import Pretrained, drain, read_pretrained
+from attn_np.weights._pretrained import Pretrained, pop_on_read, read_pretrained
 from attn_np.weights._rotary import rotary_layout
 from attn_np.weights._shards import tensors
 
-__all__ = ["PathArg", "Pretrained", "WeightFile", "check", "convert", "drain", "draw", "read", "read_pretrained"]
+__all__ = ["PathArg", "Pretrained", "WeightFile", "check", "convert", "draw", "pop_on_read", "read", "read_pretrained"]
 __all__ += ["requested_dtype", "require_layer_of", "rotary_layout", "tensors", "write"]
 __all__ += _errors.__all__

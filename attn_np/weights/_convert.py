@@ -55,7 +55,7 @@ def convert_checked(
         )
         lost = differences(config, round_trip)
         for applied in applied_rules(table, target if forward else config) if not lost else ():
-            converted |= applied.to_params(values) if forward else applied.to_arrays(values)
+            converted |= applied.to_params(values) if forward else applied.to_origin(values)
     except ValueError as error:
         raise ConfigMismatchError(
             file, "config", f"a config that {to} can express", str(error), "choose another variant"

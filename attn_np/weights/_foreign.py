@@ -114,7 +114,7 @@ def write_foreign(
     rules = checked_file_rules(file, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
-        for key, x in applied.to_arrays(values).items():
+        for key, x in applied.to_origin(values).items():
             if key not in table.absent:
                 arrays[key_prefix.key(table, key)] = x
             elif any(np.ascontiguousarray(x).view(np.uint8).flat):
@@ -147,7 +147,7 @@ def find_table(
         ValueError: the layout does not have the variant, or has several and none is named.
     """
     variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
-    if variant is None and layout.by_file:
+    if variant is None and layout.table_from_tensors:
         tables = list(layout.tables)
     else:
         tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
@@ -163,7 +163,7 @@ def find_table(
         }
         if file is None or not all(key_of.values()):
             continue
-        if not layout.by_file or letter_sizes_agree(
+        if not layout.table_from_tensors or letter_sizes_agree(
             layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
         ):
             fitting[table] = len(key_of)

@@ -61,7 +61,7 @@ class PopOnRead(dict[str, Any]):
         return self.convert(self.pop(name))
 
 
-def drain(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+def pop_on_read(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """The values in a `PopOnRead`, taken out of their dict: a layer made of them is not in memory twice."""
     values_once = PopOnRead(values, convert)
     values.clear()

@@ -172,7 +172,12 @@ MUTANTS = (
         'return dh_around + einsum("bfa',
         'return einsum("bfa',
     ),
-    gru("reset gate's gradient without the recurrent product", CELL, "sigmoid_vjp(r, dn * h_n)", "sigmoid_vjp(r, dn)"),
+    gru(
+        "reset gate's gradient without the recurrent product",
+        CELL,
+        "sigmoid_vjp(r, dn * n_from_h)",
+        "sigmoid_vjp(r, dn)",
+    ),
     gru(
         "recurrent gradient with the states after the steps",
         "the recurrent product used the state before each step",

@@ -10,7 +10,7 @@ EPS = tuple(
         f"{function}(c, {x}, ",
         f"{function}(__import__('dataclasses').replace(c, norm_eps={{value}}), {x}, ",
     )
-    for file, example, function in (("decoder.py", "sinks", "normalize"), ("qk_norm.py", "head", "normalised"))
+    for file, example, function in (("decoder.py", "sinks", "normalize"), ("qk_norm.py", "head", "normalize"))
     for x, whose in (("q", "queries'"), ("k", "keys'"))
 ) + tuple(
     at("mla.py", "mla", "expanded")(

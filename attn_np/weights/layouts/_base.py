@@ -23,9 +23,10 @@ class Table:
     """One of our variants in an origin's names and axes.
 
     Attributes:
-        rules: our parameter to (their key, "their axes -> our axes"). Several names on one side are stacked along a new
-            first axis of that side; with bars, several of ours of any sizes are concatenated in one of theirs:
-            "(h k | g v) d -> d h k, d g v". `{n}` in names counts from 0 for as long as the variant has such a name.
+        rules: our parameter to (their key, "their axes -> our axes"). A tuple of names on one side stands for arrays
+            that are stacked along a new first axis of that side. Bars stand for several arrays of ours, of any sizes,
+            that are concatenated in one of theirs: "(h k | g v) d -> d h k, d g v". `{n}` in names counts from 0 for as
+            long as the variant has such a name.
         letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
@@ -79,7 +80,7 @@ class Layout:
             the first that supports its config.
         prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. If a layer has
             several blocks of attention, such prefixes for each by its name.
-        by_file: keys and shapes decide which variant a file is: of the tables that they fit, the one with
+        table_from_tensors: keys and shapes decide which variant a file is: of the tables that they fit, the one with
             the most keys.
         separator: what may stand between the parts of a key instead of a dot.
         renamed: regular expressions of what users name in keys, to what `re.sub` puts there: the tables' names.
@@ -98,7 +99,7 @@ class Layout:
     origin: str
     tables: Mapping[str, Table]
     prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
-    by_file: bool = False
+    table_from_tensors: bool = False
     separator: str = "."
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -176,7 +177,7 @@ class AppliedRule:
         moved = move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
         return {name: self.in_order(x, back=False) for name, x in moved.items()}
 
-    def to_arrays(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def to_origin(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
         concat = concatenation(self.pattern)
         if concat:

@@ -33,8 +33,8 @@ def table(
         variant: the table's variant, if its name is another.
     """
     fixed, rules = dict(fixed or {}), dict(rules or {})
-    biases = ((flag, params) for flag, params in DECODER.flags.items() if flag not in flags and not fixed.get(flag))
-    dropped = {name for _, params in biases for name in params}
+    absent_biases = [params for flag, params in DECODER.flags.items() if flag not in flags and not fixed.get(flag)]
+    dropped = {name for params in absent_biases for name in params}
     dropped |= {name for names in rules if not isinstance(names, str) for name in names}
     return replace(
         DECODER,

@@ -86,7 +86,7 @@ LAYOUT = Layout(
         "classifier.*",
         "qa_outputs.*",
     ),
-    by_file=True,
+    table_from_tensors=True,
     metadata={"format": "pt"},
     model_types=("falcon",),
     table_and_fields=table_and_fields,

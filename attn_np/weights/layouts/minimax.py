@@ -67,5 +67,5 @@ LAYOUT = replace(
         model_types=("minimax",),
         ignored=("block_sparse_moe.*", *(f"self_attn.{name}" for name in FOLLOWS)),
     ),
-    by_file=True,
+    table_from_tensors=True,
 )

@@ -81,5 +81,6 @@ DELTA = Table(
 )
 TABLES = {"decoder": TABLE, "gated_delta": DELTA}
 LAYOUT = replace(
-    family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)), by_file=True
+    family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)),
+    table_from_tensors=True,
 )

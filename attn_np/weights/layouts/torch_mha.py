@@ -43,7 +43,7 @@ def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False, 
 
 LAYOUT = Layout(
     origin="torch: nn.MultiheadAttention",
-    by_file=True,
+    table_from_tensors=True,
     tables={
         "packed": table(PACKED),
         "split": table(SPLIT),

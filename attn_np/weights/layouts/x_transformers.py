@@ -60,7 +60,7 @@ def table(
 
 LAYOUT = Layout(
     origin="x-transformers: Attention",
-    by_file=True,
+    table_from_tensors=True,
     tables={
         "mha": table("mha", OWN_HEADS, CROSS | HEADS, ("softcap",)),
         "memory": table("mha", OWN_HEADS | MEMORY, CROSS | HEADS | {"memory_keys": "m"}, ("softcap",)),

@@ -7,7 +7,7 @@ MUTANTS = (
     both(
         "blocks chosen by the sum of their keys",
         "divide the sum of a block's keys by the positions that it has: the last block may have fewer",
-        " / where(size == 0, 1.0, size)",
+        " / where(num_keys == 0, 1.0, num_keys)",
         "",
     ),
     both(

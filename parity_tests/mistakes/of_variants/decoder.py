@@ -63,7 +63,7 @@ MUTANTS = (
     sinks(
         "temperature on the gradient left out",
         "queries were multiplied by their temperature: so is their gradient",
-        "record(tape, dq_tempered=dq) * factor",
+        "record(tape, dq_tempered=dq) * q_scale",
         "record(tape, dq_tempered=dq)",
         trees=NUMPY,
     ),

@@ -7,14 +7,14 @@ MUTANTS = (
     both(
         "position to content by the query's view of the distance",
         "pick position to content by delta(j, i): the distance as the key sees it",
-        '-of_query if c.p2c_view == "key" else of_query',
-        "of_query",
+        '-of_c2p if c.p2c_view == "key" else of_c2p',
+        "of_c2p",
     ),
     p2c(
         "bucket looked up by the distance itself",
         "the buckets begin with that of -max_distance: add max_distance to a distance to find its own",
-        "clip(of_query, -limit, limit) + limit]",
-        "clip(of_query, -limit, limit)]",
+        "clip(of_c2p, -limit, limit) + limit]",
+        "clip(of_c2p, -limit, limit)]",
     ),
     both(
         "embeddings of distances projected without the biases of the contents",
@@ -44,8 +44,8 @@ MUTANTS = (
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "return clip(of_query + span, 0, 2 * span - 1)",
-        "return clip(of_query + span, 0, 2 * span - 2)",
+        "return clip(of_c2p + span, 0, 2 * span - 1)",
+        "return clip(of_c2p + span, 0, 2 * span - 2)",
     ),
     p2c(
         "position to content not turned back",
@@ -57,8 +57,8 @@ MUTANTS = (
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "return clip(of_query + span",
-        "return clip(span - of_query",
+        "return clip(of_c2p + span",
+        "return clip(span - of_c2p",
     ),
     both(
         "gradient of the distances from one term",

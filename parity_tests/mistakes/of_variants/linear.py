@@ -70,15 +70,15 @@ MUTANTS = (
     planted(
         "chunk not causal within itself",
         "hide later keys of a query's own chunk too",
-        "masked_scores=where(causal_mask(size, q), scores, 0.0)",
+        "masked_scores=where(causal_mask(chunk_size, q), scores, 0.0)",
         "masked_scores=scores",
         "chunked",
     ),
     planted(
         "gradient of the normaliser left out",
         "the divisor depends on queries and keys too: give its gradient to both",
-        "-np.sum(dcontext * context / weight, axis=-1, keepdims=True)",
-        "0.0 * weight",
+        "-np.sum(dcontext * context / weight_sum, axis=-1, keepdims=True)",
+        "0.0 * weight_sum",
         "whole",
         trees=("attn_np",),
     ),

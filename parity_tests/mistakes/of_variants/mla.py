@@ -19,20 +19,20 @@ MUTANTS = (
     expanded(
         "latent not normed",
         "norm the latent (RMS, with a weight) before keys and values are made of it",
-        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps)",
-        "latent=latent",
+        "latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps)",
+        "latent=kv_down",
     ),
     absorbed(
         "latent normed with another eps",
         "take eps as the weights were trained with it, 1e-6 in DeepSeek's models",
-        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps)",
-        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps / 2)",
+        "latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps)",
+        "latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps / 2)",
     ),
     absorbed(
         "absorbed queries without their turned part",
         "compare the turned parts too: scores are q_nope w_uk c + q_rot k_rot",
-        "q = concatenate([q_nope, q_rot], -1)",
-        "q = concatenate([q_nope, 0.0 * q_rot], -1)",
+        "q = concatenate([q_absorbed, q_rot], -1)",
+        "q = concatenate([q_absorbed, 0.0 * q_rot], -1)",
     ),
     expanded(
         "turned part of the queries taken from the front",

@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import at
 
 head, joint, l2 = (at("qk_norm.py", "qk_norm", example) for example in ("head", "all", "l2"))
-KEY = 'k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))'
+KEY = 'k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))'
 MUTANTS = (
     head(
         "weight of the queries' norm used for the keys",

@@ -20,8 +20,8 @@ MUTANTS = (
     planted(
         "state read at the start of a chunk without fading",
         "let the state before a chunk fade by the place in the chunk",
-        'from_state = einsum("bthk,bhkv->bthv", q, chunk_states) * within.from_start[..., None]',
-        'from_state = einsum("bthk,bhkv->bthv", q, chunk_states)',
+        'from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]',
+        'from_state = einsum("bthk,bhkv->bthv", q, states_before)',
         "chunked",
     ),
     planted(
@@ -106,8 +106,8 @@ MUTANTS = (
     planted(
         "gradient of the states does not fade",
         "a state's gradient fades on its way to the state before it",
-        "dstate = dstate + later[:, :, None, None] * dlater",
-        "dstate = dstate + dlater",
+        "dstate = dstate + next_factor[:, :, None, None] * dnext_state",
+        "dstate = dstate + dnext_state",
         "recurrent",
         trees=("attn_np",),
     ),

@@ -472,7 +472,10 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
 
 BUGS = {
     "sections of other pairs": ("[x[i][..., end - n : end] for", "[x[-1 - i][..., end - n : end] for"),
-    "xpos forgotten": ("tables = tables * xpos_scales(", "tables = tables + 0 * xpos_scales("),
+    "xpos forgotten": (
+        "cos_sin_table = cos_sin_table * xpos_scales(",
+        "cos_sin_table = cos_sin_table + 0 * xpos_scales(",
+    ),
     "xpos by the angle": ("/ config.xpos", "* config.xpos"),
     "a length of the limit": (
         "config, positions, name, like=positions)",

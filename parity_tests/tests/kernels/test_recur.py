@@ -251,8 +251,8 @@ BUGS = {
         '"bgk,bgkv->bgv", k, state) if delta_rule',
     ),
     "keys of a chunk do not decay": (
-        "with_chunk_axis(b, t, size, scaled_by(k, to_end)",
-        "with_chunk_axis(b, t, size, k",
+        "with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end)",
+        "with_chunk_axis(b, t, chunk_size, k",
     ),
     "the state does not decay through a chunk": (
         "chunk_decay = from_start[:, -1]\n    scores",
@@ -264,10 +264,10 @@ BUGS = {
         "rows[:, t // 2 :] * to_middle[:,",
     ),
     "a query sees later keys": (
-        "causal_mask(size, q)[:, None, None], products",
-        "causal_mask(size, q)[:, None, None] | True, products",
+        "causal_mask(chunk_size, q)[:, None, None], products",
+        "causal_mask(chunk_size, q)[:, None, None] | True, products",
     ),
-    "padding that decays": ("to_chunks(decay, size, 1.0))", "to_chunks(decay, size))"),
+    "padding that decays": ("to_chunks(decay, chunk_size, 1.0))", "to_chunks(decay, chunk_size))"),
     "queries of other heads": (
         "q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])\n    if",
         "q.reshape(b, t, h // k.shape[2], k.shape[2], q.shape[3]).swapaxes(2, 3)\n    if",

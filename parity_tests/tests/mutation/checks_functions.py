@@ -685,7 +685,7 @@ def encoded(alias: str) -> None:
         claim(parts.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 6))
     at_queries, at_keys = (parts.sinusoids(*ends, 6, 50.0, "float64", like=want) for ends in ((5, 8), (0, 9)))
-    products = np.einsum("bthd,sd->bhts", parts.rotate_to_key_positions(x, at_queries), at_keys)
+    products = np.einsum("bthd,sd->bhts", parts.to_key_positions(x, at_queries), at_keys)
     bound = 32 * np.finfo(float).eps * np.abs(x).sum(-1)  # angles below 9, rounded, and six products of their sines
     for i, j in np.ndindex(3, 9):
         of_pair = parts.sinusoids(5 + i - j, 6 + i - j, 6, 50.0, "float64", like=want)[0]

@@ -228,4 +228,4 @@ def test_fields_are_checked(tree: Tree, name: str) -> None:
         tree.package.build("qk_norm", d_model=6, num_heads=2, **{name: value})
 
 
-QUERY = 'q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))'
+QUERY = 'q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))'

@@ -125,7 +125,7 @@ def test_an_axis_in_another_order_by_its_indices() -> None:
     for d, f, e in np.ndindex(2, 3, 4):
         assert ours["w"][f, d, e] == ours["ab"[d]][f, e] == theirs[d, 4 * order[f] + e]
     for rule in (one, two):
-        assert np.array_equal(rule.to_arrays(ours)["x"], theirs)
+        assert np.array_equal(rule.to_origin(ours)["x"], theirs)
 
 
 def test_layouts_are_found_by_name() -> None:
@@ -183,7 +183,7 @@ def zeroed(table: layouts.Table, config: Config, values: Arrays) -> Arrays:
     values = dict(values)
     for rule in _base.applied_rules(table, config):
         if set(rule.keys) & set(table.absent):
-            arrays = rule.to_arrays(values)
+            arrays = rule.to_origin(values)
             arrays |= {key: np.zeros_like(arrays[key]) for key in rule.keys if key in table.absent}
             values |= rule.to_params(arrays)
     return values
