@@ -48,11 +48,11 @@ class Line:
     rounds: int
 
 
-def missing(one: dict[str, Any] | None) -> str | None:
-    """Why an entrant has no figures, or None where it has some."""
+def missing(one: dict[str, Any] | None, figure: str) -> str | None:
+    """Why an entrant has no "seconds" or no "bytes", whichever is asked for; None where it has."""
     if one is None:
         return "not part of this run"
-    if one.get("seconds") or "bytes" in one:
+    if one.get(figure) not in (None, []):  # nothing beyond inputs and output is 0 bytes
         return None
     state = "not run" if one["state"] == "measured" else one["state"]
     return f"{one['name']}: {state}" + (f", {one['why']}" if one.get("why") else "")
@@ -60,7 +60,8 @@ def missing(one: dict[str, Any] | None) -> str | None:
 
 def compared(race: dict[str, Any], ours: str, theirs: str | None, at_most: float | None) -> Line:
     by_name = {one["name"]: one for one in race["entrants"]}
-    why = [missing(by_name.get(name)) for name in (ours, theirs) if name is not None]
+    figure = "bytes" if theirs is None or race["kind"] == "memory" else "seconds"
+    why = [missing(by_name.get(name), figure) for name in (ours, theirs) if name is not None]
     reasons = "; ".join(reason for reason in why if reason)
     if reasons:
         verdict = "not measured" if at_most is not None else ""
@@ -143,7 +144,7 @@ def times(found: Found) -> Iterator[tuple[str, list[dict[str, str]]]]:
     for race in found["races"]:
         rows = []
         for one in race["entrants"]:
-            why = missing(one)
+            why = missing(one, "bytes" if race["kind"] == "memory" else "seconds")
             row = {"name": one["name"], "ours": "ours" if WHO[one["who"]].ours else "", "middle": "", "note": why or ""}
             row["figure"] = "–"
             if why is None and race["kind"] == "memory":

@@ -223,6 +223,20 @@ def test_a_missed_target_and_an_absent_peer_are_shown(tmp_path: Path) -> None:
     assert "computes something else" not in console.export_text(clear=False)
 
 
+@pytest.mark.parametrize("size", [0, 300_000_000])
+def test_an_entrant_that_was_weighed_but_not_timed_is_told(size: int) -> None:
+    """A run may be interrupted between the two."""
+    found = run.header("python -m benchmarks", USUAL, 2, 2)
+    (race,) = run.chosen(USUAL, ("variants/linear/attn_np/forward",), ())
+    found["races"] = [run.blank(race)]
+    found["races"][0]["entrants"][0] |= {"state": "measured", "bytes": size}
+    growth, memory = report.lines(found)
+    assert (growth.verdict, growth.why) == ("not measured", "linear 4096: not run; linear 1024: not run")
+    assert memory.value == size
+    ((_, rows),) = report.times(found)
+    assert next((row["figure"], row["note"]) for row in rows) == ("–", "linear 4096: not run")
+
+
 def test_an_entrant_that_computes_something_else_is_named() -> None:
     notes = [row["note"] for _, rows in report.times(outcome(differs=0.01)) for row in rows]
     assert notes[1] == "computes something else: differs by 0.01"
