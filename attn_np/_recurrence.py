@@ -21,8 +21,8 @@ from attn_np._ops import (
 )
 from attn_np._vjp import einsum_vjp, sum_grads, sum_to
 
-# NumPy's alone: entries of k in the chunks that one call of `products_by_halves_vjp` takes. It limits memory, since
-# every level of halving makes new arrays.
+# Entries of k in the chunks that are halved at once in a backward pass by NumPy or PyTorch. It limits memory, since every
+# level of halving makes new arrays.
 VJP_KEY_ENTRIES = 2**17
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
-        return remat(products_by_halves)(rows, k, decay)
+        return remat(products_by_halves, at_once=max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:]))))(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end

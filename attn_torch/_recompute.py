@@ -16,11 +16,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 ARRAY = object()
 
 
-def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], at_once: int | None = None) -> Callable[..., Any]:
     """The function with its intermediates recomputed in the backward pass instead of kept.
 
     Gradients reach its arguments alone: tuples, lists and dictionaries of arrays and other values. PyTorch's compiler
     and transforms do not know such a function, and get it as it is.
+
+    Args:
+        at_once: of a function of arrays that treats the entries of axis 0 alike and apart, how many of them are
+            recomputed at a time; None for all.
     """
 
     last: Any = None  # what many calls have in common is kept once
@@ -33,6 +37,9 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         tracers = torch._C._len_torch_dispatch_stack() > 0
         if transforms or tracers:
             return function(*arguments)
+        if at_once is not None and arguments[0].shape[0] > at_once:
+            parts = zip(*(x.split(at_once) for x in arguments), strict=True)
+            return tuple(torch.cat(results) for results in zip(*(call(*part) for part in parts), strict=True))
         leaves, structure = tree_flatten(arguments)
         arrays = [x for x in leaves if isinstance(x, Tensor)]
         others = [ARRAY if isinstance(x, Tensor) else x for x in leaves]

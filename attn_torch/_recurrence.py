@@ -1,5 +1,7 @@
 """Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
 
+from math import prod
+
 from attn_torch._ops import (
     Array,
     Tape,
@@ -15,8 +17,8 @@ from attn_torch._ops import (
     zeros,
 )
 
-# NumPy's alone: entries of k in the chunks that one call of `products_by_halves_vjp` takes. It limits memory, since
-# every level of halving makes new arrays.
+# Entries of k in the chunks that are halved at once in a backward pass by NumPy or PyTorch. It limits memory, since every
+# level of halving makes new arrays.
 VJP_KEY_ENTRIES = 2**17
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
-        return remat(products_by_halves)(rows, k, decay)
+        return remat(products_by_halves, at_once=max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:]))))(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end

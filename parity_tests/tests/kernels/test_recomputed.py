@@ -16,7 +16,8 @@ import torch
 
 import attn_jax
 import attn_np
-from attn_np import _recurrence, value_and_vjp
+import attn_torch
+from attn_np import value_and_vjp
 from attn_torch import build
 from attn_torch._recompute import remat
 from parity_tests.tests.inputs import flat
@@ -190,18 +191,22 @@ def test_no_array_of_all_pairs(package: Any, fields: dict[str, Any], monkeypatch
     assert bytes_of_both_passes(package, fields, length) >= 4 * numbers
 
 
-def test_chunks_are_taken_back_by_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", [attn_np, attn_torch])
+def test_chunks_are_taken_back_by_any_number(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six: the same gradients, bit for bit."""
+    recurrence: Any = import_module(f"{package.__name__}._recurrence")
     x = np.random.default_rng(0).normal(size=(2, 11, 8))
-    layer: Any = attn_np.build("gla", d_model=8, num_heads=2, chunk_size=4, dtype="float64")
+    layer: Any = package.build("gla", d_model=8, num_heads=2, chunk_size=4, dtype="float64")
 
-    def gradients() -> Any:
+    def gradients() -> list[Any]:
+        if package is attn_torch:
+            given = torch.tensor(x, requires_grad=True)
+            return list(torch.autograd.grad(layer(given).sin().sum(), [given, *layer.parameters()]))
         y, pull = value_and_vjp(layer, x)
-        back = pull(np.sin(y))
-        return back.inputs | back.params
+        back = pull(np.cos(y))
+        return list((back.inputs | back.params).values())
 
     together = gradients()
     for numbers in (1, *range(64, 224, 32)):  # of a chunk there are 4 positions, 2 heads and 4 channels
-        monkeypatch.setattr(_recurrence, "VJP_KEY_ENTRIES", numbers)
-        found = gradients()
-        assert all(np.array_equal(found[name], want) for name, want in together.items())
+        monkeypatch.setattr(recurrence, "VJP_KEY_ENTRIES", numbers)
+        assert all(np.array_equal(found, want) for found, want in zip(gradients(), together, strict=True))
