@@ -21,8 +21,8 @@ from attn_np._ops import (
 )
 from attn_np._vjp import einsum_vjp, sum_grads, sum_to
 
-# Entries of k in the chunks that are halved at once in a backward pass by NumPy or PyTorch. It limits memory, since every
-# level of halving makes new arrays.
+# Entries of k in the chunks that are halved at once in NumPy's or PyTorch's backward pass. It limits memory, since
+# every level of halving makes new arrays.
 VJP_KEY_ENTRIES = 2**17
 
 # Chunks ---------------------------------------------------------------------------------------------------------------
