@@ -132,11 +132,11 @@ def attend(
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     supported = kernels.supports(q, k, v)
     fast = contract.takes_fast_path(implementation, tape, supported, return_weights=return_weights, **weight_options)
-    aligned, diagonal_bias = step is None or step.aligned, None
+    uniform, diagonal_bias = step is None or step.uniform, None
     if (
         relative_bias is not None
         and fast
-        and aligned
+        and uniform
         and not varies_by_sequence
         and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
@@ -146,18 +146,16 @@ def attend(
         by_pair = relative_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
         by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
+    masking: Any = {"causal": causal, "window": window, "pattern": pattern}
+    allowed = mask
+    if not (fast and uniform):  # the fast path hides by position itself, except in a step that is not uniform
+        allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, step=step, head_axis=q.ndim == 4, **masking)
+        masking = {"causal": False, "window": None, "pattern": None}
     if fast:
-        masks: Any = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        if not aligned:
-            masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
-            masks |= {"mask": allowed, "causal": False, "window": None, "pattern": None}
-        masks["diagonal_bias"] = diagonal_bias
-        score_options = {"scale": scale, "softcap": softcap, "sinks": sinks}
-        context, lse = fast_path(tape, q, k, v, **masks, **score_options, return_lse=return_lse)
+        fast_options: Any = {"bias": bias, "diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap}
+        fast_options |= {"sinks": sinks, "return_lse": return_lse}
+        context, lse = fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
         return (context, None, lse) if return_lse else (context, None)
-    masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))

@@ -44,7 +44,7 @@ from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew, to_dtype, unskew, upcast
 from attn_np.contract._band import Band, Limits, Span
-from attn_np.contract._patterns import Pattern, Truth, Window
+from attn_np.contract._patterns import Pattern, TruthBounds, Window
 from attn_np.contract._tape import save_residuals
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
@@ -100,8 +100,8 @@ class Arguments:
         return replace(self, q=zero_unseen("bhts->bthk", query_mask, self.q), k=k, v=v)
 
     @cached_property
-    def pattern_table(self) -> Truth:
-        """Whether each block of queries may and must see each `PATTERN_KEYS` keys: `block_table` of the pattern."""
+    def pattern_table(self) -> TruthBounds:
+        """`block_table` of the pattern: which queries' blocks may see some of `PATTERN_KEYS` keys, and which all."""
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
@@ -311,7 +311,7 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
     if not block.queries.length:
         return
-    may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
+    may_see = block.slice_batch(args.pattern_table.possible)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, stride = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
     for group in (seen[i : i + stride] for i in range(0, len(seen), stride)):
         # A bias by diagonal is read in spans.
@@ -357,13 +357,13 @@ def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
 
 
 def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
-    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it must show them all."""
+    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it surely shows them all."""
     pattern, queries = args.pattern, block.queries
     if pattern is None:
         return None
     key_positions = np.arange(args.band.s, dtype=np.int32)[index_of(keys)]
-    must_see = block.slice_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
-    if must_see[:, key_positions // PATTERN_KEYS].all():
+    surely_see = block.slice_batch(args.pattern_table.certain)[:, queries.start // block_shape(args)[0]]
+    if surely_see[:, key_positions // PATTERN_KEYS].all():
         return None
     first_position, index = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
     block_pattern = pattern.map(

@@ -123,7 +123,7 @@ class BlockedCall:
             pattern: Any = arrays.pattern()
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
-            self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
+            self.pattern_table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
         self.upper = square.triu()  # with the diagonal
         self.buffers: dict[str, Tensor] = {}
@@ -186,14 +186,15 @@ class BlockedCall:
         """Whether, at these queries, the sequences may see such different keys that their union has more than 1.5 times
         the blocks of the one that may see most.
         """
-        may = self.table.may[:, queries.start // self.block_queries]
-        return len(may) > 1 and 2 * int(may.any(0).sum()) > 3 * int(may.sum(1).amax())
+        may_see = self.pattern_table.possible[:, queries.start // self.block_queries]
+        return len(may_see) > 1 and 2 * int(may_see.any(0).sum()) > 3 * int(may_see.sum(1).amax())
 
     def keys_of_pattern(self, batch: slice, queries: slice) -> slice | Tensor:
         """The keys that the pattern may show to these queries: a slice, or the indices of keys that are scattered."""
         if self.s == 1:
             return slice(0, 1)
-        blocks = slice_batch(self.table.may, batch)[:, queries.start // self.block_queries].any(0).nonzero()[:, 0]
+        may_see = slice_batch(self.pattern_table.possible, batch)[:, queries.start // self.block_queries]
+        blocks = may_see.any(0).nonzero()[:, 0]
         start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
         if 0 < len(blocks) == stop - start:
             return slice(start * PATTERN_KEYS, min(self.s, stop * PATTERN_KEYS))
@@ -213,8 +214,9 @@ class BlockedCall:
         keys, span = positions[block.keys], (block.queries.start, block.queries.stop)
         queries = torch.arange(*span, device=self.q.device).int()
         if block.allowed is None and len(keys) > 0:
-            must = slice_batch(self.table.must, block.batch)[:, block.queries.start // self.block_queries].all(0)
-            unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
+            surely_see = slice_batch(self.pattern_table.certain, block.batch)
+            surely_see = surely_see[:, block.queries.start // self.block_queries].all(0)
+            unsure = (~surely_see[keys // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:
                 return block
             first, last = int(unsure[0]), int(unsure[-1])
