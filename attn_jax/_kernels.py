@@ -151,8 +151,8 @@ def _plan(
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(MAX_ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, MASKED_BLOCK_QUERIES)
-        by_query = pattern is not None and "b t" in dict(pattern.arrays())
-        pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
+        has_query_arrays = pattern is not None and "b t" in dict(pattern.arrays())
+        pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if has_query_arrays else PATTERN_BLOCK
         queries = min(queries, pattern_block)
         multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
         step = -(-t // queries) * multiple

@@ -189,8 +189,9 @@ def chunked(
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
-    from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), states_before), b, t), final_state
+    from_start_per_row = None if from_start is None else from_start[:, :, :, None]
+    out = out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before)
+    return from_chunks(out, b, t), final_state
 
 
 def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> tuple[Array | None, ...]:

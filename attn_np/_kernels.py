@@ -246,8 +246,8 @@ def attend_vjp(
             # The sink's weight has no value, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, needs_diagonal_grad)
-    return dq, dk, dv, dsinks, dbiased, ddiagonals
+        dq, dk, dv, dbiased, ddiagonal_bias = backward(result, dcontext, delta, needs_diagonal_grad)
+    return dq, dk, dv, dsinks, dbiased, ddiagonal_bias
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def block_shape(args: Arguments) -> tuple[int, int]:
         return max(1, t), max(1, s)
     if args.pattern is not None:
         # Where each query may see other keys, smaller blocks waste less work on hidden scores.
-        by_query = "b t" in dict(args.pattern.arrays())
-        return min(t, -(-EDGE_QUERIES // 2) if by_query else EDGE_QUERIES), min(s, BLOCK_KEYS)
+        has_query_arrays = "b t" in dict(args.pattern.arrays())
+        return min(t, -(-EDGE_QUERIES // 2) if has_query_arrays else EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
         return min(t, BLOCK_QUERIES, max(EDGE_QUERIES, -(-b * h * t // MIN_BLOCKS))), min(s, BLOCK_KEYS)
     if left is not None and right is not None and left + right < BLOCK_KEYS:
@@ -346,8 +346,8 @@ def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if isinstance(keys, Span) and not band.covers(queries, keys):
-        first = keys.start - queries.start - (band.s - band.t)
-        outside = outside_window(queries.length, keys.length, first, band.left, band.right)
+        relative_start = keys.start - queries.start - (band.s - band.t)  # of the first key, to the first query
+        outside = outside_window(queries.length, keys.length, relative_start, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := args.mask[block.score_index(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -528,13 +528,13 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    cutoff, sum_rows = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    cutoff, strip_queries = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
-    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
+    ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
+    def add_block(block: Block, sum_dk: Array, sum_dv: Array, strip_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, and of the diagonals."""
         q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
@@ -563,7 +563,7 @@ def backward(
             if dbiased is not None:
                 dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
             if needs_diagonal_grad:
-                add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
+                add_to_diagonal_sums(strip_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
@@ -579,19 +579,19 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        diagonal_sums = np.zeros(
-            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if needs_diagonal_grad else (0,), dtype
+        strip_sums = np.zeros(
+            (heads.stop - heads.start, strip_queries, t + s - strip_queries) if needs_diagonal_grad else (0,), dtype
         )
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
-            add_block(block, sum_dk, sum_dv, diagonal_sums[at], scratch)
-        if ddiagonals is not None:
-            ddiagonals[blocks[0].batch.start, heads] = unskew(diagonal_sums[None], t + s - 1)[0].sum(1)
+            add_block(block, sum_dk, sum_dv, strip_sums[at], scratch)
+        if ddiagonal_bias is not None:
+            ddiagonal_bias[blocks[0].batch.start, heads] = unskew(strip_sums[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
         out_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
-    return dq, dk, dv, dbiased, None if ddiagonals is None else ddiagonals.sum(0)[None, :, None]
+    return dq, dk, dv, dbiased, None if ddiagonal_bias is None else ddiagonal_bias.sum(0)[None, :, None]

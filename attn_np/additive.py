@@ -10,10 +10,10 @@ from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softm
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
@@ -88,7 +88,7 @@ class AdditiveAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         query, key, dtype, dw = tape["zeroed_query"], tape["zeroed_key"], dtype_name(dy), {}
-        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
+        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
         dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
         dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
         dw["w_score"] = d["w_score"]

@@ -27,10 +27,10 @@ from attn_np._ops import (
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
-    cotangent,
     layer_norm_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -183,7 +183,7 @@ class DecoderAttention(Layer[Config]):
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
+        dtype, dy, context = dtype_name(dy), prepare_dy(tape, dy), tape["context"]
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)

@@ -8,7 +8,7 @@ from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
 from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy
 from attn_np.contract.fused_qkv import Config
 
 
@@ -73,7 +73,7 @@ class FusedQKVAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dtype, dw, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
-        dy = cotangent(tape, dy)
+        dy = prepare_dy(tape, dy)
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:

@@ -160,13 +160,12 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks: of the queries that see a key, and of the keys that a query sees. Either may be None, which is
-    True everywhere, and either may have more axes than it needs: `any_visible` reduces them.
+    """Two masks, from which `any_visible` gets the queries that see a key and the keys that a query sees; None for all.
 
     With a pattern, or a mask that has an axis of queries, both are the mask of the whole call, queries by keys. Both
-    are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. Without
-    pattern and such a mask, no array of `t s` is needed: causality and window leave each query a range of keys, and a
-    running count of the mask says whether any is visible.
+    are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. With
+    neither a pattern nor such a mask, no array of `t s` is needed: causality and window leave each query a range of
+    keys, and a running count of the mask says whether any of them is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:

@@ -49,7 +49,7 @@ class Arg:
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
     names the argument used when this one is None; `below` is the exclusive limit that the config sets for integers;
-    `draw_below`: the judge's limit where `below` is None.
+    `judge_below`, where that is None, that of the random integers in the judge's calls.
     """
 
     axes: str
@@ -57,7 +57,7 @@ class Arg:
     optional: bool = False
     falls_back_to: str | None = None
     below: int | None = None
-    draw_below: int | None = None
+    judge_below: int | None = None
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""
@@ -305,11 +305,12 @@ class Config:
         return sizes
 
     def _check_fallback(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
-        width, default = arg.axes.split()[-1], source.axes.split()[-1]
-        if spec is not None and width in sizes and default in sizes and sizes[width] != sizes[default]:
+        letter, source_letter = arg.axes.split()[-1], source.axes.split()[-1]
+        both_known = letter in sizes and source_letter in sizes
+        if spec is not None and both_known and sizes[letter] != sizes[source_letter]:
             raise ValueError(
                 f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got none, and {arg.falls_back_to} has"
-                f" {default}={sizes[default]}; pass {name}="
+                f" {source_letter}={sizes[source_letter]}; pass {name}="
             )
 
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None, dtype_source: str | None) -> None:

@@ -99,5 +99,5 @@ def tap_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any,
     """The carry and results of one step of a scan, as the tape returns them: only a judge's tape, which has
     `tap_step`, may change them.
     """
-    step = getattr(tape, "tap_step", None)
-    return (carry, ys) if step is None else step(list(names), i, carry, ys)
+    tap = getattr(tape, "tap_step", None)
+    return (carry, ys) if tap is None else tap(list(names), i, carry, ys)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
-from attn_torch._kernels.unseen import PatternArrays, disallowed_to_neg_inf_
+from attn_torch._kernels.unseen import PackedPattern, disallowed_to_neg_inf_
 from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
@@ -110,7 +110,7 @@ class BlockedCall:
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
-        self.block_queries = queries_of_block(q, PatternArrays(pattern_text, *pattern_arrays))
+        self.block_queries = queries_of_block(q, PackedPattern(pattern_text, *pattern_arrays))
         self.skewed_bias = None if skewed_bias is None else self.by_group(skewed_bias)
         diagonals = None if skewed_bias is None else diagonals_of(skewed_bias)
         self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
@@ -119,8 +119,7 @@ class BlockedCall:
             self.effective_windows = self.effective_windows_of(~sdpa.negligible_diagonals(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
         if pattern_text:  # of which causality and the window are a part, then
-            arrays = PatternArrays(pattern_text, *pattern_arrays)
-            pattern: Any = arrays.pattern()
+            pattern: Any = PackedPattern(pattern_text, *pattern_arrays).pattern()
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
             self.pattern_table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
@@ -147,9 +146,9 @@ class BlockedCall:
             groups = significant_by_head.unflatten(0, (self.g, self.r)).any(1)
         else:
             groups = significant_by_head.expand(self.g, -1)
-        own = self.s - 1
+        own_diagonal = self.s - 1
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
-        return [(own - first, last - own) for first, last in ends]
+        return [(own_diagonal - first, last - own_diagonal) for first, last in ends]
 
     def keys_in_effective_window(self, kv_heads: slice, queries: slice, keys: slice) -> slice:
         """Those of the keys that have a weight for any of these queries."""
@@ -194,11 +193,11 @@ class BlockedCall:
         if self.s == 1:
             return slice(0, 1)
         may_see = slice_batch(self.pattern_table.possible, batch)[:, queries.start // self.block_queries]
-        blocks = may_see.any(0).nonzero()[:, 0]
-        start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
-        if 0 < len(blocks) == stop - start:
+        key_pieces = may_see.any(0).nonzero()[:, 0]
+        start, stop = (int(key_pieces[0]), int(key_pieces[-1]) + 1) if len(key_pieces) > 0 else (0, 0)
+        if 0 < len(key_pieces) == stop - start:
             return slice(start * PATTERN_KEYS, min(self.s, stop * PATTERN_KEYS))
-        keys = (blocks[:, None] * PATTERN_KEYS + torch.arange(PATTERN_KEYS, device=blocks.device)).flatten()
+        keys = (key_pieces[:, None] * PATTERN_KEYS + torch.arange(PATTERN_KEYS, device=key_pieces.device)).flatten()
         return keys[: len(keys) - max(0, stop * PATTERN_KEYS - self.s)]
 
     def with_mask(self, block: Block) -> Block:
@@ -252,9 +251,9 @@ class BlockedCall:
 
     def skewed_bias_block(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
-        queries, first = block.queries.stop - block.queries.start, self.t - block.queries.stop
+        queries, shift = block.queries.stop - block.queries.start, self.t - block.queries.stop
         keys = block.keys
-        keys = slice(keys.start + first, keys.stop + first) if isinstance(keys, slice) else keys + first
+        keys = slice(keys.start + shift, keys.stop + shift) if isinstance(keys, slice) else keys + shift
         return block._replace(queries=slice(self.block_queries - queries, self.block_queries), keys=keys)
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -296,12 +295,12 @@ class BlockedCall:
         """
         queries, keys = scores.shape[-2:]
         first_key = block.keys.start if isinstance(block.keys, slice) else 0
-        own = block.queries.start + self.s - self.t - first_key  # in the block, the key at the first query's position
+        own_key = block.queries.start + self.s - self.t - first_key  # at the first query's position, in the block
         edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
-        if self.right is not None and (first := own + self.right + 1) < keys:
-            edges.append((slice(first, keys), self.upper[:queries, : keys - first]))
-        if self.left is not None and (stop := min(keys, own - self.left + queries - 1)) > 0:
-            column = self.left - own
+        if self.right is not None and (first_hidden := own_key + self.right + 1) < keys:
+            edges.append((slice(first_hidden, keys), self.upper[:queries, : keys - first_hidden]))
+        if self.left is not None and (stop := min(keys, own_key - self.left + queries - 1)) > 0:
+            column = self.left - own_key
             edges.append((slice(stop), ~self.upper[:queries, column : column + stop]))
         allowed = block.allowed
         if allowed is None:
@@ -317,12 +316,13 @@ class BlockedCall:
             return block.empty_rows
         return ~allowed.any(-1, keepdim=True)
 
-    def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap."""
-        scores = tanh = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
+    def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap, None without one."""
+        scores = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
+        tanh_scores = None
         if self.softcap is not None:
-            tanh = scores.div_(self.softcap).tanh_()
-            scores = torch.mul(tanh, self.softcap, out=self.scratch("capped", tanh.shape))
+            tanh_scores = scores.div_(self.softcap).tanh_()
+            scores = torch.mul(tanh_scores, self.softcap, out=self.scratch("capped", tanh_scores.shape))
         scores_by_axes, key_block = self.by_axes(scores, block), self.without_sink(block)
         key_scores = scores_by_axes[..., self.sink_columns :]
         if self.bias is not None:
@@ -335,7 +335,7 @@ class BlockedCall:
             scores_by_axes[..., 0] = sinks
             if empty_rows is not None:  # a row with a sink is not empty
                 empty_rows = empty_rows & (sinks == -torch.inf)[..., None]
-        return scores, empty_rows, tanh
+        return scores, empty_rows, tanh_scores
 
 
 def diagonals_of(skewed_bias: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ def diagonals_of(skewed_bias: Tensor) -> Tensor:
     return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
 
 
-def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
+def queries_of_block(q: Tensor, pattern: PackedPattern) -> int:
     """How many queries of one head are in a block."""
     queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
     if pattern.by_query is not None:  # each query may see other keys: smaller blocks waste less work on hidden scores
@@ -378,7 +378,7 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PatternArrays`
+NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PackedPattern`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
 SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern_text"
@@ -438,10 +438,10 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and needs_dbias else None
     dskewed_bias = torch.zeros_like(call.skewed_bias) if call.skewed_bias is not None and needs_dskewed_bias else None
-    dcontext, dqueries = call.heads_first(dcontext).contiguous(), call.heads_first(dq)
+    dcontext, dq_heads_first = call.heads_first(dcontext).contiguous(), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
-        scores, empty_rows, tanh = call.scores(block)
+        scores, empty_rows, tanh_scores = call.scores(block)
         probs = torch.softmax(scores, -1, out=scores)
         if empty_rows is not None:
             call.by_axes(probs, block).masked_fill_(empty_rows, 0.0)
@@ -464,12 +464,12 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
             call.skewed_bias_block(call.without_sink(block)).add(
                 dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
             )
-        if call.softcap is not None:
-            slope = tanh.square_().neg_().add_(1.0)
+        if tanh_scores is not None:
+            slope = tanh_scores.square_().neg_().add_(1.0)
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
         block.add(dk, "bgks", call.product("dk", call.along_queries(call.q, block).mT, dscores))
-        dqueries_block = call.product("dq", dscores, call.along_keys(call.k, block))
-        block.part(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
+        block_dq = call.product("dq", dscores, call.along_keys(call.k, block))
+        block.part(dq_heads_first, "bgrtk").copy_(call.by_axes(block_dq, block))
     dk, dv = (x[..., call.sink_columns :].permute(0, 3, 1, 2).contiguous() for x in (dk, dv))
     return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]
 

@@ -20,7 +20,7 @@ from attn_np._kernel_blocks import count_of
 from attn_np._masks import block_table, visible_pairs
 from attn_np.contract._patterns import Interval, Pattern, from_text
 from attn_torch._kernels import blocks as torch_blocks
-from attn_torch._kernels.unseen import PatternArrays
+from attn_torch._kernels.unseen import PackedPattern
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 
@@ -133,7 +133,7 @@ def test_each_sequence_meets_its_own_blocks() -> None:
     assert want == 2 * b * t * block
     assert blocks_met(pattern, t, b) == want
     q = torch.zeros(b, t, 1, 2)
-    pattern_text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
+    pattern_text, *arrays = PackedPattern.of(pattern.map(lambda axes, x: torch.asarray(x)))
     call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, pattern_text)
     met = [
         (x.batch.stop - x.batch.start) * (x.queries.stop - x.queries.start) * torch_blocks.count(x.keys)
