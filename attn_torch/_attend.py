@@ -5,7 +5,7 @@ from math import sqrt
 from typing import Any
 
 import attn_torch._kernels as kernels
-from attn_np.contract import _attend as contract
+from attn_np.contract import _attend as attend_contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
 from attn_np.contract._tape import wants_intermediates
@@ -80,7 +80,7 @@ def takes_fast_path(
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
     options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
-    return contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
+    return attend_contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
 def attend(
@@ -120,18 +120,20 @@ def attend(
             batch to the next; then it is called by pair on the fast path too.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
-    options = contract.Options(
+    options = attend_contract.Options(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
         implementation=implementation,
     )  # fmt: skip
     array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
+    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     supported = kernels.supports(q, k, v)
-    fast = contract.takes_fast_path(implementation, tape, supported, return_weights=return_weights, **weight_options)
+    fast = attend_contract.takes_fast_path(
+        implementation, tape, supported, return_weights=return_weights, **weight_options
+    )
     uniform, diagonal_bias = step is None or step.uniform, None
     if (
         relative_bias is not None
@@ -174,7 +176,7 @@ def attend(
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, visible))
     elif sinks is None:
-        probs = record(tape, probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))
+        probs = record(tape, probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))
     else:
         probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
