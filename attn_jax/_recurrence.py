@@ -71,7 +71,7 @@ def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    # Next to each other, so that a sharded batch stays sharded.
+    # The two halves of a chunk are neighbours in the batch, so that a sharded batch stays sharded.
     b, t, *rest = x.shape
     return x.reshape(2 * b, t // 2, *rest)
 

@@ -12,13 +12,13 @@
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
    them. (One number for both, the lse top + log(total), would lose digits of the weights where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
-6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
+6. Threads. BLAS is held at one thread, and as many threads as it had share the work: forward they take blocks of
+   queries, backward key/value heads.
 7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant. So where products are small enough, the bias is
    moved until no score is above 30: a row's largest need not be looked for, and blocks whose scores are all too low to
    weigh anything (below -87 in float32) are skipped. A block of queries with a row whose weights add up to less than 1
-   is computed again, with the largest looked for.
-   The bias's gradient is a sum over each diagonal.
+   is computed again, with the largest looked for. The bias's gradient is a sum over each diagonal.
 """
 
 from collections.abc import Iterator
@@ -67,8 +67,8 @@ class Arguments:
         pattern: None, or who may attend to whom by it.
         sinks: None, or `h`.
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
-        diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
-            diagonals from that of the last query and the first key on.
+        diagonal_bias: None, or `h n`, with h = 1 if all heads share it, times `exp_factor`: a number for each of the
+            n = t + s - 1 diagonals, the first of which is that of the last query and the first key.
         product_bound: None, or what no |score| without the diagonal bias exceeds, `h`, times `exp_factor`; if set, no
             score with that bias is above `SAFE_SCORE`.
     """
@@ -170,7 +170,7 @@ def attend(
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # A bias of -inf hides keys, and the constant it is moved by would change the lse: both take the bias by pair.
+    # Taken by pair where it hides keys by -inf, or an lse is asked for, which moving it by a constant would change.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
         pairs = skew(diagonal_bias, q.shape[1], k.shape[1])
         bias, diagonal_bias = pairs if bias is None else pairs + bias, None
@@ -234,7 +234,7 @@ def attend_vjp(
             args = args.without_unseen()
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
-        # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
+        # nothing was subtracted from the scores. So the power in such a total, of 2 or of e, becomes its top.
         exponent = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
         exponent = np.where(result.top == 0, exponent, 0)
         result = replace(result, args=args, top=result.top + exponent, total=result.total * args.exp_(-exponent))
@@ -243,7 +243,7 @@ def attend_vjp(
         delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
         dsinks = None
         if args.sinks is not None:
-            # The sink's weight has no value, so its score gets what the others lose.
+            # The sink has no value vector, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
         dq, dk, dv, dbiased, ddiagonal_bias = backward(result, dcontext, delta, needs_diagonal_grad)
@@ -265,7 +265,7 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     if fits_one_block(args):
         return max(1, t), max(1, s)
     if args.pattern is not None:
-        # Where each query may see other keys, smaller blocks waste less work on hidden scores.
+        # Where different queries may see different keys, smaller blocks waste less work on hidden scores.
         has_query_arrays = "b t" in dict(args.pattern.arrays())
         return min(t, -(-EDGE_QUERIES // 2) if has_query_arrays else EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
@@ -375,7 +375,7 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
-    # BLAS may round by strides, so they are in one order in memory, whatever the heads.
+    # BLAS may round by strides, so their order in memory is the same for any number of heads.
     return np.multiply(block.slice_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
@@ -410,7 +410,7 @@ def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
-    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (h t) k`."""
+    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (r t) k`."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
 
 
@@ -454,7 +454,7 @@ def values_are_moderate(v: Array) -> bool:
 
 
 def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> float:
-    """What no score of a block exceeds in size: the softcap, or |q| |k|; NaN where a number is."""
+    """What no score of a block, nor its sinks, exceeds in size: the softcap, or |q| |k|; NaN where a number is."""
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))

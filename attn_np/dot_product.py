@@ -42,7 +42,7 @@ class DotProductAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dtype = self.config, dtype_name(dy)
         dcontext = prepare_dy(tape, dy)
         dq, dk, dv, dbias = attend_vjp(

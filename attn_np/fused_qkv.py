@@ -71,7 +71,7 @@ class FusedQKVAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dtype, dw, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
         dy = prepare_dy(tape, dy)
         if self.w_o is None:

@@ -62,7 +62,7 @@ class GatedLinearAttention(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("zeroed_query", "q", "k", "v", "gate_scores", "real")

@@ -110,7 +110,7 @@ class KimiDeltaAttention(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         x, q, k, v, a, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "a", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))

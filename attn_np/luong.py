@@ -159,7 +159,7 @@ class LuongAttention(Layer[Config]):
         return context, probs
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         dtype, d = dtype_name(dy), attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
         dquery, dk, dvalue, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         if self.w_k is not None and self.config.half_window is None:

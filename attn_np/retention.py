@@ -270,7 +270,7 @@ class Retention(Layer[Config]):
         return dcontext.reshape(shape), None if weight is None or dweight is None else dweight.reshape(shape[2:])
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, gate_scores, real = (

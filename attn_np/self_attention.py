@@ -52,7 +52,7 @@ class SelfAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dtype, dw = self.config, dtype_name(dy), {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dcontext = dy = prepare_dy(tape, dy)

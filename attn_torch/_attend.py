@@ -40,7 +40,7 @@ def head_subscripts(subscripts: str, q: Array) -> str:
 def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Array:
     """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
-    A sink of -inf has no effect.
+    A sink of -inf has no effect. `visible` is the mask without the keys whose bias is -inf.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     visible_and_sink = None
@@ -51,7 +51,10 @@ def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Ar
 
 
 def lse_of(scores: Array, visible: Array | None, sinks: Array | None) -> Array:
-    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`."""
+    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`.
+
+    `visible` is the mask without the keys whose bias is -inf.
+    """
     lse = log_sum_exp(scores, visible)
     if sinks is not None:
         column = broadcast_to(sinks[:, None], lse.shape)
@@ -116,9 +119,10 @@ def attend(
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
             `1 1 n` -> `1 h 1 n`; else by pair.
-        varies_by_sequence: whether the `relative_bias` of the same query and key may differ from one sequence of the
-            batch to the next; then it is called by pair on the fast path too.
-        step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
+        varies_by_sequence: whether the `relative_bias` of the same query and key may differ between sequences of the
+            batch; then it is called by pair on the fast path too.
+        step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
+            returned. None in a full pass.
     """
     options = attend_contract.Options(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,

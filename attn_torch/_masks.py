@@ -162,10 +162,10 @@ def visibility(
 ) -> tuple[Array | None, Array | None]:
     """Two masks, from which `any_visible` gets the queries that see a key and the keys that a query sees; None for all.
 
-    With a pattern, or a mask that has an axis of queries, both are the mask of the whole call, queries by keys. Both
-    are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. With
-    neither a pattern nor such a mask, no array of `t s` is needed: causality and window leave each query a range of
-    keys, and a running count of the mask says whether any of them is visible.
+    With a pattern, or a mask that has an axis of queries (and a key), both are the mask of the whole call, queries by
+    keys. Both are None where every position sees itself by the pattern, and there are as many queries as keys and no
+    mask. With neither a pattern nor such a mask, no array of `t s` is needed: causality and window leave each query a
+    range of keys, and a running count of the mask says whether any of them is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:
@@ -241,8 +241,8 @@ def prepare_inputs(
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
 
-    In a full pass, keys that no query sees and queries that see no key become 0. In a step of decoding that is not
-    uniform, new positions that are not real or have no room in the cache do. So padding, whatever it holds, reaches no
+    In a full pass, keys that no query sees and queries that see no key become 0; in a step of decoding that is not
+    uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
     projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
     `query_mask` and `key_mask`, and the three results.
 

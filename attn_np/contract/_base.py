@@ -26,9 +26,10 @@ class Param:
 
     `inputs` names the axes that a product with the weight sums over; for a bias, those of its weight. They give the
     fan, and with it the range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes`
-    names others. A parameter that is not drawn, such as the weight of a norm, has `init`: a number, or a function that
-    returns a number or one number for each entry of the only axis. A function defers the work until the sizes in an
-    untrusted file have been checked. With `normal` the initial values are standard normal.
+    names other axes. A parameter whose initial values are not random, such as the weight of a norm, has `init`: a
+    number for all entries, or a function that returns this number, or one for each entry of the only axis. A function
+    is called late, when the sizes in an untrusted file have been checked. With `normal` the initial values are standard
+    normal.
     """
 
     axes: str
@@ -96,8 +97,8 @@ def require(condition: bool, variant: str, expected: str, got: object, fix: str)
 
 
 def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument. `require` raises it, except where building the message would fail or cost
-    time for a valid value: there the call site raises it directly.
+    """The error of a field or an argument. `require` raises it; where building its message would fail for a valid
+    value, or cost time, the call site tests the condition and raises it itself.
     """
     return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
 
@@ -132,7 +133,9 @@ class Config:
         raise NotImplementedError
 
     def unshown_sizes(self) -> tuple[int, ...]:
-        """Sizes that no array shows, such as how many dimensions of a head are rotated."""
+        """Sizes that no parameter's shape shows, such as how many dimensions of a head are rotated: layouts of weight
+        files compare configs by all sizes.
+        """
         return ()
 
     def children(self) -> dict[str, "Config | list[Config]"]:
@@ -157,7 +160,9 @@ class Config:
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     def exempt(self) -> dict[str, str]:
-        """Relations that most attention satisfies and this variant does not, by their names in the tests, and why."""
+        """Relations that most attention satisfies and this variant does not, and why: by the names of their functions
+        in `parity_tests/judge/relations`.
+        """
         return {}
 
     # Derived from it --------------------------------------------------------------------------------------------------

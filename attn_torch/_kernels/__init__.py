@@ -4,11 +4,12 @@
 - have weights that add up over the queries;
 - have a tape, unless they ask for "fused".
 
-First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
+Without a pattern, the leading queries that see no key and the leading keys that no query sees, by causality and the
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
-pattern hides `blocks` sets to 0 itself.) One of three computes the rest:
+pattern hides `blocks` sets to 0 itself.) The first of three that can take the call computes the rest:
 
-- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it computes the same function;
+- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, where it computes the same function and is no
+  slower than blocks, as `sdpa.supports` says;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every
   transform knows;
 - `blocks`: else a block of queries at a time, with every feature, in memory that grows with t.
@@ -31,8 +32,8 @@ from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true
 from attn_torch._ops import dtype_name, to_dtype, upcast
 from attn_torch._ops import skew as skew_last_query_first
 
-# Up to how many scores all of them at once are faster than blocks on a CPU; or a 128th of it in each head, as of many
-# windows of 64 positions.
+# With at most so many scores on a CPU, or a 128th of that in each head, as in many windows of 64 positions, computing
+# all of them at once is faster than blocks.
 SMALL_MAX_SCORES = 2**19
 
 

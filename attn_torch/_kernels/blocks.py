@@ -37,8 +37,8 @@ class Block(NamedTuple):
 
     Attributes:
         batch, kv_heads, queries: the part of the batch, of the key/value heads and of the queries.
-        keys: the keys, as a slice; where they are scattered, their indices. After `with_sink` they begin with an entry
-            for the sink, and index arrays in which such an entry stands before the first key.
+        keys: the keys, as a slice, or as indices where they are scattered. After `with_sink` the first entry is that of
+            the sink: arrays of keys then have an entry for it before the first key.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
         partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
             others.
@@ -136,8 +136,8 @@ class BlockedCall:
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
     def effective_windows_of(self, significant: Tensor) -> list[tuple[int, int]] | None:
-        """For each key/value head, how many keys before and after its own position have a weight for a query, by which
-        diagonals have one, `b h 1 n`; None where all have.
+        """For each key/value head, how many keys before and after a query's own position have a weight that counts,
+        from which diagonals have one, `b h 1 n`; None where all have.
         """
         if bool(significant.all()):
             return None
@@ -380,7 +380,7 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 
 NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PackedPattern`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
-SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
+SCHEMA += ", Tensor? pattern_by_query, Tensor? pattern_by_key, Tensor? pattern_by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern_text"
 Outputs = tuple[Tensor, Tensor]
 
@@ -451,7 +451,7 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
-        # Also of queries that see no key: their sink has what the lse asks for.
+        # Rows of queries that see no key are among them: the lse's gradient reaches their sink.
         dscores.sub_(block.part(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
         dscores_by_axes = call.by_axes(dscores, block)
         if dsinks is not None:
@@ -496,10 +496,10 @@ class BlockAttention(Function):
 
     @staticmethod
     def forward(
-        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap,
-        pattern_text, return_lse,
+        q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias, left, right,
+        scale, softcap, pattern_text, return_lse,
     ):  # fmt: skip
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
+        arrays = q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias
         return blocks_forward(*arrays, left, right, scale, softcap, pattern_text, return_lse)
 
     @staticmethod
@@ -534,10 +534,10 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale,
-        softcap, pattern_text, needs_dbias, needs_dskewed_bias,
+        dcontext, delta, q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias,
+        left, right, scale, softcap, pattern_text, needs_dbias, needs_dskewed_bias,
     ):  # fmt: skip
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
+        arrays = q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias
         return tuple(
             blocks_backward(
                 dcontext, delta, *arrays, left, right, scale, softcap, pattern_text, needs_dbias, needs_dskewed_bias
