@@ -151,8 +151,8 @@ def _plan(
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(MAX_ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, MASKED_BLOCK_QUERIES)
-        by_query = pattern is not None and "b t" in dict(pattern.arrays())
-        pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if by_query else PATTERN_BLOCK
+        has_query_arrays = pattern is not None and "b t" in dict(pattern.arrays())
+        pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if has_query_arrays else PATTERN_BLOCK
         queries = min(queries, pattern_block)
         multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
         step = -(-t // queries) * multiple
@@ -342,7 +342,7 @@ def _key_loop(
     if plan.pattern is None:
         return lambda i: (*plan.key_block_range(i), lambda n: n)
     pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
-    may_see = block_table(pattern, plan.t, plan.s, plan.block_queries, plan.block_keys, like).may
+    may_see = block_table(pattern, plan.t, plan.s, plan.block_queries, plan.block_keys, like).possible
     may_see = any_over(may_see, (0,))[None] if shared_by_batch else may_see
     order, end = jnp.argsort(~may_see, axis=2, stable=True), jnp.max(jnp.sum(may_see, 2), 0)
     return lambda i: (0, end[i], lambda n: order[0, i, n] if order.shape[0] == 1 else order[:, i, n])

@@ -136,7 +136,7 @@ def gather_last(x: Array, index: Array) -> Array:
 def interpolate_last(x: Array, position: Array) -> Array:
     """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = jnp.floor(jax.lax.stop_gradient(position))
     # A position may be NaN, and is then read at 0.
@@ -307,7 +307,7 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that are not in the output, in the inputs' precision.
+    """Sum of products over the letters that both operands have and the output lacks, in the inputs' precision.
 
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.

@@ -15,7 +15,7 @@ from attn_jax._ops import (
     to_dtype,
     upcast,
 )
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 
 
 @cached_array
@@ -73,12 +73,12 @@ def rotary_angles(
         TypeError: positions that are not integers, or an unknown option.
     """
     name = check_dtype("rotary_angles", dtype)
-    spec = contract.integer_positions(specs("rotary_angles", positions=positions)["positions"])
+    spec = functions_contract.integer_positions(specs("rotary_angles", positions=positions)["positions"])
     low, high = known_range(positions) or (0, 0)
-    limit = max(int(high), 0) + 1 if max_positions is None else contract.numpy_scalar_to_python(max_positions)
-    config = contract.RotaryAnglesOptions(
-        width=contract.numpy_scalar_to_python(width), rope_base=rope_base, max_positions=limit, sections=sections,
-        sections_interleaved=sections_interleaved, xpos=xpos, rope_scaling=rope_scaling,
+    limit = max(int(high), 0) + 1 if max_positions is None else functions_contract.numpy_scalar_to_python(max_positions)
+    config = functions_contract.RotaryAnglesOptions(
+        width=functions_contract.numpy_scalar_to_python(width), rope_base=rope_base, max_positions=limit,
+        sections=sections, sections_interleaved=sections_interleaved, xpos=xpos, rope_scaling=rope_scaling,
         rope_scaling_factor=rope_scaling_factor, original_max_positions=original_max_positions,
         low_freq_factor=low_freq_factor, high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow,
         yarn_truncate=yarn_truncate, attention_factor=attention_factor, short_factor=short_factor,
@@ -125,7 +125,7 @@ def rotate(
     wide = upcast(x)
     cos, sin = cos_sin_of(wide, cos, sin, rope_base, xpos, max_positions)
     spec = specs("rotate", x=x, cos=cos, sin=sin)
-    contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
+    functions_contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
@@ -141,7 +141,9 @@ def cos_sin_of(
     """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
     own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in own.items() if value is not None}
-    contract.check_angles_or_positions(specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options))
+    functions_contract.check_angles_or_positions(
+        specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options)
+    )
     if sin is not None:
         return cos_or_positions, sin
     return rotary_angles(cos_or_positions, x.shape[-1], **options, dtype=dtype_name(x))

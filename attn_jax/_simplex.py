@@ -21,7 +21,7 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax._sparse_weights import entmax15, sparsemax
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 
 # After this many halvings an interval of length log n is shorter than a rounding error.
 HALVINGS = {"float64": 60, "float32": 32}
@@ -104,8 +104,8 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
     spec = specs("softmax", scores=scores, mask=mask)
-    axis = contract.numpy_scalar_to_python(axis)
-    contract.check_scores("softmax", spec["scores"], spec["mask"], axis)
+    axis = functions_contract.numpy_scalar_to_python(axis)
+    functions_contract.check_scores("softmax", spec["scores"], spec["mask"], axis)
     return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
 
 
@@ -127,6 +127,6 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
     spec = specs("entmax", scores=scores, mask=mask)
-    axis, alpha = contract.numpy_scalar_to_python(axis), contract.numpy_scalar_to_python(alpha)
-    contract.check_scores("entmax", spec["scores"], spec["mask"], axis, alpha)
+    axis, alpha = functions_contract.numpy_scalar_to_python(axis), functions_contract.numpy_scalar_to_python(alpha)
+    functions_contract.check_scores("entmax", spec["scores"], spec["mask"], axis, alpha)
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))

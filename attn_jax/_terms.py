@@ -17,7 +17,7 @@ from typing import Any
 
 from attn_jax._layer import specs
 from attn_jax._ops import Array, arange, dtype_name, take, to_dtype, upcast
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 
 
 class Term:
@@ -44,7 +44,7 @@ class Slopes(Term):
     slopes: Array
 
     def bias(self, relative_position: Array) -> Array:
-        contract.check_floats_by_axes("Slopes", "slopes", "h", specs("Slopes", slopes=self.slopes)["slopes"])
+        functions_contract.check_floats_by_axes("Slopes", "slopes", "h", specs("Slopes", slopes=self.slopes)["slopes"])
         slopes = upcast(self.slopes)
         return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
@@ -62,7 +62,7 @@ class Table(Term):
     bucket_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
-        contract.check_floats_by_axes("Table", "table", "x h", specs("Table", table=self.table)["table"])
+        functions_contract.check_floats_by_axes("Table", "table", "x h", specs("Table", table=self.table)["table"])
         return take(self.table, self.bucket_of(relative_position)).swapaxes(0, 1)
 
 
@@ -139,7 +139,9 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     """
     added = term.bias(positions)
     name = type(term).__name__
-    contract.check_term_bias(name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions)
+    functions_contract.check_term_bias(
+        name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions
+    )
     return added
 
 
@@ -149,5 +151,5 @@ def relative_bias_of(terms: Any, first_position: Any, q: Array, k: Array) -> Rel
     Raises:
         TypeError: what is not a term.
     """
-    contract.check_terms(terms, Term)
+    functions_contract.check_terms(terms, Term)
     return None if terms is None or terms in ((), []) else RelativeBias(terms, first_position, q, k)

@@ -15,7 +15,7 @@ from attn_jax._attend import attend
 from attn_jax._drop_in import dot_product_attention as dot_product_attention
 from attn_jax._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
 from attn_jax._layer import specs
-from attn_np.contract import _drop_in as contract
+from attn_np.contract import _drop_in as drop_in_contract
 from attn_np.contract._base import field_error
 
 __all__ = ["attention_fn", "dot_product_attention", "scaled_dot_product_attention"]
@@ -46,19 +46,23 @@ def attention_fn(
     """
     if module is not None:
         fix = "set sow_weights=False, or call attend with return_weights=True"
-        raise field_error(contract.FLAX, "module=None", type(module).__name__, fix)
+        raise field_error(drop_in_contract.FLAX, "module=None", type(module).__name__, fix)
     if precision is not None:
-        raise field_error(contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
-    contract.check_arrays(contract.FLAX, specs(contract.FLAX, query=query, key=key, value=value, mask=mask))
+        raise field_error(drop_in_contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
+    drop_in_contract.check_arrays(
+        drop_in_contract.FLAX, specs(drop_in_contract.FLAX, query=query, key=key, value=value, mask=mask)
+    )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
     mask = None if mask is None else mask.astype(bool)
-    contract.check_flax(specs(contract.FLAX, query=query, key=key, value=value, bias=bias, mask=mask))
+    drop_in_contract.check_flax(specs(drop_in_contract.FLAX, query=query, key=key, value=value, bias=bias, mask=mask))
     batch, (t, h, _), s = query.shape[:-3], query.shape[-3:], key.shape[-3]
     q, k, v = (x.reshape((prod(batch), *x.shape[-3:])) for x in (query, key, value))
     rate, keep = 0.0 if deterministic else float(dropout_rate), None
     if rate > 0 and dropout_rng is None:
-        raise field_error(contract.FLAX, "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module")
+        raise field_error(
+            drop_in_contract.FLAX, "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module"
+        )
     if rate > 0 and dropout_rng is not None:
         shape = (t, s) if broadcast_dropout else (*batch, h, t, s)
         keep = jax.random.bernoulli(dropout_rng, 1.0 - rate, (1,) * (len(batch) + 3 - len(shape)) + shape)

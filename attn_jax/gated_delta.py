@@ -53,8 +53,8 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# Instead of `_recurrence`: with one decay per head, products of decays are exponentials of differences of sums, so that
-# halving is not needed.
+# The functions below replace those of `_recurrence`: with one decay per head, products of decays are exponentials of
+# differences of sums, and need no halving.
 
 
 def chunked(

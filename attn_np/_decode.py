@@ -63,13 +63,13 @@ class Cache:
 class DecodeStep:
     """The new positions of a step and those in the cache, as a forward pass needs to know them.
 
-    In an aligned step all sequences are known to have the same length, every new position is real, and there are free
+    In a uniform step all sequences are known to have the same length, every new position is real, and there are free
     slots after the last one: it is like the end of a full pass. Its keys are the slots up to the new ones and these,
     `start` determines all positions, and the arrays from `appended` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
-        start: how many positions every sequence has before an aligned step; None for other steps.
+        start: how many positions every sequence has before a uniform step; None for other steps.
         filled: how many slots hold keys at most, if it is known; else None.
         length: `b`, how many positions each sequence has after the step.
         appended: `b t`, which of the new positions are real and have room.
@@ -80,7 +80,7 @@ class DecodeStep:
         key_positions: `b s`, the positions of the keys; -1 for none.
         concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
-        head_axis: in a step that is not aligned, whether attention matrices are `b h t s`, not `b t s`.
+        head_axis: in a step that is not uniform, whether attention matrices are `b h t s`, not `b t s`.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -99,7 +99,7 @@ class DecodeStep:
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
-    def aligned(self) -> bool:
+    def uniform(self) -> bool:
         return self.start is not None
 
     def attention_mask(self, left: int | None, right: int | None) -> Array:
@@ -195,7 +195,7 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
 
 def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
-    if step is None or step.aligned:
+    if step is None or step.uniform:
         return mask
     return step.appended if mask is None else step.appended & mask
 

@@ -20,7 +20,7 @@ from attn_np._ops import (
     where,
 )
 from attn_np._vjp import defvjp, repeat_heads_vjp, sum_to
-from attn_np.contract import _drop_in as contract
+from attn_np.contract import _drop_in as drop_in_contract
 
 
 def window_mask(t: int, s: int, left: int | None, right: int | None, *, like: Array) -> Array:
@@ -32,7 +32,7 @@ def as_bthk(x: Array, batch: tuple[int, ...], heads: int) -> Array:
     """`... h t k` as `b t h k`, with the batch axes broadcast and made one."""
     lead = (1,) * (len(batch) + 3 - x.ndim)
     x = broadcast_to(x.reshape((*lead, *x.shape)), (*batch, heads, *x.shape[-2:]))
-    return x.reshape((contract.merged_batch_size(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
+    return x.reshape((drop_in_contract.merged_batch_size(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
 
 
 def as_bthk_vjp(dx: Array, batch: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -71,9 +71,9 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
+    arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
-    batch, heads, kv_heads = contract.check_torch(
+    batch, heads, kv_heads = drop_in_contract.check_torch(
         arrays, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale, has_keep=keep is not None
     )
     q = as_bthk(query, batch, heads)
@@ -94,12 +94,12 @@ def scaled_dot_product_attention(
 
 def merge_batch_axes(mask: Array | None, batch: tuple[int, ...]) -> Array | None:
     """A mask or bias `... h t s` with its batch axes made one, where it has several."""
-    shape = None if mask is None else contract.merged_mask_shape(tuple(mask.shape), batch)
+    shape = None if mask is None else drop_in_contract.merged_mask_shape(tuple(mask.shape), batch)
     if mask is None or shape is None:
         return mask
     lead = (1,) * (len(shape) - mask.ndim)
     mask = mask.reshape((*lead, *mask.shape))
-    return broadcast_to(mask, shape).reshape((contract.merged_batch_size(batch), *shape[-3:]))
+    return broadcast_to(mask, shape).reshape((drop_in_contract.merged_batch_size(batch), *shape[-3:]))
 
 
 @defvjp(scaled_dot_product_attention)
@@ -117,8 +117,10 @@ def scaled_dot_product_attention_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of query, key, value and a float mask."""
-    arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
-    batch, heads, kv_heads = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
+    arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
+    batch, heads, kv_heads = drop_in_contract.check_heads_first(
+        drop_in_contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa
+    )
     dy = as_bthk(dy, batch, heads)
     dq, dk, dv, dbias = attend_vjp(tape, dy, scale=to_python_scalar(scale), rate=float(dropout_p), kv_heads=kv_heads)
     gradients: dict[str, Array | None] = {
@@ -127,7 +129,7 @@ def scaled_dot_product_attention_vjp(
     }
     if dbias is None or attn_mask is None:
         return gradients
-    shape = contract.merged_mask_shape(attn_mask.shape, batch)
+    shape = drop_in_contract.merged_mask_shape(attn_mask.shape, batch)
     lead = (1,) * (0 if shape is None else len(shape) - attn_mask.ndim)
     dbias = dbias if shape is None else sum_to(dbias.reshape(shape), (*lead, *attn_mask.shape))
     gradients["attn_mask"] = dbias.reshape(attn_mask.shape)
@@ -173,9 +175,10 @@ def dot_product_attention(
     """
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     scale = to_python_scalar(scale)
-    left, right = contract.check_jax(
-        specs(contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths), is_causal=is_causal,
-        window=local_window_size, implementation=implementation, return_residual=return_residual, scale=scale,
+    left, right = drop_in_contract.check_jax(
+        specs(drop_in_contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
+        is_causal=is_causal, window=local_window_size, implementation=implementation,
+        return_residual=return_residual, scale=scale,
     )  # fmt: skip
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]

@@ -24,7 +24,7 @@ from attn_np._ops import (
 from attn_np._simplex import log_sum_exp
 from attn_np._terms import Term, relative_bias_of
 from attn_np._vjp import defvjp, einsum_vjp, rule_of, softmax_vjp, sum_grads, sum_to
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import ShiftedQueries, ShiftedQueriesPerSequence
 from attn_np.contract._patterns import Pattern, Prefix
@@ -37,7 +37,7 @@ def to_python_scalar(x: Any) -> Any:
     """
     if x is None or type(x) in (bool, int, float):
         return x
-    x = contract.numpy_scalar_to_python(x)
+    x = functions_contract.numpy_scalar_to_python(x)
     known = getattr(x, "shape", None) == () and concrete(x) and not getattr(x, "requires_grad", False)
     return x.item() if known else x
 
@@ -50,7 +50,7 @@ def with_checked_weights(softmax_fn: Any) -> Any:
     def weigh(scores: Array, allowed: Array | None) -> Array:
         weights: Any = softmax_fn(scores, allowed)
         spec = specs("attend", **{"the weights of softmax_fn": weights})
-        contract.check_weights(spec["the weights of softmax_fn"], tuple(scores.shape))
+        functions_contract.check_weights(spec["the weights of softmax_fn"], tuple(scores.shape))
         return weights
 
     return weigh
@@ -64,13 +64,13 @@ def positions_as_pattern(
     if is_array and first_position.shape == ():
         first_position = broadcast_to(first_position, q.shape[:1])
     spec = specs("attend", q=q, k=k, lengths=lengths, offset=first_position if is_array else None)
-    contract.check_offset_and_lengths(spec, None if is_array else first_position, **masking)
+    functions_contract.check_offset_and_lengths(spec, None if is_array else first_position, **masking)
     if first_position is not None:
-        contract.check_offset(known_range(first_position) if is_array else (first_position,))
-    contract.check_lengths(None if lengths is None else known_range(lengths))
+        functions_contract.check_offset(known_range(first_position) if is_array else (first_position,))
+    functions_contract.check_lengths(None if lengths is None else known_range(lengths))
     pattern, s, t = masking["pattern"], k.shape[1], q.shape[1]
     if first_position is not None and (is_array or first_position != s - t):
-        pattern = contract.as_pattern(**masking)
+        pattern = functions_contract.as_pattern(**masking)
         if pattern is not None:
             masking = {"causal": False, "window": None}
             default = s - t
@@ -153,14 +153,14 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    window = contract.window_of(window, to_python_scalar)
+    window = functions_contract.window_of(window, to_python_scalar)
     masking: dict[str, Any] = {"causal": to_python_scalar(causal), "window": window, "pattern": pattern}
     if offset is not None or lengths is not None:
         masking = positions_as_pattern(masking, to_python_scalar(offset), lengths, q, k)
-    options = contract.numbers_of(to_python_scalar, scale, softcap, rate)
-    contract.check_rate(options["rate"], keep)
+    options = functions_contract.numbers_of(to_python_scalar, scale, softcap, rate)
+    functions_contract.check_rate(options["rate"], keep)
     if return_lse:
-        contract.check_lse(normalize_over, softmax_fn is not None)
+        functions_contract.check_lse(normalize_over, softmax_fn is not None)
     added = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
     if added is not None:
@@ -190,8 +190,8 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         ValueError: no parts, or shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    part_specs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_parts(parts)]
-    contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
+    part_specs = [specs("merge", context=context, lse=lse) for context, lse in functions_contract.checked_parts(parts)]
+    functions_contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
     weights = ops.softmax(lses, lses > float("-inf"))
@@ -245,8 +245,9 @@ def attend_call_vjp(
 
     dcontext = zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext
     dq, dk, dv, dbias = core.attend_vjp(
-        tape, dcontext, **contract.numbers_of(to_python_scalar, scale, softcap, rate), normalize_over=normalize_over,
-        kv_heads=k.shape[2] if k.ndim == 4 else None, softmax_fn_vjp=softmax_fn_vjp if rule else None,
+        tape, dcontext, **functions_contract.numbers_of(to_python_scalar, scale, softcap, rate),
+        normalize_over=normalize_over, kv_heads=k.shape[2] if k.ndim == 4 else None,
+        softmax_fn_vjp=softmax_fn_vjp if rule else None,
         dweights=dweights, dlse=dlse, needs_diagonal_grad=terms is not None,
     )  # fmt: skip
     grads = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

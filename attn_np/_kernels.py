@@ -12,13 +12,13 @@
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
    them. (One number for both, the lse top + log(total), would lose digits of the weights where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
-6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
+6. Threads. BLAS is held at one thread, and as many threads as it had share the work: forward they take blocks of
+   queries, backward key/value heads.
 7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant. So where products are small enough, the bias is
    moved until no score is above 30: a row's largest need not be looked for, and blocks whose scores are all too low to
    weigh anything (below -87 in float32) are skipped. A block of queries with a row whose weights add up to less than 1
-   is computed again, with the largest looked for.
-   The bias's gradient is a sum over each diagonal.
+   is computed again, with the largest looked for. The bias's gradient is a sum over each diagonal.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew, to_dtype, unskew, upcast
 from attn_np.contract._band import Band, Limits, Span
-from attn_np.contract._patterns import Pattern, Truth, Window
+from attn_np.contract._patterns import Pattern, TruthBounds, Window
 from attn_np.contract._tape import save_residuals
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
@@ -67,8 +67,8 @@ class Arguments:
         pattern: None, or who may attend to whom by it.
         sinks: None, or `h`.
         exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
-        diagonal_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
-            diagonals from that of the last query and the first key on.
+        diagonal_bias: None, or `h n`, with h = 1 if all heads share it, times `exp_factor`: a number for each of the
+            n = t + s - 1 diagonals, the first of which is that of the last query and the first key.
         product_bound: None, or what no |score| without the diagonal bias exceeds, `h`, times `exp_factor`; if set, no
             score with that bias is above `SAFE_SCORE`.
     """
@@ -100,8 +100,8 @@ class Arguments:
         return replace(self, q=zero_unseen("bhts->bthk", query_mask, self.q), k=k, v=v)
 
     @cached_property
-    def pattern_table(self) -> Truth:
-        """Whether each block of queries may and must see each `PATTERN_KEYS` keys: `block_table` of the pattern."""
+    def pattern_table(self) -> TruthBounds:
+        """`block_table` of the pattern: which queries' blocks may see some of `PATTERN_KEYS` keys, and which all."""
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
@@ -170,7 +170,7 @@ def attend(
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # A bias of -inf hides keys, and the constant it is moved by would change the lse: both take the bias by pair.
+    # Taken by pair where it hides keys by -inf, or an lse is asked for, which moving it by a constant would change.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
         pairs = skew(diagonal_bias, q.shape[1], k.shape[1])
         bias, diagonal_bias = pairs if bias is None else pairs + bias, None
@@ -234,7 +234,7 @@ def attend_vjp(
             args = args.without_unseen()
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
-        # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
+        # nothing was subtracted from the scores. So the power in such a total, of 2 or of e, becomes its top.
         exponent = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
         exponent = np.where(result.top == 0, exponent, 0)
         result = replace(result, args=args, top=result.top + exponent, total=result.total * args.exp_(-exponent))
@@ -243,11 +243,11 @@ def attend_vjp(
         delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
         dsinks = None
         if args.sinks is not None:
-            # The sink's weight has no value, so its score gets what the others lose.
+            # The sink has no value vector, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddiagonals = backward(result, dcontext, delta, needs_diagonal_grad)
-    return dq, dk, dv, dsinks, dbiased, ddiagonals
+        dq, dk, dv, dbiased, ddiagonal_bias = backward(result, dcontext, delta, needs_diagonal_grad)
+    return dq, dk, dv, dsinks, dbiased, ddiagonal_bias
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     if fits_one_block(args):
         return max(1, t), max(1, s)
     if args.pattern is not None:
-        # Where each query may see other keys, smaller blocks waste less work on hidden scores.
-        by_query = "b t" in dict(args.pattern.arrays())
-        return min(t, -(-EDGE_QUERIES // 2) if by_query else EDGE_QUERIES), min(s, BLOCK_KEYS)
+        # Where different queries may see different keys, smaller blocks waste less work on hidden scores.
+        has_query_arrays = "b t" in dict(args.pattern.arrays())
+        return min(t, -(-EDGE_QUERIES // 2) if has_query_arrays else EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
         return min(t, BLOCK_QUERIES, max(EDGE_QUERIES, -(-b * h * t // MIN_BLOCKS))), min(s, BLOCK_KEYS)
     if left is not None and right is not None and left + right < BLOCK_KEYS:
@@ -311,7 +311,7 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
     """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
     if not block.queries.length:
         return
-    may_see = block.slice_batch(args.pattern_table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
+    may_see = block.slice_batch(args.pattern_table.possible)[:, block.queries.start // block_shape(args)[0]].any(0)
     seen, stride = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
     for group in (seen[i : i + stride] for i in range(0, len(seen), stride)):
         # A bias by diagonal is read in spans.
@@ -346,8 +346,8 @@ def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if isinstance(keys, Span) and not band.covers(queries, keys):
-        first = keys.start - queries.start - (band.s - band.t)
-        outside = outside_window(queries.length, keys.length, first, band.left, band.right)
+        relative_start = keys.start - queries.start - (band.s - band.t)  # of the first key, to the first query
+        outside = outside_window(queries.length, keys.length, relative_start, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := args.mask[block.score_index(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -357,13 +357,13 @@ def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
 
 
 def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
-    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it must show them all."""
+    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it surely shows them all."""
     pattern, queries = args.pattern, block.queries
     if pattern is None:
         return None
     key_positions = np.arange(args.band.s, dtype=np.int32)[index_of(keys)]
-    must_see = block.slice_batch(args.pattern_table.must)[:, queries.start // block_shape(args)[0]]
-    if must_see[:, key_positions // PATTERN_KEYS].all():
+    surely_see = block.slice_batch(args.pattern_table.certain)[:, queries.start // block_shape(args)[0]]
+    if surely_see[:, key_positions // PATTERN_KEYS].all():
         return None
     first_position, index = args.band.s - args.band.t, {"t": slice(*queries), "s": index_of(keys)}
     block_pattern = pattern.map(
@@ -375,7 +375,7 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
-    # BLAS may round by strides, so they are in one order in memory, whatever the heads.
+    # BLAS may round by strides, so their order in memory is the same for any number of heads.
     return np.multiply(block.slice_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
@@ -410,7 +410,7 @@ def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
-    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (h t) k`."""
+    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (r t) k`."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
 
 
@@ -454,7 +454,7 @@ def values_are_moderate(v: Array) -> bool:
 
 
 def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> float:
-    """What no score of a block exceeds in size: the softcap, or |q| |k|; NaN where a number is."""
+    """What no score of a block, nor its sinks, exceeds in size: the softcap, or |q| |k|; NaN where a number is."""
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))
@@ -528,13 +528,13 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    cutoff, sum_rows = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    cutoff, strip_queries = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
-    ddiagonals = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
+    ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
+    def add_block(block: Block, sum_dk: Array, sum_dv: Array, strip_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, and of the diagonals."""
         q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
@@ -563,7 +563,7 @@ def backward(
             if dbiased is not None:
                 dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
             if needs_diagonal_grad:
-                add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
+                add_to_diagonal_sums(strip_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
@@ -579,19 +579,19 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        diagonal_sums = np.zeros(
-            (heads.stop - heads.start, sum_rows, t + s - sum_rows) if needs_diagonal_grad else (0,), dtype
+        strip_sums = np.zeros(
+            (heads.stop - heads.start, strip_queries, t + s - strip_queries) if needs_diagonal_grad else (0,), dtype
         )
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
-            add_block(block, sum_dk, sum_dv, diagonal_sums[at], scratch)
-        if ddiagonals is not None:
-            ddiagonals[blocks[0].batch.start, heads] = unskew(diagonal_sums[None], t + s - 1)[0].sum(1)
+            add_block(block, sum_dk, sum_dv, strip_sums[at], scratch)
+        if ddiagonal_bias is not None:
+            ddiagonal_bias[blocks[0].batch.start, heads] = unskew(strip_sums[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
         out_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
-    return dq, dk, dv, dbiased, None if ddiagonals is None else ddiagonals.sum(0)[None, :, None]
+    return dq, dk, dv, dbiased, None if ddiagonal_bias is None else ddiagonal_bias.sum(0)[None, :, None]

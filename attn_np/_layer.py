@@ -157,8 +157,8 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def _step(
         self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        config, to_check = self.config, check_arguments(self.config, cache, Cache, **arguments)
-        sizes = self.check(query=query, **to_check)
+        config, contract_arguments = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        sizes = self.check(query=query, **contract_arguments)
         cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, self.training, sizes, valid_spec, cached, cache.max_length)

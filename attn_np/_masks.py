@@ -23,11 +23,11 @@ from attn_np._ops import (
     where,
 )
 from attn_np.contract._band import FAR, Band, Limits, window_limits
-from attn_np.contract._patterns import Interval, Pattern, Truth
+from attn_np.contract._patterns import Interval, Pattern, TruthBounds
 
-# Queries in one part of a pattern's table. Of a part, only the least and the greatest number of each array are kept:
-# with few queries in it these are close together, and more keys can be skipped.
-PATTERN_QUERIES = 32
+# A pattern is asked about so many queries at a time, as one interval from the least to the greatest number: of few
+# queries these are close together, and more keys can be skipped.
+QUERIES_PER_INTERVAL = 32
 
 
 def attention_mask(
@@ -43,7 +43,7 @@ def attention_mask(
     head_axis: bool = True,
 ) -> Array | None:
     """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if there is no mask,
-    causality, window, pattern or unaligned step.
+    causality, window or pattern, and no step of decoding that is not uniform (see `DecodeStep`).
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -51,7 +51,7 @@ def attention_mask(
     left, right = window_limits(window)
     right = 0 if causal else right
     allowed = None
-    if step is not None and not step.aligned:
+    if step is not None and not step.uniform:
         allowed = step.attention_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
@@ -76,7 +76,7 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     Query i is at i + s - t, the last query at the last key. In a step an empty slot has -1.
     """
     if step is not None:
-        if not step.aligned:
+        if not step.uniform:
             return step.query_positions, step.key_positions
         s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
@@ -102,13 +102,13 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
     return pattern.map(broadcastable).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
 
 
-def block_table(pattern: Pattern, t: int, s: int, block_queries: int, block_keys: int, like: Array) -> Truth:
-    """For each block of queries with each block of keys, `b n m` or `1 n m`: whether any of these queries may see any
-    of these keys, and whether each must see all, by interval arithmetic.
+def block_table(pattern: Pattern, t: int, s: int, block_queries: int, block_keys: int, like: Array) -> TruthBounds:
+    """For each block of queries with each block of keys, `b n m` or `1 n m`: whether some of these queries may see some
+    of these keys, and whether all are sure to see all, by interval arithmetic.
 
-    The pattern is asked about at most `PATTERN_QUERIES` queries at a time.
+    The pattern is asked about at most `QUERIES_PER_INTERVAL` queries at a time.
     """
-    part = gcd(block_queries, PATTERN_QUERIES)
+    part = gcd(block_queries, QUERIES_PER_INTERVAL)
     parts, blocks, key_blocks = block_queries // part, -(-t // block_queries), -(-s // block_keys)
     sizes = {"b t": (part, blocks * parts), "b s": (block_keys, key_blocks)}
 
@@ -117,18 +117,18 @@ def block_table(pattern: Pattern, t: int, s: int, block_queries: int, block_keys
         x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
-            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, *sizes[axes]))
-        return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
+            low, high = (end[:, :, None] if axes == "b t" else end[:, None] for end in block_min_max(x, *sizes[axes]))
+        return TruthBounds(possible=high, certain=low) if "bool" in str(x.dtype) else Interval(low, high)
 
     query_positions, key_positions = token_positions(t, s, like=like)
     truth = pattern.map(of_blocks).allows(of_blocks("b t", query_positions), of_blocks("b s", key_positions))
     false = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # in the table's full shape
-    may, need_not = truth.may | false, (truth.must | false) ^ True
-    may, need_not = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (may, need_not))
-    return Truth(any_over(may, (2,)), any_over(need_not, (2,)) ^ True)
+    possible, uncertain = truth.possible | false, (truth.certain | false) ^ True
+    possible, uncertain = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (possible, uncertain))
+    return TruthBounds(possible=any_over(possible, (2,)), certain=any_over(uncertain, (2,)) ^ True)
 
 
-def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
+def block_min_max(x: Array, size: int, count: int) -> tuple[Array, Array]:
     """The least and the largest number in each of `count` blocks of an array: `b t` -> `b n`. False is less than True.
 
     Beyond the array's end its last number goes on.
@@ -162,13 +162,12 @@ def visibility(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks: of the queries that see a key, and of the keys that a query sees. Either may be None, which is
-    True everywhere, and either may have more axes than it needs: `any_visible` reduces them.
+    """Two masks, from which `any_visible` gets the queries that see a key and the keys that a query sees; None for all.
 
-    With a pattern, or a mask that has an axis of queries, both are the mask of the whole call, queries by keys. Both
-    are None where every position sees itself by the pattern, and there are as many queries as keys and no mask. Without
-    pattern and such a mask, no array of `t s` is needed: causality and window leave each query a range of keys, and a
-    running count of the mask says whether any is visible.
+    With a pattern, or a mask that has an axis of queries (and a key), both are the mask of the whole call, queries by
+    keys. Both are None where every position sees itself by the pattern, and there are as many queries as keys and no
+    mask. With neither a pattern nor such a mask, no array of `t s` is needed: causality and window leave each query a
+    range of keys, and a running count of the mask says whether any of them is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:
@@ -245,8 +244,8 @@ def prepare_inputs(
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
 
-    In a full pass, keys that no query sees and queries that see no key become 0. In a step of decoding that is not
-    aligned, new positions that are not real or have no room in the cache do. So padding, whatever it holds, reaches no
+    In a full pass, keys that no query sees and queries that see no key become 0; in a step of decoding that is not
+    uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
     projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
     `query_mask` and `key_mask`, and the three results.
 
@@ -268,6 +267,6 @@ def prepare_inputs(
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
-    elif not step.aligned:
+    elif not step.uniform:
         query, key, value = (where(step.appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

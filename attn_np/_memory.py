@@ -11,17 +11,17 @@ from attn_np._vjp import sum_to
 from attn_np.contract._band import Limits
 
 
-def append_memory(x: Array, memory: Array, share: float = 1.0) -> Array:
-    """Keys or values `b s g k`, and behind them those of the memory, `m g k`, times a number."""
-    return concatenate([x, broadcast_to(share * upcast(memory), (x.shape[0], *memory.shape))], 1)
+def append_memory(x: Array, memory: Array, factor: float = 1.0) -> Array:
+    """Keys or values `b s g k`, and behind them those of the memory, `m g k`, times the factor."""
+    return concatenate([x, broadcast_to(factor * upcast(memory), (x.shape[0], *memory.shape))], 1)
 
 
-def append_memory_to_mask(x: Array | None, s: int, memory: Array) -> Array | None:
+def append_memory_entries(x: Array | None, s: int, memory: Array) -> Array | None:
     """A mask, a keep-mask or a bias of s keys, with entries for the memory behind them: True in a mask, 0 in a bias."""
     if x is None:
         return None
-    own = zeros((*x.shape[:-1], memory.shape[0]), memory)
-    return concatenate([broadcast_to(x, (*x.shape[:-1], s)), own == 0 if "bool" in str(x.dtype) else own], -1)
+    entries = zeros((*x.shape[:-1], memory.shape[0]), memory)
+    return concatenate([broadcast_to(x, (*x.shape[:-1], s)), entries == 0 if "bool" in str(x.dtype) else entries], -1)
 
 
 def with_memory(
@@ -40,28 +40,31 @@ def with_memory(
     step: DecodeStep | None,
     tape: Tape,
 ) -> tuple[Array, Array, Array, dict[str, Any]]:
-    """The arguments of `attend`, q, k, v and the rest, with the memory `m g k` and `m g v` behind the call's keys."""
+    """The arguments of `attend`, q, k, v and the rest, with the memory `m g k` and `m g v` behind the call's keys.
+
+    Without a memory they are returned unchanged. With one, causality, window and step have become part of the mask.
+    """
     masking = {"causal": causal, "window": window, "step": step}
     if memory_k is None or memory_v is None:
         return q, k, v, {"mask": mask, "bias": bias, "keep": keep, "rate": rate, **masking}
-    # Causality and window are about the keys of the call alone, so they become part of the mask.
+    # Causality and window are about the keys of the call alone.
     s = k.shape[1]
     mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
     q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
-    mask, keep = append_memory_to_mask(mask, s, memory_k), append_memory_to_mask(keep, s, memory_k)
-    bias = append_memory_to_mask(record(tape, caller_bias=upcast(bias)), s, memory_k)
+    mask, keep = append_memory_entries(mask, s, memory_k), append_memory_entries(keep, s, memory_k)
+    bias = append_memory_entries(record(tape, caller_bias=upcast(bias)), s, memory_k)
     # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
-    share = 1.0 if keep is None else 1.0 - rate
+    factor = 1.0 if keep is None else 1.0 - rate
     options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
-    return q, append_memory(k, memory_k), append_memory(v, memory_v, share), options
+    return q, append_memory(k, memory_k), append_memory(v, memory_v, factor), options
 
 
 def with_memory_vjp(
     tape: Tape, s: int, dq: Array, dk: Array, dv: Array, dbias: Array | None, *, rate: float
 ) -> tuple[Array, Array, Array, Array | None, dict[str, Array]]:
     """The gradients of q, k, v, the bias and the memory, from those of `attend`; s is how many keys the call has."""
-    share = 1.0 - rate if "keep" in tape else 1.0
-    dmemory = {"memory_k": np.sum(dk[:, s:], axis=0), "memory_v": share * np.sum(dv[:, s:], axis=0)}
+    factor = 1.0 - rate if "keep" in tape else 1.0
+    dmemory = {"memory_k": np.sum(dk[:, s:], axis=0), "memory_v": factor * np.sum(dv[:, s:], axis=0)}
     visible = hide_by_bias(tape.get("allowed"), tape.get("bias"))
     visible = None if visible is None else visible[..., :s]
     dq = zero_unseen("bhts->bthk", visible, dq) if s else zeros(dq.shape, dq)

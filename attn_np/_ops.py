@@ -119,7 +119,7 @@ def gather_last(x: Array, index: Array) -> Array:
 def interpolate_last(x: Array, position: Array) -> Array:
     """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = np.floor(position)
     index = flat_indices(low, x.shape[-1])
@@ -286,7 +286,10 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 @primitive
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that are not in the output, as one batched matrix product."""
+    """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
+
+    A letter that one operand alone has must be in the output.
+    """
     left, right, out = subscripts.replace("->", ",").split(",")
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]

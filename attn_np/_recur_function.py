@@ -7,7 +7,7 @@ from attn_np._layer import specs
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
 from attn_np._vjp import defvjp, sum_to
-from attn_np.contract import _recur as contract
+from attn_np.contract import _recur as recur_contract
 
 
 def recur(
@@ -67,13 +67,13 @@ def recur(
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
-    contract.check_qkv_present(spec)
+    recur_contract.check_qkv_present(spec)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
-    contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
-    contract.check_decay(None if decay is None else known_range(decay))
+    recur_contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
+    recur_contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     length = chunk_length(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, length, contract.has_delta_rule(rule), tape)
+    y, final_state = recurrence(*arguments, length, recur_contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 
@@ -113,7 +113,7 @@ def recur_call_vjp(
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
     dfinal_state = zeros(arguments[5].shape, dy) if dfinal_state is None else dfinal_state
     dq, dk, dv, dbeta, ddecay, dstate = recurrence_vjp(
-        tape, *arguments, length, contract.has_delta_rule(rule), dy, dfinal_state
+        tape, *arguments, length, recur_contract.has_delta_rule(rule), dy, dfinal_state
     )
     if decay is not None:
         ddecay = sum_to(ddecay if decay.ndim % 2 == 0 else ddecay[..., 0], decay.shape)

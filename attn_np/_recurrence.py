@@ -77,7 +77,7 @@ def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    # Next to each other, so that a sharded batch stays sharded.
+    # The two halves of a chunk are neighbours in the batch, so that a sharded batch stays sharded.
     b, t, *rest = x.shape
     return x.reshape(2 * b, t // 2, *rest)
 
@@ -198,12 +198,12 @@ def products_by_halves_vjp(
     dto_middle = sum_to(dearlier * earlier_keys, shape) + dto_end[:, :half] * from_middle[:, -1:]
     dfirst = np.sum(dfrom_start[:, half:] * from_middle, axis=1)[:, None]
     dsecond = np.sum(dto_end[:, :half] * to_middle, axis=1)[:, None]
-    dfrom_first = concatenate([dfrom_start[:, : half - 1], dfrom_start[:, half - 1 : half] + dfirst], 1)
-    dfrom_second = concatenate([dfrom_middle[:, :-1], dfrom_middle[:, -1:] + dsecond], 1)
+    dfrom_start_first = concatenate([dfrom_start[:, : half - 1], dfrom_start[:, half - 1 : half] + dfirst], 1)
+    dfrom_middle = concatenate([dfrom_middle[:, :-1], dfrom_middle[:, -1:] + dsecond], 1)
     diagonal = interleave(dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:])
     drows, dk, ddecay = products_by_halves_vjp(
         halves(rows), halves(k), halves(decay), diagonal,
-        interleave(dfrom_first, dfrom_second), interleave(dto_middle, dto_end[:, half:]),
+        interleave(dfrom_start_first, dfrom_middle), interleave(dto_middle, dto_end[:, half:]),
     )  # fmt: skip
     drows = from_halves(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
     dk = from_halves(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)
@@ -222,10 +222,10 @@ def decayed_products_vjp(
         drows, dk, ddecay = (concatenate(parts, 0) for parts in zip(*grads, strict=True))
         return drows, dk, ddecay
     one = 1.0 + zeros(decay.shape, decay)
-    decay_matrix, row = products_by_halves(one[:, :, :, None], one, decay)[0], one[:, :, :, None]
+    decay_matrix, one_rows = products_by_halves(one[:, :, :, None], one, decay)[0], one[:, :, :, None]
     products = einsum("btgrk,bsgk->btgrs", rows, k)
     ddecay_matrix = np.sum(dproducts * products, axis=3)[:, :, :, None]
-    ddecay = products_by_halves_vjp(row, one, decay, ddecay_matrix, dfrom_start, dto_end)[2]
+    ddecay = products_by_halves_vjp(one_rows, one, decay, ddecay_matrix, dfrom_start, dto_end)[2]
     return *einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts * decay_matrix), ddecay
 
 
@@ -277,8 +277,9 @@ def chunked(
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
-    from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), states_before), b, t), final_state
+    from_start_per_row = None if from_start is None else from_start[:, :, :, None]
+    out = out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before)
+    return from_chunks(out, b, t), final_state
 
 
 def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
@@ -344,9 +345,9 @@ def chunked_vjp(
     beta_k, w, states_before = scaled_by(k, beta), tape.get("w"), tape["chunk_states"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
     chunk_decay, v_new = None if from_start is None else from_start[:, -1], tape["v_new"].reshape(v.shape)
-    from_start_rows = None if from_start is None else from_start[:, :, :, None]
+    from_start_per_row = None if from_start is None else from_start[:, :, :, None]
     dscores, dv_new = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], v_new, dout)
-    dq_decayed, dstates_before = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_rows), states_before, dout)
+    dq_decayed, dstates_before = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before, dout)
     dproducts = where(causal_mask(chunk_size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def body(dstate, xs):
@@ -363,7 +364,7 @@ def chunked_vjp(
     names = ("dv_new", "dk_to_end", "dchunk_decay")
     dinitial_state, (dv_new, dk_to_end, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
     dv_new, dk_to_end = dv_new.reshape(v.shape), dk_to_end.reshape(k.shape)
-    dfrom_row, dbeta_k, dbeta_v = 0.0, None, dv_new
+    dfrom_start_by_beta_k, dbeta_k, dbeta_v = 0.0, None, dv_new
     if delta_rule:
         dw = -einsum("btgv,bgkv->btgk", dv_new, states_before)
         dw, du = record(tape, dw=dw, du=dv_new)
@@ -373,17 +374,17 @@ def chunked_vjp(
         dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(chunk_size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
-        dfrom_row, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
+        dfrom_start_by_beta_k, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
     rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
     if decay is None:
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
-        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
+        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_start_by_beta_k, decay.shape)
         dchunk_decay = sum_to(dchunk_decay.reshape(states_before.shape[:-1]), decay[:, 0].shape)[:, None]
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dchunk_decay], 1)
         dto_end = sum_to(dk_to_end * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
-    dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_rows))
+    dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_per_row))
     dk, dv, dbeta = sum_grads(dk, scaled_by(dk_to_end, to_end)), scaled_by(dbeta_v, beta), None
     if dbeta_k is not None:
         dbeta_k = sum_grads(dbeta_k, drows[:, :, :, r])

@@ -22,7 +22,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_vjp, take_vjp
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
@@ -70,10 +70,10 @@ def relative_buckets(
         TypeError: relative positions that are not signed integers.
     """
     spec = specs("relative_buckets", relative_positions=relative_positions)
-    contract.check_relative_positions(spec["relative_positions"])
+    functions_contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
-    config = contract.RelativeBucketsOptions(
-        **{name: contract.numpy_scalar_to_python(x) for name, x in options.items()}
+    config = functions_contract.RelativeBucketsOptions(
+        **{name: functions_contract.numpy_scalar_to_python(x) for name, x in options.items()}
     )
     index = clip(relative_positions, -max_distance, max_distance) + max_distance
     return constants(config.buckets(), relative_positions)[index]

@@ -123,9 +123,9 @@ def attend_in_row_blocks(
     supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
     one_block = batch_scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
-    aligned = step is None or step.aligned
+    uniform = step is None or step.uniform
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not supported or not aligned or needs_weights or implementation == "textbook":
+    if one_block or not supported or not uniform or needs_weights or implementation == "textbook":
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **masking)
         return attend_rows(

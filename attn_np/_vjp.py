@@ -47,17 +47,17 @@ def make_grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[s
     )
 
 
-def cotangent(tape: dict[str, Array], dy: Array) -> Array:
+def prepare_dy(tape: dict[str, Array], dy: Array) -> Array:
     """The output's gradient, checked, upcast and taped.
 
     Raises:
         ValueError: another shape than the output's.
         TypeError: 64 bits for an output of 32 or 16, or the other way round.
     """
-    return record(tape, dy=checked_cotangent(tape["y"], dy))
+    return record(tape, dy=checked_dy(tape["y"], dy))
 
 
-def checked_cotangent(y: Array | None, dy: Array) -> Array:
+def checked_dy(y: Array | None, dy: Array) -> Array:
     """An output's gradient, upcast; its shape and dtype must be those of the output, 16 bits as good as 32."""
     if y is None:
         raise ValueError(f"vjp: expected None for what the call did not return, got shape {dy.shape}; leave it out")
@@ -425,7 +425,7 @@ def function_and_vjp(
             name = getattr(function, "__name__", "the function")
             raise TypeError(f"{name}: expected the gradient of an output, got none; pass dL/dy")
         tape["y"] = upcast(outputs[0])
-        dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
+        dys = [None if dy is None else checked_dy(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
         return Grads(inputs={n: cast_like(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 

@@ -10,10 +10,10 @@ from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softm
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
@@ -51,8 +51,8 @@ class AdditiveAttention(Layer[Config]):
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        # A softmax over the queries needs all rows at once. Blocks are sized for b t s e numbers, because axis 2 of q,
-        # elsewhere the heads, is the hidden width. There is no matrix product, which would gain from many rows.
+        # A softmax over the queries needs all rows at once. A block holds b t s e numbers: axis 2 of q, which elsewhere
+        # is the heads, is the hidden width e here. It may have one row: no matrix product gains from more.
         context, probs = attend_in_row_blocks(
             self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
             implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
@@ -86,9 +86,9 @@ class AdditiveAttention(Layer[Config]):
         return context, probs
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         query, key, dtype, dw = tape["zeroed_query"], tape["zeroed_key"], dtype_name(dy), {}
-        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
+        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
         dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
         dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
         dw["w_score"] = d["w_score"]

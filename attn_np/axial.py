@@ -5,7 +5,7 @@ from jaxtyping import Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, cast_output
 from attn_np._ops import Array, Tape, dtype_name, linear, record, scope, upcast
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads
 from attn_np.contract.axial import Config
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -72,7 +72,7 @@ class AxialAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: the columns, then the rows."""
-        c, dtype, dy = self.config, dtype_name(dy), cotangent(tape, dy)
+        c, dtype, dy = self.config, dtype_name(dy), prepare_dy(tape, dy)
         shape = dy.shape
         dcolumns = to_columns(dy.reshape(shape[0] * c.height, c.width, shape[2]), c.height, c.width)
         drows, dw_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)

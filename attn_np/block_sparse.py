@@ -20,7 +20,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 
@@ -86,7 +86,7 @@ class BlockSparseAttention(Layer[Config]):
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
         x = upcast(query)
-        if step is not None and not step.aligned:
+        if step is not None and not step.uniform:
             x = where(step.appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
@@ -110,7 +110,7 @@ class BlockSparseAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the choice has none."""
         c, dw, x = self.config, {}, tape["x"]
-        dtype, dy, h = dtype_name(dy), cotangent(tape, dy), self.config.num_heads
+        dtype, dy, h = dtype_name(dy), prepare_dy(tape, dy), self.config.num_heads
         context = from_heads(tape["context"], h)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)

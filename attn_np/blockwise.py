@@ -23,11 +23,11 @@ from attn_np._ops import (
 )
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     make_grads,
     part_of_softmax,
     part_of_softmax_vjp,
+    prepare_dy,
     prepare_inputs_vjp,
 )
 from attn_np.contract.blockwise import Config
@@ -93,7 +93,7 @@ class BlockwiseAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(dy)
         q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
         scale = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
-        dy = cotangent(tape, dy)
+        dy = prepare_dy(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)

@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.chunked import Config
 
@@ -55,7 +55,7 @@ class ChunkedAttention(Layer[Config]):
         """The gradients, by the forward in reverse; the pattern has no gradient."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)

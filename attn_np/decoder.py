@@ -27,10 +27,10 @@ from attn_np._ops import (
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
-    cotangent,
     layer_norm_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -180,10 +180,10 @@ class DecoderAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
+        dtype, dy, context = dtype_name(dy), prepare_dy(tape, dy), tape["context"]
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)

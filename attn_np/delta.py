@@ -34,11 +34,11 @@ from attn_np._recurrence import (
 )
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
@@ -201,11 +201,11 @@ class DeltaRule(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         x, q, k, v, beta, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dnormed, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)
         dcontext = dnormed = record(tape, dnormed=dnormed)
         if c.use_norm:

@@ -31,11 +31,11 @@ from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_p
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
@@ -159,7 +159,7 @@ class DifferentialAttention(Layer[Config]):
         """The gradients, by the forward in reverse, with the same strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_init_value())

@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, record
-from attn_np._vjp import Grads, cotangent, make_grads, prepare_inputs_vjp
+from attn_np._vjp import Grads, make_grads, prepare_dy, prepare_inputs_vjp
 from attn_np.contract.dot_product import Config
 
 
@@ -42,9 +42,9 @@ class DotProductAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dtype = self.config, dtype_name(dy)
-        dcontext = cotangent(tape, dy)
+        dcontext = prepare_dy(tape, dy)
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
         )

@@ -8,14 +8,14 @@ from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
 from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy
 from attn_np.contract.fused_qkv import Config
 
 
 def only_live(x: Array, queries: Array | None, keys: Array | None, step: DecodeStep | None = None) -> Array:
     """x with the positions set to 0 that see no key and are seen by no query: padding reaches no projection."""
     if step is not None:
-        return x if step.aligned else where(step.appended[:, :, None], x, 0.0)
+        return x if step.uniform else where(step.appended[:, :, None], x, 0.0)
     if queries is None or keys is None:
         return x
     return where(any_visible("bhts->btd", queries) | any_visible("bhts->bsd", keys), x, 0.0)
@@ -71,9 +71,9 @@ class FusedQKVAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dtype, dw, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
-        dy = cotangent(tape, dy)
+        dy = prepare_dy(tape, dy)
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:

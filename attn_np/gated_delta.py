@@ -41,11 +41,11 @@ from attn_np._recurrence import (
 )
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -70,8 +70,8 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# Instead of `_recurrence`: with one decay per head, products of decays are exponentials of differences of sums, so that
-# halving is not needed.
+# The functions below replace those of `_recurrence`: with one decay per head, products of decays are exponentials of
+# differences of sums, and need no halving.
 
 
 def chunked(
@@ -136,11 +136,11 @@ def decay_from_logs_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_en
     """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
     position's logarithm is in all later sums.
     """
-    dlog_decay = dmatrix * decay.matrix
-    dsums = (np.sum(dlog_decay, axis=-1) - np.sum(dlog_decay, axis=-2)).swapaxes(1, 2)
-    dlater = dto_end * decay.to_end
-    dsums = dsums + dfrom_start * decay.from_start - dlater
-    dlast = np.sum(dlater, axis=1) + dchunk_decay * decay.chunk_decay
+    dlog_matrix = dmatrix * decay.matrix
+    dsums = (np.sum(dlog_matrix, axis=-1) - np.sum(dlog_matrix, axis=-2)).swapaxes(1, 2)
+    dlog_to_end = dto_end * decay.to_end
+    dsums = dsums + dfrom_start * decay.from_start - dlog_to_end
+    dlast = np.sum(dlog_to_end, axis=1) + dchunk_decay * decay.chunk_decay
     return cumsum(dsums[:, ::-1], 1)[:, ::-1] + dlast[:, None]
 
 
@@ -186,10 +186,10 @@ def chunked_vjp(
     dbeta_k = sum_grads(dbeta_k, dbeta_k_decayed * from_start)
     dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
     dk = sum_grads(dk_scores, dk_products, dk_to_end * to_end, dbeta_k * beta)
-    ddecay = sum_grads((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
+    dmatrix = sum_grads((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
     dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dbeta_k_decayed * beta_k, axis=-1)
     dlog_decay = decay_from_logs_vjp(
-        decay, ddecay, dfrom_start, np.sum(dk_to_end * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
+        decay, dmatrix, dfrom_start, np.sum(dk_to_end * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
     )
     cotangents = sum_grads(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
@@ -325,7 +325,7 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         a, log_decay = tape["a"], tape["log_decay"]
-        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dtype, dy, scale = dtype_name(dy), prepare_dy(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(

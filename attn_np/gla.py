@@ -9,7 +9,7 @@ from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, rms_norm_vjp, silu_vjp, softplus_vjp, sum_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, rms_norm_vjp, silu_vjp, softplus_vjp, sum_grads
 from attn_np.contract.gla import Config
 
 
@@ -62,13 +62,13 @@ class GatedLinearAttention(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("zeroed_query", "q", "k", "v", "gate_scores", "real")
         )
         a, decay, latent = tape["a"], tape["decay"], tape["latent"]
-        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dtype, dy, scale = dtype_name(dy), prepare_dy(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(

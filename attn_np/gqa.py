@@ -7,7 +7,7 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
 from attn_np.contract.gqa import Config
 
 
@@ -63,10 +63,10 @@ class GroupedQueryAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.num_kv_heads

@@ -26,12 +26,12 @@ from attn_np._ops import (
 )
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     lerp_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     sigmoid_vjp,
     sum_grads,
     tanh_vjp,
@@ -258,6 +258,6 @@ class GatedRecurrentUnit(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
         return make_grads(dtype, unrounded.inputs, unrounded.params)

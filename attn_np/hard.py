@@ -11,7 +11,7 @@ from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import hardmax, straight_through
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, softmax_vjp, sum_to
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
 
@@ -86,10 +86,10 @@ class HardAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:

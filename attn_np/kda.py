@@ -26,11 +26,11 @@ from attn_np._ops import (
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -110,13 +110,13 @@ class KimiDeltaAttention(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         x, q, k, v, a, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "a", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         gate, decay = tape["gate"], tape["decay"]
-        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dtype, dy, scale = dtype_name(dy), prepare_dy(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate = record(tape, dnormed=dgated * gate, dgate=dgated * tape["normed"])

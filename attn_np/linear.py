@@ -21,7 +21,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
-from attn_np._vjp import Grads, cotangent, einsum_vjp, linear_vjp, make_grads, rule_of, sum_grads
+from attn_np._vjp import Grads, einsum_vjp, linear_vjp, make_grads, prepare_dy, rule_of, sum_grads
 from attn_np.contract.linear import Config
 
 
@@ -216,7 +216,7 @@ class LinearAttention(Layer[Config]):
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
         c, dw = self.config, {}
         x, q, k, v, sums, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "sums", "real"))
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         context = tape["context"]
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dsums = dcontext = record(tape, dcontext=dcontext)

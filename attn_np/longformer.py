@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, sum_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp, sum_grads
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
 
@@ -74,7 +74,7 @@ class LongformerAttention(Layer[Config]):
         """The gradients, by the forward in reverse; that of the context goes into both patterns."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         dq, dk, dv, dbias = attend_vjp(scope(tape, "local"), dcontext, scale=c.scale, rate=c.dropout)

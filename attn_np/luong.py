@@ -27,10 +27,10 @@ from attn_np._ops import (
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
@@ -159,8 +159,8 @@ class LuongAttention(Layer[Config]):
         return context, probs
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        dtype, d = dtype_name(dy), attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, cotangent(tape, dy))
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
+        dtype, d = dtype_name(dy), attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
         dquery, dk, dvalue, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         if self.w_k is not None and self.config.half_window is None:
             dk, d["w_k"] = einsum_vjp("bsi,ie->bse", tape["zeroed_key"], self.w_k, dk)

@@ -10,10 +10,10 @@ from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     rms_norm_vjp,
     sum_grads,
@@ -91,7 +91,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         """The gradients, by the forward in reverse, with the same strings."""
         c, dw, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
+        latent, dtype, dy = tape["latent"], dtype_name(dy), prepare_dy(tape, dy)
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if c.absorbed:
             dexpanded, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)

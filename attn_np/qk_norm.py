@@ -9,11 +9,11 @@ from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 from attn_np._vjp import (
     Grads,
-    cotangent,
     l2_normalize_vjp,
     layer_norm_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     rms_norm_vjp,
 )
@@ -91,10 +91,10 @@ class QKNormAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         dq, dk, dv, dbias = attend_vjp(

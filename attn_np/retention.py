@@ -32,11 +32,11 @@ from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunk
 from attn_np._rotary import cos_sin_for, rotate
 from attn_np._vjp import (
     Grads,
-    cotangent,
     einsum_vjp,
     layer_norm_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
@@ -270,7 +270,7 @@ class Retention(Layer[Config]):
         return dcontext.reshape(shape), None if weight is None or dweight is None else dweight.reshape(shape[2:])
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there."""
+        """The gradients: the lines of the forward pass in reverse order."""
         c, dw = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, gate_scores, real = (
@@ -278,7 +278,7 @@ class Retention(Layer[Config]):
         )
         normed, context = tape["normed"], tape["context"]
         scale = 1 / sqrt(q.shape[-1]) if c.scale is None else c.scale
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         gated, dxs = normed if self.w_gate is None else tape["gated"], list[Array]()
         dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", gated, self.w_o, self.b_o, dy)
         if self.w_gate is not None:

@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
 from attn_np.contract.self_attention import Config
 
 
@@ -52,10 +52,10 @@ class SelfAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dtype, dw = self.config, dtype_name(dy), {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dcontext = dy = cotangent(tape, dy)
+        dcontext = dy = prepare_dy(tape, dy)
         if self.w_o is not None:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btv,vo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)

@@ -32,11 +32,11 @@ from attn_np._ops import (
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     softmax_vjp,
     sum_grads,
     sum_to,
@@ -251,7 +251,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
         return make_grads(dtype, unrounded.inputs, unrounded.params)
 
@@ -394,7 +394,7 @@ class Seq2Seq(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         has_state = tape.get("state") is not None
-        dy, dlast = cotangent(tape, dy), record(tape, dlast=upcast(dlast))
+        dy, dlast = prepare_dy(tape, dy), record(tape, dlast=upcast(dlast))
         decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
         dstate, dtarget = decoder_grads.inputs["state"], decoder_grads.inputs["target"]
         dmemory, dencoder_state = decoder_grads.inputs["memory"], None if has_state else dstate

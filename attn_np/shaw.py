@@ -28,11 +28,11 @@ from attn_np._relative import relative_scores_shared, relative_scores_shared_vjp
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_grads,
@@ -156,7 +156,7 @@ class ShawAttention(Layer[Config]):
         """The gradients, by the forward in reverse, with the same strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:

@@ -10,7 +10,7 @@ from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import sparsemax
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, prepare_inputs_vjp, sparsemax_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp, sparsemax_vjp
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sparsemax import Config
 
@@ -70,10 +70,10 @@ class SparsemaxAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:

@@ -18,7 +18,7 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._vjp import Grads, cotangent, linear_vjp, make_grads, sum_grads, take_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads, take_vjp
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 
@@ -103,7 +103,7 @@ class SwinAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; windows go where they came from."""
         c, dw = self.config, {}
-        x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(cotangent(tape, dy), c)
+        x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(prepare_dy(tape, dy), c)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
         dbias = record(tape, dposition_bias=dbias)

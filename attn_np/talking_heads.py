@@ -11,11 +11,11 @@ from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, recor
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
-    cotangent,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
     make_grads,
+    prepare_dy,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
@@ -100,10 +100,10 @@ class TalkingHeadsAttention(Layer[Config]):
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:

@@ -5,7 +5,7 @@ from math import sqrt
 from typing import Any
 
 import attn_torch._kernels as kernels
-from attn_np.contract import _attend as contract
+from attn_np.contract import _attend as attend_contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
 from attn_np.contract._tape import wants_intermediates
@@ -40,7 +40,7 @@ def head_subscripts(subscripts: str, q: Array) -> str:
 def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Array:
     """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
-    A sink of -inf has no effect.
+    A sink of -inf has no effect. `visible` is the mask without the keys whose bias is -inf.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     visible_and_sink = None
@@ -51,7 +51,10 @@ def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Ar
 
 
 def lse_of(scores: Array, visible: Array | None, sinks: Array | None) -> Array:
-    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`."""
+    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`.
+
+    `visible` is the mask without the keys whose bias is -inf.
+    """
     lse = log_sum_exp(scores, visible)
     if sinks is not None:
         column = broadcast_to(sinks[:, None], lse.shape)
@@ -80,7 +83,7 @@ def takes_fast_path(
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
     options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
-    return contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
+    return attend_contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
 def attend(
@@ -116,27 +119,30 @@ def attend(
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
             `1 1 n` -> `1 h 1 n`; else by pair.
-        varies_by_sequence: whether the `relative_bias` of the same query and key may differ from one sequence of the
-            batch to the next; then it is called by pair on the fast path too.
-        step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
+        varies_by_sequence: whether the `relative_bias` of the same query and key may differ between sequences of the
+            batch; then it is called by pair on the fast path too.
+        step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
+            returned. None in a full pass.
     """
-    options = contract.Options(
+    options = attend_contract.Options(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
         implementation=implementation,
     )  # fmt: skip
     array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
+    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     supported = kernels.supports(q, k, v)
-    fast = contract.takes_fast_path(implementation, tape, supported, return_weights=return_weights, **weight_options)
-    aligned, diagonal_bias = step is None or step.aligned, None
+    fast = attend_contract.takes_fast_path(
+        implementation, tape, supported, return_weights=return_weights, **weight_options
+    )
+    uniform, diagonal_bias = step is None or step.uniform, None
     if (
         relative_bias is not None
         and fast
-        and aligned
+        and uniform
         and not varies_by_sequence
         and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
@@ -146,18 +152,16 @@ def attend(
         by_pair = relative_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
         by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
+    masking: Any = {"causal": causal, "window": window, "pattern": pattern}
+    allowed = mask
+    if not (fast and uniform):  # the fast path hides by position itself, except in a step that is not uniform
+        allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, step=step, head_axis=q.ndim == 4, **masking)
+        masking = {"causal": False, "window": None, "pattern": None}
     if fast:
-        masks: Any = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        if not aligned:
-            masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
-            masks |= {"mask": allowed, "causal": False, "window": None, "pattern": None}
-        masks["diagonal_bias"] = diagonal_bias
-        score_options = {"scale": scale, "softcap": softcap, "sinks": sinks}
-        context, lse = fast_path(tape, q, k, v, **masks, **score_options, return_lse=return_lse)
+        fast_options: Any = {"bias": bias, "diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap}
+        fast_options |= {"sinks": sinks, "return_lse": return_lse}
+        context, lse = fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
         return (context, None, lse) if return_lse else (context, None)
-    masking = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **masking)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))
@@ -176,7 +180,7 @@ def attend(
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, visible))
     elif sinks is None:
-        probs = record(tape, probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))
+        probs = record(tape, probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))
     else:
         probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])

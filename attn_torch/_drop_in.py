@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.contract import _drop_in as contract
+from attn_np.contract import _drop_in as drop_in_contract
 from attn_torch._attend import attend
 from attn_torch._functions import to_python_scalar
 from attn_torch._layer import specs
@@ -29,7 +29,7 @@ def as_bthk(x: Array, batch: tuple[int, ...], heads: int) -> Array:
     """`... h t k` as `b t h k`, with the batch axes broadcast and made one."""
     lead = (1,) * (len(batch) + 3 - x.ndim)
     x = broadcast_to(x.reshape((*lead, *x.shape)), (*batch, heads, *x.shape[-2:]))
-    return x.reshape((contract.merged_batch_size(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
+    return x.reshape((drop_in_contract.merged_batch_size(batch), heads, *x.shape[-2:])).swapaxes(1, 2)
 
 
 def scaled_dot_product_attention(
@@ -61,9 +61,9 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    arrays = specs(contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
+    arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
-    batch, heads, kv_heads = contract.check_torch(
+    batch, heads, kv_heads = drop_in_contract.check_torch(
         arrays, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale, has_keep=keep is not None
     )
     q = as_bthk(query, batch, heads)
@@ -83,12 +83,12 @@ def scaled_dot_product_attention(
 
 def merge_batch_axes(mask: Array | None, batch: tuple[int, ...]) -> Array | None:
     """A mask or bias `... h t s` with its batch axes made one, where it has several."""
-    shape = None if mask is None else contract.merged_mask_shape(tuple(mask.shape), batch)
+    shape = None if mask is None else drop_in_contract.merged_mask_shape(tuple(mask.shape), batch)
     if mask is None or shape is None:
         return mask
     lead = (1,) * (len(shape) - mask.ndim)
     mask = mask.reshape((*lead, *mask.shape))
-    return broadcast_to(mask, shape).reshape((contract.merged_batch_size(batch), *shape[-3:]))
+    return broadcast_to(mask, shape).reshape((drop_in_contract.merged_batch_size(batch), *shape[-3:]))
 
 
 def dot_product_attention(
@@ -129,9 +129,10 @@ def dot_product_attention(
     """
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     scale = to_python_scalar(scale)
-    left, right = contract.check_jax(
-        specs(contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths), is_causal=is_causal,
-        window=local_window_size, implementation=implementation, return_residual=return_residual, scale=scale,
+    left, right = drop_in_contract.check_jax(
+        specs(drop_in_contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
+        is_causal=is_causal, window=local_window_size, implementation=implementation,
+        return_residual=return_residual, scale=scale,
     )  # fmt: skip
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]

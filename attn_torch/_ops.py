@@ -119,7 +119,7 @@ def gather_last(x: Array, index: Array) -> Array:
 def interpolate_last(x: Array, position: Array) -> Array:
     """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number the line is that to the next entry; after the last there is none.
+    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = torch.floor(position.detach())
     # A position may be NaN, and is then read at 0.
@@ -318,8 +318,9 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that are not in the output, as one batched matrix product.
+    """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
 
+    A letter that one operand alone has must be in the output.
     Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
     """
     left, right, out = subscripts.replace("->", ",").split(",")

@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from attn_np.contract import _recur as contract
+from attn_np.contract import _recur as recur_contract
 from attn_torch._functions import to_python_scalar
 from attn_torch._layer import specs
 from attn_torch._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
@@ -66,13 +66,13 @@ def recur(
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
-    contract.check_qkv_present(spec)
+    recur_contract.check_qkv_present(spec)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
-    contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
-    contract.check_decay(None if decay is None else known_range(decay))
+    recur_contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
+    recur_contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     length = chunk_length(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, length, contract.has_delta_rule(rule), tape)
+    y, final_state = recurrence(*arguments, length, recur_contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 

@@ -73,7 +73,7 @@ def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
 
 def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
-    # Next to each other, so that a sharded batch stays sharded.
+    # The two halves of a chunk are neighbours in the batch, so that a sharded batch stays sharded.
     b, t, *rest = x.shape
     return x.reshape(2 * b, t // 2, *rest)
 
@@ -191,8 +191,9 @@ def chunked(
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
-    from_start = None if from_start is None else from_start[:, :, :, None]
-    return from_chunks(out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start), states_before), b, t), final_state
+    from_start_per_row = None if from_start is None else from_start[:, :, :, None]
+    out = out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before)
+    return from_chunks(out, b, t), final_state
 
 
 def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> tuple[Array | None, ...]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.contract import _functions as contract
+from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 from attn_torch._layer import specs
 from attn_torch._ops import (
@@ -69,10 +69,10 @@ def relative_buckets(
         TypeError: relative positions that are not signed integers.
     """
     spec = specs("relative_buckets", relative_positions=relative_positions)
-    contract.check_relative_positions(spec["relative_positions"])
+    functions_contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
-    config = contract.RelativeBucketsOptions(
-        **{name: contract.numpy_scalar_to_python(x) for name, x in options.items()}
+    config = functions_contract.RelativeBucketsOptions(
+        **{name: functions_contract.numpy_scalar_to_python(x) for name, x in options.items()}
     )
     index = clip(relative_positions, -max_distance, max_distance) + max_distance
     return constants(config.buckets(), relative_positions)[index]

@@ -98,7 +98,7 @@ def attend_in_row_blocks(
         or is_sharded(q)
     )
     one_block = (
-        one_block or (step is not None and not step.aligned) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
+        one_block or (step is not None and not step.uniform) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
     )
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}

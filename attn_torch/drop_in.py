@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attn_torch._drop_in as shared
-from attn_np.contract import _drop_in as contract
+from attn_np.contract import _drop_in as drop_in_contract
 from attn_np.contract._base import field_error
 from attn_torch._attend import attend
 from attn_torch._drop_in import dot_product_attention as dot_product_attention
@@ -46,8 +46,10 @@ def scaled_dot_product_attention(
     """
     keep, dropout_p = None, to_python_scalar(dropout_p)
     if isinstance(dropout_p, float) and 0 < dropout_p < 1:
-        arrays = specs(contract.TORCH, query=query, key=key, value=value)
-        batch, heads, _ = contract.check_heads_first(contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa)
+        arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value)
+        batch, heads, _ = drop_in_contract.check_heads_first(
+            drop_in_contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa
+        )
         shape = (*batch, heads, query.shape[-2], key.shape[-2])
         keep = torch.rand(shape, device=query.device, dtype=torch.float32) >= dropout_p
     return shared.scaled_dot_product_attention(
@@ -79,9 +81,11 @@ def transformers_attention(
     unknown = [name for name in UNSUPPORTED_ARGUMENTS if options.get(name) is not None]
     if unknown:
         fix = 'set attn_implementation="eager" for this model'
-        raise field_error(contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), fix)
+        raise field_error(drop_in_contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), fix)
     arrays = {"query": query, "key": key, "value": value, "s_aux": s_aux}
-    contract.check_transformers(specs(contract.HUGGING_FACE, attention_mask=attention_mask, **arrays), scaling, softcap)
+    drop_in_contract.check_transformers(
+        specs(drop_in_contract.HUGGING_FACE, attention_mask=attention_mask, **arrays), scaling, softcap
+    )
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     t, s = query.shape[2], key.shape[2]
     causal = bool(is_causal) and attention_mask is None and t > 1

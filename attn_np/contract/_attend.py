@@ -139,7 +139,7 @@ def check(
     options: Options,
     rate: float,
     has_softmax_fn: bool,
-    cached_check: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
+    check_specs: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
     """The size of every axis letter of a call; a call that cannot be right is refused.
 
@@ -150,7 +150,7 @@ def check(
         specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
         options: checked when they were made.
         rate: the dropout rate.
-        cached_check: the tree's function that checks specs against axes and caches the result.
+        check_specs: the tree's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
@@ -167,7 +167,7 @@ def check(
         for name, x in specs.items()
     }
     try:
-        sizes = cached_check(declared, None, with_dtype_of_q)
+        sizes = check_specs(declared, None, with_dtype_of_q)
     except ValueError as error:
         raise ValueError(f"{error}{swapped_axes_hint(specs) if declared.head_axis else ''}") from None
     if sinks is not None:

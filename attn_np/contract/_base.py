@@ -26,9 +26,10 @@ class Param:
 
     `inputs` names the axes that a product with the weight sums over; for a bias, those of its weight. They give the
     fan, and with it the range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes`
-    names others. A parameter that is not drawn, such as the weight of a norm, has `init`: a number, or a function that
-    returns a number or one number for each entry of the only axis. A function defers the work until the sizes in an
-    untrusted file have been checked. With `normal` the initial values are standard normal.
+    names other axes. A parameter whose initial values are not random, such as the weight of a norm, has `init`: a
+    number for all entries, or a function that returns this number, or one for each entry of the only axis. A function
+    is called late, when the sizes in an untrusted file have been checked. With `normal` the initial values are standard
+    normal.
     """
 
     axes: str
@@ -49,7 +50,7 @@ class Arg:
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
     names the argument used when this one is None; `below` is the exclusive limit that the config sets for integers;
-    `draw_below`: the judge's limit where `below` is None.
+    `judge_below`, where that is None, that of the random integers in the judge's calls.
     """
 
     axes: str
@@ -57,7 +58,7 @@ class Arg:
     optional: bool = False
     falls_back_to: str | None = None
     below: int | None = None
-    draw_below: int | None = None
+    judge_below: int | None = None
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""
@@ -96,8 +97,8 @@ def require(condition: bool, variant: str, expected: str, got: object, fix: str)
 
 
 def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument. `require` raises it, except where building the message would fail or cost
-    time for a valid value: there the call site raises it directly.
+    """The error of a field or an argument. `require` raises it; where building its message would fail for a valid
+    value, or cost time, the call site tests the condition and raises it itself.
     """
     return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
 
@@ -132,7 +133,9 @@ class Config:
         raise NotImplementedError
 
     def unshown_sizes(self) -> tuple[int, ...]:
-        """Sizes that no array shows, such as how many dimensions of a head are rotated."""
+        """Sizes that no parameter's shape shows, such as how many dimensions of a head are rotated: layouts of weight
+        files compare configs by all sizes.
+        """
         return ()
 
     def children(self) -> dict[str, "Config | list[Config]"]:
@@ -157,7 +160,9 @@ class Config:
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     def exempt(self) -> dict[str, str]:
-        """Relations that most attention satisfies and this variant does not, by their names in the tests, and why."""
+        """Relations that most attention satisfies and this variant does not, and why: by the names of their functions
+        in `parity_tests/judge/relations`.
+        """
         return {}
 
     # Derived from it --------------------------------------------------------------------------------------------------
@@ -305,11 +310,12 @@ class Config:
         return sizes
 
     def _check_fallback(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
-        width, default = arg.axes.split()[-1], source.axes.split()[-1]
-        if spec is not None and width in sizes and default in sizes and sizes[width] != sizes[default]:
+        letter, source_letter = arg.axes.split()[-1], source.axes.split()[-1]
+        both_known = letter in sizes and source_letter in sizes
+        if spec is not None and both_known and sizes[letter] != sizes[source_letter]:
             raise ValueError(
                 f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got none, and {arg.falls_back_to} has"
-                f" {default}={sizes[default]}; pass {name}="
+                f" {source_letter}={sizes[source_letter]}; pass {name}="
             )
 
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None, dtype_source: str | None) -> None:

@@ -38,24 +38,27 @@ from attn_np.contract._band import FAR, window_limits
 from attn_np.contract._base import INTEGERS, Spec, field_error, is_integer, require
 
 
-class Truth:
-    """What is known of a condition on intervals: whether any pair of their integers may meet it, and whether every pair
-    must.
+class TruthBounds:
+    """What is known of a condition on intervals.
+
+    Attributes:
+        possible: whether some pair of their integers may meet it; where False, none does.
+        certain: whether every pair is sure to meet it; where False, some may not.
     """
 
     __array_ufunc__ = None  # NumPy's operators leave the work to these
 
-    def __init__(self, may: Any, must: Any) -> None:
-        self.may, self.must = may, must
+    def __init__(self, *, possible: Any, certain: Any) -> None:
+        self.possible, self.certain = possible, certain
 
-    def __and__(self, other: Any) -> "Truth":
-        return Truth(self.may & other.may, self.must & other.must)
+    def __and__(self, other: Any) -> "TruthBounds":
+        return TruthBounds(possible=self.possible & other.possible, certain=self.certain & other.certain)
 
-    def __or__(self, other: Any) -> "Truth":
-        return Truth(self.may | other.may, self.must | other.must)
+    def __or__(self, other: Any) -> "TruthBounds":
+        return TruthBounds(possible=self.possible | other.possible, certain=self.certain | other.certain)
 
-    def __invert__(self) -> "Truth":
-        return Truth(self.must ^ True, self.may ^ True)
+    def __invert__(self) -> "TruthBounds":
+        return TruthBounds(possible=self.certain ^ True, certain=self.possible ^ True)
 
     def __bool__(self) -> bool:
         raise TypeError("pattern: expected conditions joined by & | ~, got and, or, not, if or a < b < c; write & | ~")
@@ -108,23 +111,23 @@ class Interval:
         farther = -self.low > self.high
         return Interval(self.low * above - self.high * below, self.high * (farther ^ True) - self.low * farther)
 
-    def __le__(self, other: Any) -> Truth:
+    def __le__(self, other: Any) -> TruthBounds:
         other = as_interval(other)
-        return Truth(self.low <= other.high, self.high <= other.low)
+        return TruthBounds(possible=self.low <= other.high, certain=self.high <= other.low)
 
-    def __ge__(self, other: Any) -> Truth:
+    def __ge__(self, other: Any) -> TruthBounds:
         return as_interval(other) <= self
 
-    def __gt__(self, other: Any) -> Truth:
+    def __gt__(self, other: Any) -> TruthBounds:
         return ~(self <= other)
 
-    def __lt__(self, other: Any) -> Truth:
+    def __lt__(self, other: Any) -> TruthBounds:
         return ~(self >= other)
 
-    def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
+    def __eq__(self, other: Any) -> TruthBounds:  # type: ignore[override]
         return (self <= other) & (self >= other)
 
-    def __ne__(self, other: Any) -> Truth:  # type: ignore[override]
+    def __ne__(self, other: Any) -> TruthBounds:  # type: ignore[override]
         return ~(self == other)
 
 

@@ -30,7 +30,8 @@ class BackwardTape(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
-        residuals: the residuals of calls that never hold all scores, by the prefix of the scope that they were made in.
+        residuals: what calls on the fast path, or in blocks of rows, leave for their backward pass, by the prefix of
+            the scope that they were made in.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ def unscoped(tape: Any) -> tuple[Any, str]:
 
 
 def save_residuals(tape: Any, value: Any) -> None:
-    """Save what a call that never holds all scores leaves for its backward pass, if the tape is for that alone."""
+    """In a `BackwardTape`, save what a call on the fast path, or in blocks of rows, leaves for its backward pass."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, BackwardTape):
         tape.residuals[prefix] = value
@@ -99,5 +100,5 @@ def tap_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any,
     """The carry and results of one step of a scan, as the tape returns them: only a judge's tape, which has
     `tap_step`, may change them.
     """
-    step = getattr(tape, "tap_step", None)
-    return (carry, ys) if step is None else step(list(names), i, carry, ys)
+    tap = getattr(tape, "tap_step", None)
+    return (carry, ys) if tap is None else tap(list(names), i, carry, ys)

@@ -102,7 +102,7 @@ PRESETS = {
     ),
     "softcap": Preset(
         title="Attention with capped scores",
-        idea="A tanh keeps every score between -50 and 50, so that no single key can grow without limit in training.",
+        idea="A tanh keeps every score between -50 and 50, so that none can grow without limit in training.",
         paper="Gemma Team 2024, Gemma 2, arXiv:2408.00118, section 2",
         fields={"softcap": 50.0},
     ),

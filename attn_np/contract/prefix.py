@@ -54,7 +54,7 @@ class Config(_heads.BidirectionalConfig):
 
     def arguments(self) -> dict[str, Arg]:
         arguments = super().arguments()
-        return {"query": arguments.pop("query"), "prefix": Arg("b", "integers", draw_below=5), **arguments}
+        return {"query": arguments.pop("query"), "prefix": Arg("b", "integers", judge_below=5), **arguments}
 
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"

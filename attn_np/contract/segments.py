@@ -58,7 +58,7 @@ class Config(_heads.Config):
 
     def arguments(self) -> dict[str, Arg]:
         arguments = super().arguments()
-        return {"query": arguments.pop("query"), "segments": Arg("b t", "integers", draw_below=3), **arguments}
+        return {"query": arguments.pop("query"), "segments": Arg("b t", "integers", judge_below=3), **arguments}
 
     def cache_axes(self) -> dict[str, str]:
         return {"segments": "b s", **super().cache_axes()} if self.causal else {}

@@ -4,11 +4,12 @@
 - have weights that add up over the queries;
 - have a tape, unless they ask for "fused".
 
-First, without a pattern, the first queries that see no key and the first keys that no query sees, by causality and the
+Without a pattern, the leading queries that see no key and the leading keys that no query sees, by causality and the
 window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
-pattern hides `blocks` sets to 0 itself.) One of three computes the rest:
+pattern hides `blocks` sets to 0 itself.) The first of three that can take the call computes the rest:
 
-- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it computes the same function;
+- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, where it computes the same function and is no
+  slower than blocks, as `sdpa.supports` says;
 - `small`: where there are few scores, or in forward mode, all of them at once, by plain operations that every
   transform knows;
 - `blocks`: else a block of queries at a time, with every feature, in memory that grows with t.
@@ -27,11 +28,12 @@ from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention, queries_of_block
 from attn_torch._kernels.sharded import attend_locally, is_sharded
-from attn_torch._kernels.unseen import PatternArrays, limits_of, statically_true, trim_unseen, zero_unseen_inputs
-from attn_torch._ops import dtype_name, skew, to_dtype, upcast
+from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_inputs
+from attn_torch._ops import dtype_name, to_dtype, upcast
+from attn_torch._ops import skew as skew_last_query_first
 
-# Up to how many scores all of them at once are faster than blocks on a CPU; or a 128th of it in each head, as of many
-# windows of 64 positions.
+# With at most so many scores on a CPU, or a 128th of that in each head, as in many windows of 64 positions, computing
+# all of them at once is faster than blocks.
 SMALL_MAX_SCORES = 2**19
 
 
@@ -64,7 +66,7 @@ def attend(
         arrays = {"mask": mask, "bias": bias, "sinks": sinks, "diagonal_bias": diagonal_bias}
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
         options["return_lse"] = return_lse
-        return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
+        return attend_locally(attend, q, k, v, arrays, options, PackedPattern.of(pattern))
     dtype, t, s = dtype_name(q), q.shape[1], k.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
     limits = limits_of(causal, window, t, s)
@@ -80,7 +82,7 @@ def attend(
             context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
             return to_dtype(prepend_empty_rows(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
-            by_pair = skew(diagonals, q.shape[1], k.shape[1]).flip(2)  # which has the last query first
+            by_pair = skew_last_query_first(diagonals, q.shape[1], k.shape[1]).flip(2)
             bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
@@ -94,11 +96,12 @@ def attend(
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
-        pattern_text, *pattern_arrays = packed_pattern = PatternArrays.of(pattern)
+        pattern_text, *pattern_arrays = packed_pattern = PackedPattern.of(pattern)
         skewed_bias = None
         if diagonal_bias is not None:
             rows = queries_of_block(q, packed_pattern)
-            skewed_bias = skew(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1).flip(2).contiguous()
+            skewed_bias = skew_last_query_first(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1)
+            skewed_bias = skewed_bias.flip(2).contiguous()
         inputs = *arrays, sinks, *pattern_arrays, skewed_bias
         context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, pattern_text, return_lse)
     first_query = t - q.shape[1]

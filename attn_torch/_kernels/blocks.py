@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
-from attn_torch._kernels.unseen import PatternArrays, disallowed_to_neg_inf_
+from attn_torch._kernels.unseen import PackedPattern, disallowed_to_neg_inf_
 from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
@@ -37,8 +37,8 @@ class Block(NamedTuple):
 
     Attributes:
         batch, kv_heads, queries: the part of the batch, of the key/value heads and of the queries.
-        keys: the keys, as a slice; where they are scattered, their indices. After `with_sink` they begin with an entry
-            for the sink, and index arrays in which such an entry stands before the first key.
+        keys: the keys, as a slice, or as indices where they are scattered. After `with_sink` the first entry is that of
+            the sink: arrays of keys then have an entry for it before the first key.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
         partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
             others.
@@ -110,7 +110,7 @@ class BlockedCall:
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
-        self.block_queries = queries_of_block(q, PatternArrays(pattern_text, *pattern_arrays))
+        self.block_queries = queries_of_block(q, PackedPattern(pattern_text, *pattern_arrays))
         self.skewed_bias = None if skewed_bias is None else self.by_group(skewed_bias)
         diagonals = None if skewed_bias is None else diagonals_of(skewed_bias)
         self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
@@ -119,11 +119,10 @@ class BlockedCall:
             self.effective_windows = self.effective_windows_of(~sdpa.negligible_diagonals(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
         if pattern_text:  # of which causality and the window are a part, then
-            arrays = PatternArrays(pattern_text, *pattern_arrays)
-            pattern: Any = arrays.pattern()
+            pattern: Any = PackedPattern(pattern_text, *pattern_arrays).pattern()
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
-            self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
+            self.pattern_table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
         self.upper = square.triu()  # with the diagonal
         self.buffers: dict[str, Tensor] = {}
@@ -137,8 +136,8 @@ class BlockedCall:
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
     def effective_windows_of(self, significant: Tensor) -> list[tuple[int, int]] | None:
-        """For each key/value head, how many keys before and after its own position have a weight for a query, by which
-        diagonals have one, `b h 1 n`; None where all have.
+        """For each key/value head, how many keys before and after a query's own position have a weight that counts,
+        from which diagonals have one, `b h 1 n`; None where all have.
         """
         if bool(significant.all()):
             return None
@@ -147,9 +146,9 @@ class BlockedCall:
             groups = significant_by_head.unflatten(0, (self.g, self.r)).any(1)
         else:
             groups = significant_by_head.expand(self.g, -1)
-        own = self.s - 1
+        own_diagonal = self.s - 1
         ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
-        return [(own - first, last - own) for first, last in ends]
+        return [(own_diagonal - first, last - own_diagonal) for first, last in ends]
 
     def keys_in_effective_window(self, kv_heads: slice, queries: slice, keys: slice) -> slice:
         """Those of the keys that have a weight for any of these queries."""
@@ -186,18 +185,19 @@ class BlockedCall:
         """Whether, at these queries, the sequences may see such different keys that their union has more than 1.5 times
         the blocks of the one that may see most.
         """
-        may = self.table.may[:, queries.start // self.block_queries]
-        return len(may) > 1 and 2 * int(may.any(0).sum()) > 3 * int(may.sum(1).amax())
+        may_see = self.pattern_table.possible[:, queries.start // self.block_queries]
+        return len(may_see) > 1 and 2 * int(may_see.any(0).sum()) > 3 * int(may_see.sum(1).amax())
 
     def keys_of_pattern(self, batch: slice, queries: slice) -> slice | Tensor:
         """The keys that the pattern may show to these queries: a slice, or the indices of keys that are scattered."""
         if self.s == 1:
             return slice(0, 1)
-        blocks = slice_batch(self.table.may, batch)[:, queries.start // self.block_queries].any(0).nonzero()[:, 0]
-        start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) > 0 else (0, 0)
-        if 0 < len(blocks) == stop - start:
+        may_see = slice_batch(self.pattern_table.possible, batch)[:, queries.start // self.block_queries]
+        key_pieces = may_see.any(0).nonzero()[:, 0]
+        start, stop = (int(key_pieces[0]), int(key_pieces[-1]) + 1) if len(key_pieces) > 0 else (0, 0)
+        if 0 < len(key_pieces) == stop - start:
             return slice(start * PATTERN_KEYS, min(self.s, stop * PATTERN_KEYS))
-        keys = (blocks[:, None] * PATTERN_KEYS + torch.arange(PATTERN_KEYS, device=blocks.device)).flatten()
+        keys = (key_pieces[:, None] * PATTERN_KEYS + torch.arange(PATTERN_KEYS, device=key_pieces.device)).flatten()
         return keys[: len(keys) - max(0, stop * PATTERN_KEYS - self.s)]
 
     def with_mask(self, block: Block) -> Block:
@@ -213,8 +213,9 @@ class BlockedCall:
         keys, span = positions[block.keys], (block.queries.start, block.queries.stop)
         queries = torch.arange(*span, device=self.q.device).int()
         if block.allowed is None and len(keys) > 0:
-            must = slice_batch(self.table.must, block.batch)[:, block.queries.start // self.block_queries].all(0)
-            unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
+            surely_see = slice_batch(self.pattern_table.certain, block.batch)
+            surely_see = surely_see[:, block.queries.start // self.block_queries].all(0)
+            unsure = (~surely_see[keys // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:
                 return block
             first, last = int(unsure[0]), int(unsure[-1])
@@ -250,9 +251,9 @@ class BlockedCall:
 
     def skewed_bias_block(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
-        queries, first = block.queries.stop - block.queries.start, self.t - block.queries.stop
+        queries, shift = block.queries.stop - block.queries.start, self.t - block.queries.stop
         keys = block.keys
-        keys = slice(keys.start + first, keys.stop + first) if isinstance(keys, slice) else keys + first
+        keys = slice(keys.start + shift, keys.stop + shift) if isinstance(keys, slice) else keys + shift
         return block._replace(queries=slice(self.block_queries - queries, self.block_queries), keys=keys)
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -294,12 +295,12 @@ class BlockedCall:
         """
         queries, keys = scores.shape[-2:]
         first_key = block.keys.start if isinstance(block.keys, slice) else 0
-        own = block.queries.start + self.s - self.t - first_key  # in the block, the key at the first query's position
+        own_key = block.queries.start + self.s - self.t - first_key  # at the first query's position, in the block
         edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
-        if self.right is not None and (first := own + self.right + 1) < keys:
-            edges.append((slice(first, keys), self.upper[:queries, : keys - first]))
-        if self.left is not None and (stop := min(keys, own - self.left + queries - 1)) > 0:
-            column = self.left - own
+        if self.right is not None and (first_hidden := own_key + self.right + 1) < keys:
+            edges.append((slice(first_hidden, keys), self.upper[:queries, : keys - first_hidden]))
+        if self.left is not None and (stop := min(keys, own_key - self.left + queries - 1)) > 0:
+            column = self.left - own_key
             edges.append((slice(stop), ~self.upper[:queries, column : column + stop]))
         allowed = block.allowed
         if allowed is None:
@@ -315,12 +316,13 @@ class BlockedCall:
             return block.empty_rows
         return ~allowed.any(-1, keepdim=True)
 
-    def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap."""
-        scores = tanh = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
+    def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap, None without one."""
+        scores = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
+        tanh_scores = None
         if self.softcap is not None:
-            tanh = scores.div_(self.softcap).tanh_()
-            scores = torch.mul(tanh, self.softcap, out=self.scratch("capped", tanh.shape))
+            tanh_scores = scores.div_(self.softcap).tanh_()
+            scores = torch.mul(tanh_scores, self.softcap, out=self.scratch("capped", tanh_scores.shape))
         scores_by_axes, key_block = self.by_axes(scores, block), self.without_sink(block)
         key_scores = scores_by_axes[..., self.sink_columns :]
         if self.bias is not None:
@@ -333,7 +335,7 @@ class BlockedCall:
             scores_by_axes[..., 0] = sinks
             if empty_rows is not None:  # a row with a sink is not empty
                 empty_rows = empty_rows & (sinks == -torch.inf)[..., None]
-        return scores, empty_rows, tanh
+        return scores, empty_rows, tanh_scores
 
 
 def diagonals_of(skewed_bias: Tensor) -> Tensor:
@@ -342,7 +344,7 @@ def diagonals_of(skewed_bias: Tensor) -> Tensor:
     return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
 
 
-def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
+def queries_of_block(q: Tensor, pattern: PackedPattern) -> int:
     """How many queries of one head are in a block."""
     queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
     if pattern.by_query is not None:  # each query may see other keys: smaller blocks waste less work on hidden scores
@@ -376,9 +378,9 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PatternArrays`
+NUM_ARRAYS = 10  # so many inputs are arrays: the last is the skewed bias, before it come those of `PackedPattern`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
-SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? skewed_bias"
+SCHEMA += ", Tensor? pattern_by_query, Tensor? pattern_by_key, Tensor? pattern_by_batch, Tensor? skewed_bias"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern_text"
 Outputs = tuple[Tensor, Tensor]
 
@@ -436,10 +438,10 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and needs_dbias else None
     dskewed_bias = torch.zeros_like(call.skewed_bias) if call.skewed_bias is not None and needs_dskewed_bias else None
-    dcontext, dqueries = call.heads_first(dcontext).contiguous(), call.heads_first(dq)
+    dcontext, dq_heads_first = call.heads_first(dcontext).contiguous(), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
-        scores, empty_rows, tanh = call.scores(block)
+        scores, empty_rows, tanh_scores = call.scores(block)
         probs = torch.softmax(scores, -1, out=scores)
         if empty_rows is not None:
             call.by_axes(probs, block).masked_fill_(empty_rows, 0.0)
@@ -449,7 +451,7 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
-        # Also of queries that see no key: their sink has what the lse asks for.
+        # Rows of queries that see no key are among them: the lse's gradient reaches their sink.
         dscores.sub_(block.part(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
         dscores_by_axes = call.by_axes(dscores, block)
         if dsinks is not None:
@@ -462,12 +464,12 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
             call.skewed_bias_block(call.without_sink(block)).add(
                 dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
             )
-        if call.softcap is not None:
-            slope = tanh.square_().neg_().add_(1.0)
+        if tanh_scores is not None:
+            slope = tanh_scores.square_().neg_().add_(1.0)
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
         block.add(dk, "bgks", call.product("dk", call.along_queries(call.q, block).mT, dscores))
-        dqueries_block = call.product("dq", dscores, call.along_keys(call.k, block))
-        block.part(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
+        block_dq = call.product("dq", dscores, call.along_keys(call.k, block))
+        block.part(dq_heads_first, "bgrtk").copy_(call.by_axes(block_dq, block))
     dk, dv = (x[..., call.sink_columns :].permute(0, 3, 1, 2).contiguous() for x in (dk, dv))
     return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]
 
@@ -494,10 +496,10 @@ class BlockAttention(Function):
 
     @staticmethod
     def forward(
-        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale, softcap,
-        pattern_text, return_lse,
+        q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias, left, right,
+        scale, softcap, pattern_text, return_lse,
     ):  # fmt: skip
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
+        arrays = q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias
         return blocks_forward(*arrays, left, right, scale, softcap, pattern_text, return_lse)
 
     @staticmethod
@@ -532,10 +534,10 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dcontext, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias, left, right, scale,
-        softcap, pattern_text, needs_dbias, needs_dskewed_bias,
+        dcontext, delta, q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias,
+        left, right, scale, softcap, pattern_text, needs_dbias, needs_dskewed_bias,
     ):  # fmt: skip
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, skewed_bias
+        arrays = q, k, v, mask, bias, sinks, pattern_by_query, pattern_by_key, pattern_by_batch, skewed_bias
         return tuple(
             blocks_backward(
                 dcontext, delta, *arrays, left, right, scale, softcap, pattern_text, needs_dbias, needs_dskewed_bias

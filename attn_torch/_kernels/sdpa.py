@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
-from attn_torch._ops import skew
+from attn_torch._ops import skew as skew_last_query_first
 
 # This many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
 # fewer than 768 it is slow.
@@ -99,8 +99,8 @@ def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, 
         queries = Span(start, min(start + rows, band.t))
         keys = band.keys(queries)
         diagonals = diagonal_bias[..., band.t - queries.stop + keys.start :][..., : queries.length + keys.length - 1]
-        last_first = q[:, slice(*queries)].flip(1)  # the order of rows of `skew`
-        by_pair = skew(diagonals, queries.length, keys.length)
+        last_first = q[:, slice(*queries)].flip(1)
+        by_pair = skew_last_query_first(diagonals, queries.length, keys.length)
         of_keys = k[:, slice(*keys)], v[:, slice(*keys)]
         contexts.append(attend(last_first, *of_keys, None, by_pair, (None, None), scale).flip(1))
     return torch.cat(contexts, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_torch._kernels.unseen import PatternArrays
+from attn_torch._kernels.unseen import PackedPattern
 from attn_torch._ops import alongside
 
 SHARDING_AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
@@ -28,7 +28,7 @@ def attend_locally(
     v: Any,
     arrays: dict[str, Any],
     options: dict[str, Any],
-    pattern: PatternArrays,
+    pattern: PackedPattern,
 ) -> tuple[Tensor, Tensor | None]:
     """What `attend` gives of the local parts of DTensors, as DTensors sharded as the queries are.
 
@@ -63,7 +63,7 @@ def attend_locally(
     def local(*parts: Tensor) -> tuple[Tensor, Tensor | None]:
         local_arrays = dict.fromkeys(SHARDING_AXES) | dict(zip((name for _, _, name in present), parts, strict=True))
         pattern_arrays = [local_arrays.pop(name) for name in pattern._fields[1:]]
-        local_pattern = PatternArrays(pattern.text, *pattern_arrays).pattern()
+        local_pattern = PackedPattern(pattern.text, *pattern_arrays).pattern()
         return attend(**local_arrays, pattern=local_pattern, **options)
 
     b, t, h, _ = q.shape

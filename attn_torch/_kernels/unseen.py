@@ -19,8 +19,8 @@ def statically_true(condition: Any) -> bool:
     return statically_known_true(condition)
 
 
-class PatternArrays(NamedTuple):
-    """A pattern as operations of PyTorch take it: a text, and the arrays of the same axes stacked along n.
+class PackedPattern(NamedTuple):
+    """A pattern, packed as operations of PyTorch take it: a text, and the arrays of the same axes stacked along n.
 
     Attributes:
         text: "" for no pattern.
@@ -33,7 +33,7 @@ class PatternArrays(NamedTuple):
     by_batch: Tensor | None = None
 
     @classmethod
-    def of(cls, pattern: Pattern | None) -> "PatternArrays":
+    def of(cls, pattern: Pattern | None) -> "PackedPattern":
         if pattern is None:
             return cls()
         arrays = pattern.arrays()

@@ -81,7 +81,7 @@ def call_sizes(config: Config) -> dict[str, int]:
 def tokens_below(config: Config, argument: str) -> int:
     """What the numbers of an argument that holds tokens stay under, or are drawn under."""
     arg = config.arguments()[argument]
-    return arg.below or arg.draw_below or call_sizes(config).get("u", 2)
+    return arg.below or arg.judge_below or call_sizes(config).get("u", 2)
 
 
 def given(config: Config, call: str) -> tuple[str, ...]:

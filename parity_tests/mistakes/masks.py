@@ -8,7 +8,7 @@ causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide"
 
 SOFTMAX = "softmax(scores, visible,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
-PROBS = "probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))"
+PROBS = "probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))"
 POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
 RIGHT = "relative_position <= right"
 SIDES = "left, right = window_limits(window)"
@@ -67,7 +67,7 @@ MUTANTS = (
         "hide keys before the softmax, so that the remaining weights add up to 1",
         PROBS,
         "probs=where(True if visible is None else visible, "
-        "softmax(scores, None, contract.SOFTMAX_AXIS[normalize_over]), 0.0))",
+        "softmax(scores, None, attend_contract.SOFTMAX_AXIS[normalize_over]), 0.0))",
         needs=("where",),
     ),
     cross(

@@ -4,7 +4,7 @@ from parity_tests.mistakes.plant import SHARED, at
 
 cross = at(SHARED, "mha", "cross")
 
-PROBS = "probs=softmax(scores, visible, contract.SOFTMAX_AXIS[normalize_over]))"
+PROBS = "probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
 RETURNED = "to_dtype(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
@@ -19,7 +19,8 @@ BEFORE = f"""\
         probs = record(tape, {PROBS}
 {WITH_SINKS}    kept = record(tape, {KEPT})"""
 DROPPED_SCORES = f"""\
-        probs = record(tape, probs=softmax(dropout(scores, keep, rate), visible, contract.SOFTMAX_AXIS[normalize_over]))
+        dropped = dropout(scores, keep, rate)
+        probs = record(tape, probs=softmax(dropped, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))
 {WITH_SINKS}    kept = record(tape, kept=probs)"""
 
 OVER_KEYS = "normalise over the keys: softmax over the last axis of (b, h, t, s), dim=-1"
@@ -49,7 +50,7 @@ MUTANTS = (
         "scale after the softmax",
         "scale the scores before the softmax, not the weights after it",
         PROBS,
-        "probs=softmax(scores / scale, visible, contract.SOFTMAX_AXIS[normalize_over]) * scale)",
+        "probs=softmax(scores / scale, visible, attend_contract.SOFTMAX_AXIS[normalize_over]) * scale)",
     ),
     cross(
         "no softmax",
@@ -228,7 +229,7 @@ MUTANTS = (
         "softmax in float32 for float64 inputs",
         WIDE,
         PROBS,
-        'probs=to_dtype(softmax(to_dtype(scores, "float32"), visible, contract.SOFTMAX_AXIS[normalize_over]), '
+        'probs=to_dtype(softmax(to_dtype(scores, "float32"), visible, attend_contract.SOFTMAX_AXIS[normalize_over]), '
         "dtype_name(v)))",
     ),
     cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),

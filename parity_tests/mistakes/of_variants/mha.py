@@ -7,8 +7,8 @@ MUTANTS = (
     memory(
         "memory hidden wherever something is hidden",
         "let every query see the memory, whatever mask, causality and window say",
-        "own == 0 if",
-        "own != 0 if",
+        "entries == 0 if",
+        "entries != 0 if",
     ),
     memory(
         "memory compared with a query that sees no key",
@@ -19,26 +19,26 @@ MUTANTS = (
     memory(
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
-        "append_memory(v, memory_v, share), options",
-        "append_memory(v, memory_v, share), options | masking",
+        "append_memory(v, memory_v, factor), options",
+        "append_memory(v, memory_v, factor), options | masking",
     ),
     memory(
         "values of the memory left out",
         "each key of the memory has a value of its own",
-        "append_memory(v, memory_v, share)",
+        "append_memory(v, memory_v, factor)",
         "append_memory(v, memory_v, 0.0)",
     ),
     memory(
         "bias added to the scores of the memory",
         "leave the memory's scores as they are: the bias is about the keys of the call",
-        "else own], -1)",
-        "else own + 1.0], -1)",
+        "else entries], -1)",
+        "else entries + 1.0], -1)",
     ),
     at("_memory.py", "mha", "memory", fields=(("dropout", 0.25),))(
         "memory scaled with the weights that are not dropped",
         "divide by 1 - rate the weights that may be dropped",
-        "share = 1.0 if keep is None else 1.0 - rate",
-        "share = 1.0",
+        "factor = 1.0 if keep is None else 1.0 - rate",
+        "factor = 1.0",
     ),
     memory(
         "mean over the batch in the gradient of the memory",

@@ -235,7 +235,7 @@ def test_what_a_step_does_not_depend_on_may_be_nan(variant: str, example: str) -
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a batch is decoded: at each step, which of its positions are real, `b t`; None is an aligned step.
+    """How a batch is decoded: at each step, which of its positions are real, `b t`; None is a uniform step.
 
     Attributes:
         steps: the positions that are real, or how many new ones every sequence gets.

@@ -11,7 +11,7 @@ import pytest
 
 from attn_jax import _kernels as in_jax
 from attn_np import _kernels as in_numpy
-from attn_np.contract._patterns import Truth
+from attn_np.contract._patterns import TruthBounds
 from attn_torch import _kernels as in_torch
 from attn_torch._kernels import blocks as torch_blocks
 from parity_tests.judge import kernels
@@ -100,20 +100,32 @@ def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_jax.Plan, "ragged", (False, False))
 
 
-def skipped(may: Any) -> Any:
-    """The first block of keys that the pattern may show is taken for hidden."""
-    return may & (may.cumsum(-1) > 1)
+def skipping(table: Callable[..., TruthBounds]) -> Callable[..., TruthBounds]:
+    """`block_table`, but the first block of keys that the pattern may show is taken for hidden."""
+
+    def changed(*args: Any, **options: Any) -> TruthBounds:
+        known = table(*args, **options)
+        return TruthBounds(possible=known.possible & (known.possible.cumsum(-1) > 1), certain=known.certain)
+
+    return changed
+
+
+def unmasked(table: Callable[..., TruthBounds]) -> Callable[..., TruthBounds]:
+    """`block_table`, but a block that the pattern may show in part is taken for one that it surely shows whole."""
+
+    def changed(*args: Any, **options: Any) -> TruthBounds:
+        known = table(*args, **options)
+        return TruthBounds(possible=known.possible, certain=known.possible)
+
+    return changed
 
 
 def a_block_too_few_in_numpy(patch: pytest.MonkeyPatch) -> None:
-    table = in_numpy.block_table
-    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(skipped(table(*a, **k).may), table(*a, **k).must))
+    patch.setattr(in_numpy, "block_table", skipping(in_numpy.block_table))
 
 
 def a_block_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
-    table = torch_blocks.block_table
-    changed = lambda *a, **k: Truth(skipped(table(*a, **k).may), table(*a, **k).must)  # noqa: E731
-    patch.setattr(torch_blocks, "block_table", changed)
+    patch.setattr(torch_blocks, "block_table", skipping(torch_blocks.block_table))
 
 
 def a_block_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
@@ -127,8 +139,7 @@ def a_block_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_edge_without_its_mask(patch: pytest.MonkeyPatch) -> None:
-    table = in_numpy.block_table
-    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(table(*a, **k).may, table(*a, **k).may))
+    patch.setattr(in_numpy, "block_table", unmasked(in_numpy.block_table))
 
 
 def positions_from_the_block_on(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from attn_np import contract, patterns
 from attn_np._masks import visible_pairs
-from attn_np.contract._patterns import Truth
+from attn_np.contract._patterns import TruthBounds
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree, random_inputs
 from parity_tests.tests.kernels.test_distances import in_small_blocks
@@ -164,9 +164,10 @@ def a_stretch_too_few(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         return
     table = kernel.block_table
 
-    def skipping(*args: Any, **options: Any) -> Truth:
+    def skipping(*args: Any, **options: Any) -> TruthBounds:
         known = table(*args, **options)
-        return Truth(known.may & (known.may.cumsum(-1) > 1), known.must & (known.may.cumsum(-1) > 1))
+        shown = known.possible.cumsum(-1) > 1
+        return TruthBounds(possible=known.possible & shown, certain=known.certain & shown)
 
     patch.setattr(kernel, "block_table", skipping)
 
@@ -176,7 +177,12 @@ def an_edge_not_masked(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     kernel = kernel_of(tree)
     if tree.name == "numpy":
         table = kernel.block_table
-        patch.setattr(kernel, "block_table", lambda *a, **k: Truth(table(*a, **k).may, table(*a, **k).may))
+
+        def unmasked(*args: Any, **options: Any) -> TruthBounds:
+            known = table(*args, **options)
+            return TruthBounds(possible=known.possible, certain=known.possible)
+
+        patch.setattr(kernel, "block_table", unmasked)
     else:
         pairs = kernel.visible_pairs
         patch.setattr(kernel, "visible_pairs", lambda *given: pairs(*given) | True)

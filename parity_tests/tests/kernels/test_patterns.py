@@ -20,7 +20,7 @@ from attn_np._kernel_blocks import count_of
 from attn_np._masks import block_table, visible_pairs
 from attn_np.contract._patterns import Interval, Pattern, from_text
 from attn_torch._kernels import blocks as torch_blocks
-from attn_torch._kernels.unseen import PatternArrays
+from attn_torch._kernels.unseen import PackedPattern
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 
@@ -63,10 +63,10 @@ def test_intervals_say_nothing_false(name: str, q: int, more_q: int, k: int, mor
     ends = [np.asarray([x]) for x in (q, q + more_q, k, k + more_k)]
     known = condition(Interval(*ends[:2]), Interval(*ends[2:]))
     met = condition(np.arange(q, q + more_q + 1)[:, None], np.arange(k, k + more_k + 1))
-    assert known.may[0] >= met.any()
-    assert known.must[0] <= met.all()
+    assert known.possible[0] >= met.any()
+    assert known.certain[0] <= met.all()
     if more_q == more_k == 0:
-        assert known.may[0] == known.must[0] == met.all()
+        assert known.possible[0] == known.certain[0] == met.all()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -78,9 +78,9 @@ def test_block_table_and_pairs(seed: int) -> None:
     table = block_table(pattern, t, s, 4, 3, like=np.zeros(1))
     for i, j in np.ndindex(-(-t // 4), -(-s // 3)):
         block = pairs[:, 0, 4 * i : 4 * i + 4, 3 * j : 3 * j + 3].reshape(2, -1)
-        may, must = (np.broadcast_to(x[:, i, j], 2) for x in (table.may, table.must))
-        assert (may >= block.any(1)).all()
-        assert (must <= block.all(1)).all()
+        possible, certain = (np.broadcast_to(x[:, i, j], 2) for x in (table.possible, table.certain))
+        assert (possible >= block.any(1)).all()
+        assert (certain <= block.all(1)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -133,7 +133,7 @@ def test_each_sequence_meets_its_own_blocks() -> None:
     assert want == 2 * b * t * block
     assert blocks_met(pattern, t, b) == want
     q = torch.zeros(b, t, 1, 2)
-    pattern_text, *arrays = PatternArrays.of(pattern.map(lambda axes, x: torch.asarray(x)))
+    pattern_text, *arrays = PackedPattern.of(pattern.map(lambda axes, x: torch.asarray(x)))
     call = torch_blocks.BlockedCall(q, q, q, None, None, None, *arrays, None, None, None, 1.0, None, pattern_text)
     met = [
         (x.batch.stop - x.batch.start) * (x.queries.stop - x.queries.start) * torch_blocks.count(x.keys)
@@ -231,7 +231,7 @@ def test_fields_by_keyword_and_of_an_unsigned_kind() -> None:
     first = np.arange(12, dtype=np.uint8)[None] // 2
     table = block_table(From(first=first, step=2), 12, 12, 1, 1, like=np.zeros(1))
     want = np.arange(12) - first[0][:, None].astype(int)
-    np.testing.assert_array_equal(table.must[0], (want >= 0) & (want % 2 == 0))
+    np.testing.assert_array_equal(table.certain[0], (want >= 0) & (want % 2 == 0))
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def test_differences_of_unsigned_numbers_hide_no_block_that_is_seen() -> None:
         pattern = NotLong(*np.random.default_rng(seed).integers(0, 7, (2, 2, 12), np.uint8))
         table = block_table(pattern, 12, 12, 4, 3, like=np.zeros(1))
         pairs = visible_pairs(pattern, at, at).reshape(2, 3, 4, 4, 3)
-        assert not (pairs.any((2, 4)) & ~table.may).any() and not (table.must & ~pairs.all((2, 4))).any()
+        assert not (pairs.any((2, 4)) & ~table.possible).any() and not (table.certain & ~pairs.all((2, 4))).any()
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,10 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
 
 
 class _Step:
-    """A step of decoding as far as masks ask for it: its own mask within a window, or where an aligned one starts."""
+    """A step of decoding as far as masks ask for it: its own mask within a window, or where a uniform one starts."""
 
     def __init__(self, start: int | None = None) -> None:
-        self.start, self.aligned = start, start is not None
+        self.start, self.uniform = start, start is not None
         self.filled = None if start is None else start + 5
 
     def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
@@ -179,16 +179,16 @@ def patterned(alias: str) -> None:
         table = parts.block_table(pattern, t, s, 3, 2, like=np.ones(1))
         for i, j in np.ndindex(-(-t // 3), -(-s // 2)):
             block = pairs[:, 0, 3 * i : 3 * i + 3, 2 * j : 2 * j + 2].reshape(2, -1)
-            claim(np.all(table.may[:, i, j] >= block.any(1)), "no block is skipped that holds a pair")
-            claim(np.all(table.must[:, i, j] <= block.all(1)), "no block is taken for whole that is not")
+            claim(np.all(table.possible[:, i, j] >= block.any(1)), "no block is skipped that holds a pair")
+            claim(np.all(table.certain[:, i, j] <= block.all(1)), "no block is taken for whole that is not")
         finest = parts.block_table(pattern, t, s, 1, 1, like=np.ones(1))
-        for x in (finest.may, finest.must):
+        for x in (finest.possible, finest.certain):
             claim(np.array_equal(np.broadcast_to(x, (2, t, s)), pairs[:, 0]), "single pairs are decided")
     own = patterns.Chunks(3)
     claim(parts.visibility(None, 7, 7, like=np.ones(1), pattern=own) == (None, None), "every position sees itself")
     step = _Step(2)
     want = parts.attention_mask(None, 5, 7, like=np.ones(1), pattern=own)
-    claim(same(parts.attention_mask(None, 5, 5, like=np.ones(1), pattern=own, step=step), want), "an aligned step")
+    claim(same(parts.attention_mask(None, 5, 5, like=np.ones(1), pattern=own, step=step), want), "a uniform step")
 
 
 @cache

@@ -175,10 +175,10 @@ def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, wo
 
 
 class Step:
-    """A step of decoding: an aligned one, or one that says itself who sees whom."""
+    """A step of decoding: a uniform one, or one that says itself who sees whom."""
 
     def __init__(self, start: int | None) -> None:
-        self.start, self.aligned = start, start is not None
+        self.start, self.uniform = start, start is not None
         self.query_positions, self.key_positions = np.arange(T)[None] + 7, np.arange(13)[None]
 
     def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
