@@ -254,7 +254,7 @@ def expected(config: Config, length: int, dtype: str) -> ErrArray:
 def made(package: str, config: Config, length: int, dtype: str) -> np.ndarray:
     """The tables of a tree."""
     like = TREES[package.removeprefix("attn_").replace("np", "numpy")].array(np.zeros(1, dtype))
-    found = import_module(f"{package}._rotary").tables(config, length, length, dtype, like=like)
+    found = import_module(f"{package}._rotary").cos_sin_table(config, length, length, dtype, like=like)
     return found.numpy() if package == "attn_torch" else np.asarray(found)
 
 
