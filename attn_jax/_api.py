@@ -21,7 +21,7 @@ from attn_np.weights import (
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
-    """The class of a variant in this tree.
+    """The class of a variant in this package.
 
     Raises:
         ValueError: there is no such variant.
@@ -30,7 +30,7 @@ def layer_class(variant: str) -> type[Layer[Any]]:
 
 
 def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:
-    """A layer in evaluation mode, with weights that are the same bits in every tree.
+    """A layer in evaluation mode, with weights that are the same bits in every package.
 
     Args:
         variant: the variant's name, such as "mha".
@@ -60,7 +60,7 @@ def save(
     prefix: str = "",
     finite: bool = True,
 ) -> None:
-    """Write a layer's parameters and config to a weight file that loads into all three trees.
+    """Write a layer's parameters and config to a weight file that loads into all three packages.
 
     The file is written whole or not at all. A file that it replaces keeps its permissions.
 

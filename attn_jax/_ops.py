@@ -200,7 +200,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return known.min().item(), known.max().item()
 
 
-def shapes_may_depend_on_values(x: Array) -> bool:
+def can_shape_by_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return False  # every new shape is compiled
 

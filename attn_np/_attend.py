@@ -127,7 +127,8 @@ def attend(
 ) -> Any:
     """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and an lse if asked.
 
-    Numbers are Python's, a window has two sides, and the last query is at the last key except in a step of decoding.
+    Numbers are Python's, a window has two sides, and the last query is at the last key except in a step that is not
+    uniform.
 
     Args:
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
@@ -143,7 +144,7 @@ def attend(
         implementation=implementation,
     )  # fmt: skip
     array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, cached_check)
+    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=cached_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
@@ -280,7 +281,7 @@ def attend_vjp(
         record(tape, dsinks=np.sum(dcolumn, axis=(0, 2)))
     else:
         dscores = softmax_vjp(probs, dprobs, attend_contract.SOFTMAX_AXIS[normalize_over])
-        if dlse is not None:  # dlse/ds_j = p_j
+        if dlse is not None:  # ∂lse/∂s_j = p_j
             dscores = sum_grads(dscores, probs * dlse[..., None])
     dbias = None
     if bias is not None:

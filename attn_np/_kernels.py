@@ -454,7 +454,7 @@ def values_are_moderate(v: Array) -> bool:
 
 
 def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> float:
-    """What no score of a block, nor its sinks, exceeds in size: the softcap, or |q| |k|; NaN where a number is."""
+    """What no score of a block, nor its sinks, exceeds in size: the softcap, or |q| |k|; NaN if any number is."""
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))

@@ -1,4 +1,4 @@
-"""NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+"""NumPy's dialect: the operations that every variant is written in, under the names they have in all three packages."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
@@ -187,7 +187,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return x.min().item(), x.max().item()
 
 
-def shapes_may_depend_on_values(x: Array) -> bool:
+def can_shape_by_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return True
 

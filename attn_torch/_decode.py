@@ -8,13 +8,13 @@ from attn_torch._masks import broadcast_mask, in_window
 from attn_torch._ops import (
     Array,
     arange,
+    can_shape_by_values,
     concatenate,
     concrete,
     cumsum,
     dtype_name,
     empty_slots,
     pytree,
-    shapes_may_depend_on_values,
     to_dtype,
     upcast,
     where,
@@ -134,7 +134,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     """
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     filled = None
-    if shapes_may_depend_on_values(cache.length):
+    if can_shape_by_values(cache.length):
         lengths = cache.length.tolist()
         start, longest = min(lengths), max(lengths)
         if valid is None and start == longest and start + t <= num_slots:
@@ -175,7 +175,7 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
 
 
 def append(step: DecodeStep | None, **new: Array) -> Any:
-    """The entries of all positions, those in the cache and the new ones: `k, v = append(step, k=k, v=v)`.
+    """The entries of the cache that may be seen and the new ones: `k, v = append(step, k=k, v=v)`.
 
     Without a step these are the new ones alone.
     """

@@ -176,7 +176,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return (x.min().item(), x.max().item()) if concrete(x) and x.numel() else None
 
 
-def shapes_may_depend_on_values(x: Array) -> bool:
+def can_shape_by_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
 

@@ -18,7 +18,7 @@ from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, relative_positions
-from attn_torch._ops import Array, Tape, shapes_may_depend_on_values
+from attn_torch._ops import Array, Tape, can_shape_by_values
 from attn_torch._weigh import WeighingCall
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
@@ -107,7 +107,7 @@ def attend_in_row_blocks(
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
-    if weighing is not None and score_arrays["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
+    if weighing is not None and score_arrays["keep"] is None and q.is_cpu and can_shape_by_values(q):
         heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(
             band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK_SCORES // heads_per_group, MIN_ROWS)

@@ -2,7 +2,7 @@
 
 import torch
 
-from attn_torch._ops import Array, arange, maximum, shapes_may_depend_on_values, sqrt, where
+from attn_torch._ops import Array, arange, can_shape_by_values, maximum, sqrt, where
 
 NEWTON_STEPS = 4  # before what is left is sorted
 
@@ -33,7 +33,7 @@ def largest_first(z: Array, power: int) -> Array:
     Newton's steps from below never pass tau, since the sum is convex (Michelot 1986): a few of them leave so few z that
     sorting costs little. All are sorted where shapes may not depend on numbers, or a process does not see all of them.
     """
-    if not shapes_may_depend_on_values(z) or hasattr(z, "device_mesh"):
+    if not can_shape_by_values(z) or hasattr(z, "device_mesh"):
         return torch.sort(z, dim=-1, descending=True).values
     tau = z.new_full((), -1.0)
     for _ in range(NEWTON_STEPS):

@@ -1,4 +1,4 @@
-"""The contract of all three trees: configs, axes, checks and examples, with the standard library alone."""
+"""The contract of all three packages: configs, axes, checks and examples, with the standard library alone."""
 
 import difflib
 import importlib

@@ -76,7 +76,7 @@ def takes_fast_path(
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        supported: whether the fast path supports the arrays: those of the tree's own type.
+        supported: whether the fast path supports the arrays: those of the package's own type.
 
     Raises:
         ValueError: "fused" with an argument that needs the weights or with other arrays; a `softmax_fn` not callable.
@@ -150,7 +150,7 @@ def check(
         specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
         options: checked when they were made.
         rate: the dropout rate.
-        check_specs: the tree's function that checks specs against axes and caches the result.
+        check_specs: the package's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.

@@ -91,7 +91,7 @@ def is_number(x: object) -> TypeGuard[float]:
 
 
 def require(condition: bool, variant: str, expected: str, got: object, fix: str) -> None:
-    """Raise the `field_error` of the other arguments unless `condition` holds."""
+    """Raise `field_error(variant, expected, got, fix)` unless `condition` holds."""
     if not condition:
         raise field_error(variant, expected, got, fix)
 
@@ -151,7 +151,7 @@ class Config:
         return {}
 
     def cache_slots(self) -> int | None:
-        """For how many positions a cache holds entries; None for all. 1 where it holds a state alone."""
+        """For how many positions a cache holds entries; None for all. Variants whose cache is a state say 1."""
         left = (getattr(self, "window", None) or (None,))[0]
         return None if left is None else left + 1
 
@@ -159,7 +159,7 @@ class Config:
         """Why the layer cannot decode, as an error message says it."""
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         """Relations that most attention satisfies and this variant does not, and why: by the names of their functions
         in `parity_tests/judge/relations`.
         """
@@ -401,7 +401,7 @@ def check_dtype(variant: str, dtype: Any) -> str:
 
 
 def device_error(package: str, known: Iterable[str], device: Any) -> ValueError:
-    """The error of a device that a framework does not have here, in the same words in every tree."""
+    """The error of a device that a framework does not have here, in the same words in every package."""
     return ValueError(
         f"{package}: expected device= to be one that is here, {', '.join(known)}, got {device!r}; "
         f"choose one, or leave it out"

@@ -134,7 +134,7 @@ def check_room(variant: str, length: Any, max_length: int) -> None:
 
 
 class DecodingMixin(Generic[Array]):
-    """The decoding of a layer: its tree says by `_empty_cache` and `_step` how arrays are made and steps are taken."""
+    """The decoding of a layer: `_empty_cache` and `_step` of its package say how arrays are made and steps taken."""
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         raise NotImplementedError
@@ -173,8 +173,8 @@ class DecodingMixin(Generic[Array]):
             cache: from `init_cache` or the step before.
             valid: `b t`, True = a real position; all are real by default.
             tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
-                slots of the cache; no `return_weights`: `tape["probs"]` has the weights.
+            arguments: the layer's other arguments, for the new positions. No mask, of pairs or positions, no bias or
+                keep: their keys would be slots of the cache; no `return_weights`: `tape["probs"]` has the weights.
 
         Raises:
             TypeError: a cache of another package, or no cache.

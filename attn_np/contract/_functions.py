@@ -81,7 +81,7 @@ def check_terms(terms: Any, term: type) -> None:
 
     Args:
         terms: as `attend` gets them.
-        term: the class of the tree's terms.
+        term: the class of the package's terms.
 
     Raises:
         TypeError: naming the type of what is none.

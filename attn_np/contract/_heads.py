@@ -188,7 +188,7 @@ class DistanceConfig(CrossHeads):
     dropout: float = 0.0
     use_bias: bool = True
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         names = ("keys_have_no_order", "queries_have_no_order", "every_key_twice_changes_nothing")
         return dict.fromkeys(names, "scores depend on the distance of queries and keys")
 
@@ -204,7 +204,7 @@ def shared_heads(params: dict[str, Param]) -> dict[str, Param]:
     return {name: shared.get(name, param) for name, param in params.items()}
 
 
-def exempt_by_memory(config: Any) -> dict[str, str]:
+def relations_broken_by_memory(config: Any) -> dict[str, str]:
     """The relations that a layer with `memory_keys` breaks."""
     if config.memory_keys is None:
         return {}
@@ -217,6 +217,6 @@ def exempt_by_memory(config: Any) -> dict[str, str]:
         "the_output_is_the_weights_times_the_values": shared,
         "a_query_without_keys_gives_nothing": "it sees the memory",
     }
-    # This relation is not about layers with causality or a window.
+    # The judge does not ask this relation of layers with causality or a window.
     twice = {"every_key_twice_changes_nothing": "the memory is there once"}
     return reasons if config.causal or config.window else reasons | twice

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-# The functions of every tree, and the module that defines each.
+# The functions of every package, and the module that defines each.
 FUNCTIONS = {
     "alibi_slopes": "_relative",
     "attend": "_functions",
@@ -26,7 +26,7 @@ HINTS = {
 
 
 def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> None:
-    """Refuse to import a tree whose framework is not installed, and say what to install.
+    """Refuse to import a package whose framework is not installed, and say what to install.
 
     Raises:
         ModuleNotFoundError: naming the missing module and the command.
@@ -40,7 +40,7 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
 
 
 def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a tree: its functions and the class of every variant."""
+    """`__getattr__`, `__dir__` and `__all__` of a package: its functions and the class of every variant."""
     from attn_np.contract import nearest, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}

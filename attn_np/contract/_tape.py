@@ -1,4 +1,4 @@
-"""The tape: a dictionary of named intermediates, written by the same line in every tree."""
+"""The tape: a dictionary of named intermediates, written by the same line in every package."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def record(tape: Any, **values: Any) -> Any:
 
 
 class BackwardTape(dict[str, Any]):
-    """A tape for the backward pass alone: with it `attend` may take the fast path.
+    """A tape that asks for no intermediates: with it `attend` may take the fast path, and `vjp` uses what that leaves.
 
     Attributes:
         residuals: what calls on the fast path, or in blocks of rows, leave for their backward pass, by the prefix of

@@ -65,7 +65,7 @@ class Config(_heads.Config):
         self.check_limits("window")
         self.check_flag("scale_slopes")
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         order = "scores depend on the distance of queries and keys"
         added = "a part of the scores does not depend on the queries"
         reasons = {

@@ -82,7 +82,7 @@ class Config(_heads.Heads):
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d")}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {"heads_stand_alone": "the heads of the columns read what all heads of the rows made"}
 
     def why_no_cache(self) -> str:

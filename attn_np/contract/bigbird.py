@@ -83,7 +83,7 @@ class Config(_heads.BidirectionalConfig):
         Blocks are served from the first to the last. A draw takes one of the candidates in ascending order: those that
         are neither neighbours nor global nor drawn before. Its index is floor(state / 2^33) modulo their number. The
         state starts at graph_seed, and before each draw becomes 6364136223846793005 state + 1442695040888963407
-        modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4): integers, the same in all trees and when compiled.
+        modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4): integers, the same in all packages.
         """
         state, rows = self.graph_seed, []
         for i in range(count):
@@ -98,7 +98,7 @@ class Config(_heads.BidirectionalConfig):
     def why_no_cache(self) -> str:
         return "blocks that look ahead"
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "keys of other blocks are hidden too"
         reasons = {
             "keys_have_no_order": "the mask depends on positions",

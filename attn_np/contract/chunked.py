@@ -68,7 +68,7 @@ class Config(_heads.Config):
     def cache_slots(self) -> int | None:
         return self.chunk_size
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "keys of other chunks are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",

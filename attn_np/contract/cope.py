@@ -114,7 +114,7 @@ class Config(_heads.Heads):
         own = {"gate_k": "b s h k"} if self.gate_with == "own_keys" else {}
         return {"k": "b s h k", "v": "b s h v"} | own
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         reasons = {
             "a_large_bias_decides": "the first query sees one key, whatever its bias",
             "twice_the_scores_square_the_weights": "twice the products of queries and keys move the positions, too",

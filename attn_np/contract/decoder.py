@@ -246,7 +246,7 @@ class Config(Rotary):
         left, chunk = super().cache_slots(), self.chunk_size
         return left if chunk is None else chunk if left is None else min(left, chunk)
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         reasons = {}
         if self.chunk_size is not None:
             names = "weights_add_up_to_one", "a_large_bias_decides", "indifferent_scores_share_evenly"

@@ -155,7 +155,7 @@ class Config(Rotary, CrossConfig):
     def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g r k", "v": "b s g v"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         reasons = {}
         if self.rope_base is not None and not self.causal and self.window is None:
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"

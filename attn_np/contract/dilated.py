@@ -71,7 +71,7 @@ class Config(_heads.Config):
         left = None if self.steps is None else self.steps[0]
         return None if left is None else left * self.dilation + 1
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "keys between the steps are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",

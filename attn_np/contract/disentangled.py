@@ -159,8 +159,8 @@ class Config(_heads.DistanceConfig):
             more |= {f"b_{name[2:]}": Param("h k", "d") for name in ("w_rel_k", "w_rel_q") if name in more}
         return super().own_params() | more
 
-    def exempt(self) -> dict[str, str]:
-        return super().exempt() | {
+    def broken_relations(self) -> dict[str, str]:
+        return super().broken_relations() | {
             "the_default_scale_is_that_of_the_head": "the scale counts the terms too",
         }
 

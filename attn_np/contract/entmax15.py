@@ -57,7 +57,7 @@ class Config(CrossConfig):
         "hidden keys are removed before the sorting: a hidden score of 0 would raise the threshold",
     )
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {
             "twice_the_scores_square_the_weights": "the roots of the weights are linear in the scores of the support",
             "every_key_twice_changes_nothing": "more equal keys share, so the threshold falls and others come in",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, require
-from attn_np.contract._heads import exempt_by_memory
+from attn_np.contract._heads import relations_broken_by_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ class Config(_base.Config):
     def cache_axes(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h k"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
-        return exempt_by_memory(self)
+    def broken_relations(self) -> dict[str, str]:
+        return relations_broken_by_memory(self)
 
 
 EXAMPLES = {

@@ -73,7 +73,7 @@ class Config(CrossConfig):
         weights = super().own_params() | {"w_gate": Param("d h f", "d")}
         return weights | {"b_gate": Param("h f", "d")} if self.use_bias else weights
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {"the_output_is_the_weights_times_the_values": "gates come between the heads and the output"}
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig, exempt_by_memory, shared_heads
+from attn_np.contract._heads import CrossConfig, relations_broken_by_memory, shared_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ class Config(CrossConfig):
     def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
-        return exempt_by_memory(self)
+    def broken_relations(self) -> dict[str, str]:
+        return relations_broken_by_memory(self)
 
 
 PRESETS = {

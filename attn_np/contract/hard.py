@@ -87,7 +87,7 @@ class Config(CrossConfig):
         keep = arguments.pop("keep")
         return arguments | {"noise": Arg("b h t s", "bias", optional=True), "keep": keep}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {
             "indifferent_scores_share_evenly": "of equal scores the first is chosen",
             "twice_the_scores_square_the_weights": "the largest score stays the largest, and its weight is 1",

@@ -75,7 +75,7 @@ class Config(_base.Config):
         "elu(x) + 1 written as where(x > 0, x + 1, exp(x)) has NaN for a gradient where exp(x) overflows: guard it",
         "phi(0) need not be 0 (elu(0) + 1 is 1): a padded key is hidden after the feature map",
         "the features of exp estimate softmax as long as w_features is standard normal: a parameter that is trained "
-        "moves away from it, and one that is drawn anew for each tree makes them differ",
+        "moves away from it, and one that is drawn anew for each package makes them differ",
         "the scale 1/sqrt(K) of softmax is inside of exp's features: each of q and k is divided by K^(1/4)",
         "of long queries and keys exp's features underflow, and their weights are 0",
         "a normaliser that misses the query's own key, or counts padding, shows in the first positions only",

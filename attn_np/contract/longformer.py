@@ -82,7 +82,7 @@ class Config(_heads.BidirectionalConfig):
     def why_no_cache(self) -> str:
         return "a window to both sides"
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "keys outside the window are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",

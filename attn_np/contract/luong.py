@@ -162,7 +162,7 @@ class Config(_base.Config):
         keys = "b s e" if self.score == "concat" else "b s i"
         return {"k": keys, "v": "b s v"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         if self.local is None:
             return {}
         order, pattern = "the mask depends on positions", "keys outside the window are hidden too"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from attn_np.contract import _attend, _base
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig, exempt_by_memory
+from attn_np.contract._heads import CrossConfig, relations_broken_by_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Config(CrossConfig):
     def cache_axes(self) -> dict[str, str]:
         return super().cache_axes() if self.normalize_over == "keys" else {}
 
-    def exempt(self) -> dict[str, str]:
-        return exempt_by_memory(self)
+    def broken_relations(self) -> dict[str, str]:
+        return relations_broken_by_memory(self)
 
 
 PRESETS = {

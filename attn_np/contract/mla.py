@@ -164,7 +164,7 @@ class Config(Rotary):
         }
         return weights | biases if self.use_bias else weights
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         rotated = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
         return {} if self.rope_base is None else rotated
 

@@ -59,7 +59,7 @@ class Config(_heads.BidirectionalConfig):
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "later keys beyond the prefix are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",

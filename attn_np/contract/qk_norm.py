@@ -93,7 +93,7 @@ class Config(CrossConfig):
     def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         reasons = {
             "twice_the_scores_square_the_weights": "larger queries are normalised to the same length",
             "the_scale_belongs_to_the_queries": "larger queries are normalised to the same length",

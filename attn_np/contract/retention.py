@@ -232,7 +232,7 @@ class Config(_base.Config):
     def cache_slots(self) -> int | None:
         return 1
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         reasons = {"heads_stand_alone": "each head decays at a rate of its own"}
         if self.activation is not None:
             reasons["the_scale_belongs_to_the_queries"] = "the queries go through the activation first"

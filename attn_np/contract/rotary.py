@@ -120,7 +120,7 @@ class Config(Rotary, Heads):
     def sizes(self) -> dict[str, int]:
         return super().sizes() | self.position_axes()
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
 
     def cache_axes(self) -> dict[str, str]:

@@ -63,7 +63,7 @@ class Config(_heads.Config):
     def cache_axes(self) -> dict[str, str]:
         return {"segments": "b s", **super().cache_axes()} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         pattern = "keys of other documents are hidden too"
         return {
             "weights_add_up_to_one": pattern,

@@ -76,11 +76,11 @@ class Config(_heads.DistanceConfig):
         values = {"w_rel_v": Param("x v", "v")} if self.use_values else {}
         return super().own_params() | keys | values
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         if not self.use_values:
-            return super().exempt()
+            return super().broken_relations()
         added = "a vector for the relative position is added to values"
-        return super().exempt() | {"the_output_is_the_weights_times_the_values": added}
+        return super().broken_relations() | {"the_output_is_the_weights_times_the_values": added}
 
 
 EXAMPLES = {

@@ -65,7 +65,7 @@ class Config(CrossConfig):
         super().__post_init__()
         self.check_number("score_offset")
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         alone = "every key is weighed by itself"
         reasons = {
             "weights_add_up_to_one": alone,

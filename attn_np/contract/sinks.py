@@ -71,7 +71,7 @@ class Config(CrossConfig):
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | ({"sinks": Param("h", "k")} if self.sink == "learned" else {})
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         shared = "the sink takes a share of every row"
         return {
             "weights_add_up_to_one": shared,

@@ -57,7 +57,7 @@ class Config(CrossConfig):
         "a key outside the support gets no gradient, however near it was",
     )
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {
             "twice_the_scores_square_the_weights": "the weights are linear in the scores of the support",
             "every_key_twice_changes_nothing": "more equal keys share, so the threshold falls and others come in",

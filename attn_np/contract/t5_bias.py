@@ -94,9 +94,9 @@ class Config(_heads.DistanceConfig):
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | {"w_bias": Param("x h", "x")}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         added = "a part of the scores does not depend on the queries"
-        return super().exempt() | {
+        return super().broken_relations() | {
             "twice_the_scores_square_the_weights": added,
             "indifferent_scores_share_evenly": added,
         }

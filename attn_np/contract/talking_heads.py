@@ -91,7 +91,7 @@ class Config(CrossConfig):
     def cache_axes(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
 
-    def exempt(self) -> dict[str, str]:
+    def broken_relations(self) -> dict[str, str]:
         return {
             "heads_stand_alone": "the heads are mixed",
             "the_output_is_the_weights_times_the_values": "the returned weights are those before they are mixed",

@@ -1,4 +1,4 @@
-"""Weight files: one dictionary of named arrays, read and written for all three trees.
+"""Weight files: one dictionary of named arrays, read and written for all three packages.
 
 `read` and `write` are the way in and out; `read_pretrained` reads one layer out of a model's folder; `check` checks
 arrays against a config; `convert` turns one variant into an equal one; `rotary_layout` reorders columns for the other

@@ -1,4 +1,4 @@
-"""Initial values: one seed gives bit-identical weights in every tree."""
+"""Initial values: one seed gives bit-identical weights in every package."""
 
 from statistics import NormalDist
 

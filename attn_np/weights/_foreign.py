@@ -12,7 +12,7 @@ from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._foreign_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
-from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
+from attn_np.weights._layer_prefixes import LayerPrefixes, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
@@ -34,34 +34,40 @@ def read_foreign(
     table_name = find_table(layout_name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
-    key_prefix = locate_layer(file, layout, table, layer, part, prefix)
-    from_family = family_config(file.path, layout, key_prefix.layer, part)
+    layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
+    from_family = family_config(file.path, layout, layer_prefixes.layer, part)
     if from_family is not None:
         table = layout.tables[from_family[0]]
         config = merge_caller_fields(file.path, layout_name, table, from_family[1], request)
-        key_prefix = locate_layer(file, layout, table, layer, part, prefix)
-        return read_table(file, layout_name, table, config, key_prefix, prefix, request)[0]
+        layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
+        return read_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
     known = merge_sidecar_fields(file.path, layout_name, layout, table, variant, request.fields)
     if request.config is None:
-        config = infer_config(file, layout, table, variant, key_prefix, known)
+        config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
         config = request.config
         require_agreement(file.path, contract.config(variant, **(config.as_dict() | known)), Request(config))
-    return read_table(file, layout_name, table, config, key_prefix, prefix, request)[0]
+    return read_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
 
 
 def read_table(
-    file: OpenFile, layout_name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
-) -> tuple[WeightFile, list[str], list[str]]:
+    file: OpenFile,
+    layout_name: str,
+    table: Table,
+    config: Config,
+    layer_prefixes: LayerPrefixes,
+    prefix: str,
+    request: Request,
+) -> tuple[WeightFile, list[str], list[str]]:  # fmt: skip
     """A layer of a config by a table, the keys it was read from, and the layer's keys that are ignored.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
-    keys = {key: key_prefix.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
+    keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
     ignored = ignored_keys(
-        file, layouts.get(layout_name), list(keys.values()), prefix, key_prefix.this_layer, config.variant
+        file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.this_layer, config.variant
     )
     for applied in rules:
         for key in (key for key in applied.keys if key in keys):
@@ -110,13 +116,13 @@ def write_foreign(
     template = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    key_prefix = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
+    layer_prefixes = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
     rules = checked_file_rules(file, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         for key, x in applied.to_origin(values).items():
             if key not in table.absent:
-                arrays[key_prefix.key(table, key)] = x
+                arrays[layer_prefixes.key(table, key)] = x
             elif any(np.ascontiguousarray(x).view(np.uint8).flat):
                 name, fix = applied.params[0], "set it to 0 if the layer does as well without, or choose another layout"
                 expected = f"zeros where {layout_name} has no {key}"

@@ -8,7 +8,7 @@ from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights._check import Request, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, WeightFileError, require_same_keys
-from attn_np.weights._key_prefix import KeyPrefix
+from attn_np.weights._layer_prefixes import LayerPrefixes
 from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import TRAINING_FIELDS, canonical, differences, infer
@@ -65,7 +65,7 @@ def family_config(file: str, layout: Layout, layer: int, part: str) -> tuple[str
     if hf.get("model_type") not in layout.model_types:
         return None
     table_and_config = layer_config(hf, layout, layer, part)
-    hf.finish(fix="name those that leave attention as it is to load_pretrained, as allow=")
+    hf.refuse_unread(fix="name those that leave attention as it is to load_pretrained, as allow=")
     return table_and_config
 
 
@@ -111,7 +111,7 @@ def merge_sidecar_fields(
 
 
 def infer_config(
-    file: OpenFile, layout: Layout, table: Table, variant: str, prefix: KeyPrefix, known: Mapping[str, Any]
+    file: OpenFile, layout: Layout, table: Table, variant: str, prefix: LayerPrefixes, known: Mapping[str, Any]
 ) -> Config:
     """The config from the fields that are known and from the shapes of the tensors under a layer's prefix.
 

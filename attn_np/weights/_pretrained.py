@@ -12,7 +12,7 @@ from attn_np.weights._check import Request, WeightFile
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_table
 from attn_np.weights._foreign_config import layer_config
-from attn_np.weights._key_prefix import find_part, locate_layer
+from attn_np.weights._layer_prefixes import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
 from attn_np.weights._shards import open_tensors
 from attn_np.weights.layouts import Layout
@@ -98,23 +98,24 @@ def read_pretrained(
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
     table_name, config = layer_config(hf, family_layout, layer, part, fields)
-    hf.finish([allow] if isinstance(allow, str) else allow)
+    hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
-        key_prefix = locate_layer(tensors, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_table(tensors, layout_name, table, config, key_prefix, prefix, request)
+        layer_prefixes = locate_layer(tensors, family_layout, table, layer, part, prefix)
+        weights, keys, ignored = read_table(tensors, layout_name, table, config, layer_prefixes, prefix, request)
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
     )
 
 
 def find_weights(path: str) -> tuple[str, str]:
-    """The folder of a model and the path of its weights: the path itself if it is a file, else the folder's only one.
+    """The folder of a model and the path of its weights: the path itself if it is a file; in a folder the file or index
+    of the usual name, else an index, else the only file of weights.
 
     Raises:
         FileNotFoundError: no weights, or no `config.json` beside them.
-        ShardIndexError: several files of weights and no index.
+        ShardIndexError: several of these, of which none comes first.
     """
     if not os.path.isdir(path):
         folder = os.path.dirname(path) or os.curdir

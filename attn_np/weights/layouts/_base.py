@@ -247,7 +247,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
 
 
 def file_rules(table: Table, config: Config) -> list[AppliedRule]:
-    """The rules for the parameters of a config in a file, which has the keys of every file.
+    """The rules for the parameters of a config in a file of this table.
 
     Raises:
         ValueError: as `applied_rules`, or a config without a parameter that every file has.
@@ -372,15 +372,15 @@ def sizes_with(
         return None
 
 
-# Values of equal configs may differ in type, so only what compares them may share.
-equal_canonical = lru_cache(maxsize=64)(canonical)
+# 1 and 1.0 are one entry of the cache: its configs may be compared, not used.
+cached_canonical = lru_cache(maxsize=64)(canonical)
 
 
 def differences(a: Config, b: Config) -> list[str]:
     """The fields in which two configs of one variant differ, without those for training alone."""
     if a == b:  # nearly always, and `canonical` makes many configs
         return []
-    x, y = equal_canonical(a).as_dict(), equal_canonical(b).as_dict()
+    x, y = cached_canonical(a).as_dict(), cached_canonical(b).as_dict()
     return [name for name in x if name not in TRAINING_FIELDS and x[name] != y[name]]
 
 

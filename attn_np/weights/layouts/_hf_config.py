@@ -160,7 +160,7 @@ class HFConfig:
         fix = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(self.file, self.prefix + key, expected, value, fix)
 
-    def finish(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
+    def refuse_unread(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
 
         Args:

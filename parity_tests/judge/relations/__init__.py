@@ -29,7 +29,7 @@ def ratios(name: str, subject: Subject, call: Call) -> dict[str, float]:
     Nothing where the contract says why the relation does not hold, or the layer lacks what it is about.
     """
     lacking = NEEDS.get(name, set()) - offered(call.config)
-    return {} if lacking or name in call.config.exempt() else compared(name, subject, call)
+    return {} if lacking or name in call.config.broken_relations() else compared(name, subject, call)
 
 
 # What a relation is about, where not every layer has it: returned weights, an argument, a field.

@@ -28,7 +28,9 @@ def hidden_pieces(call: Call) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     n = score_shape(call)[-1]
     if n > 2:
         yield np.arange(2), np.arange(2, n)
-        if not ordered(call.config) and not (keyed(call.config) and "keys_have_no_order" in call.config.exempt()):
+        if not ordered(call.config) and not (
+            keyed(call.config) and "keys_have_no_order" in call.config.broken_relations()
+        ):
             yield np.arange(n - 2, n), np.arange(n - 2)
 
 

@@ -175,7 +175,7 @@ def test_layers_pass_their_window_on(tree: Tree, variant: str) -> None:
     Where equal scores may not share, so many batch rows are asked that each key in sight weighs something in one.
     """
     config = config_of(variant, next(iter(contract.examples(variant))))
-    many = {"b": 64} if "indifferent_scores_share_evenly" in config.exempt() else {}
+    many = {"b": 64} if "indifferent_scores_share_evenly" in config.broken_relations() else {}
     for name in ("causal-few-queries", "two-before-few-keys", "itself-and-two-after"):
         causal, window, want = *PATTERNS[name][:2], pattern(name)
         if "key" in config.arguments():
@@ -344,7 +344,7 @@ def test_infinite_bias_in_every_variant(tree: Tree, variant: str) -> None:
         with np.errstate(invalid="ignore"):
             y, got = tree(layer, inputs | {"bias": bias}, return_weights=True)
         row, others = got[0, ..., 1, :], np.arange(query.shape[1]) != 1
-        shared = "weights_add_up_to_one" not in config.exempt()
+        shared = "weights_add_up_to_one" not in config.broken_relations()
         if shared or value < 0:
             assert not row.any() if value < 0 else np.isnan(row).all()
             assert np.isnan(y[0, 1]).all() == (not value < 0)
@@ -469,7 +469,7 @@ def scaled() -> list[str]:
     """Variants that return weights and whose scale is on all that their scores are made of."""
     found = {variant: next(iter(contract.examples(variant).values())) for variant in VARIANTS}
     uneven = "indifferent_scores_share_evenly"
-    scaled = [v for v, c in found.items() if "scale" in c.fields() and uneven not in c.exempt()]
+    scaled = [v for v, c in found.items() if "scale" in c.fields() and uneven not in c.broken_relations()]
     # What is causal whatever its fields leaves the first query one key.
     scaled = [v for v in scaled if "causal" in found[v].fields() or not getattr(found[v], "causal", False)]
     return [v for v in scaled if "return_weights" in extras(v, found[v].class_name)]
@@ -686,7 +686,9 @@ def unbiased(tree: Tree, variant: str) -> None:
 def averages(variant: str) -> bool:
     """Whether what its heads find are the weights, after dropout, times the values."""
     config = next(iter(contract.examples(variant).values()))
-    return config.family != "recurrent" and "the_output_is_the_weights_times_the_values" not in config.exempt()
+    return (
+        config.family != "recurrent" and "the_output_is_the_weights_times_the_values" not in config.broken_relations()
+    )
 
 
 AVERAGING = [v for v in DROPPING if averages(v)]

@@ -508,7 +508,7 @@ def written(alias: str) -> None:
         "numbers of slots",
     )
     claim([parts.is_longer(t, 2) for t in (1, 2, 3)] == [False, False, True], "more than n")
-    claim(parts.shapes_may_depend_on_values(x) is True, "shapes may follow from NumPy's numbers")
+    claim(parts.can_shape_by_values(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
         empty = parts.empty_slots(shape, x)
         claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")

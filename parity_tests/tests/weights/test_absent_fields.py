@@ -15,7 +15,7 @@ import pytest
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
 from attn_np.weights._foreign_config import layer_config
-from attn_np.weights._key_prefix import find_part
+from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import families
 from attn_np.weights.layouts._hf_config import HFConfig
 from parity_tests import peers

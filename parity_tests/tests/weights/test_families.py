@@ -21,7 +21,7 @@ def layer_of(stated: Fields, layer: int) -> contract.Config:
     """The config of a layer, every field of the file asked for."""
     file = HFConfig("config.json", stated)
     found = layer_config(file, find_layout(file, None)[1], layer, "")[1]
-    file.finish()
+    file.refuse_unread()
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import weights
-from attn_np.weights import _check, _errors, _foreign_config, _key_prefix, _native, _safetensors, _shards
+from attn_np.weights import _check, _errors, _foreign_config, _layer_prefixes, _native, _safetensors, _shards
 from parity_tests.commands.app import app
 from parity_tests.judge import corrupt, fuzz
 from parity_tests.tests.inputs import EXAMPLES, config_of
@@ -175,7 +175,7 @@ def forever(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_missing_tensor_is_left_out(patch: pytest.MonkeyPatch) -> None:
-    for module in (_key_prefix, _foreign_config):
+    for module in (_layer_prefixes, _foreign_config):
         patch.setattr(module, "require_same_keys", lambda *args: None)
 
 

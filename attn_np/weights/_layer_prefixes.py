@@ -13,7 +13,7 @@ from attn_np.weights.layouts._base import as_tuple, expand_rules
 
 
 @dataclass(frozen=True)
-class KeyPrefix:
+class LayerPrefixes:
     """The prefixes of one layer's keys.
 
     Attributes:
@@ -35,13 +35,15 @@ class KeyPrefix:
         ) + key
 
 
-def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> KeyPrefix:
+def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> LayerPrefixes:
     """The prefixes of a layer, from the caller's, the layout's template, and that with the layer's number."""
     stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
-    return KeyPrefix(prefix + layer_prefix, prefix + template.format(layer=0), prefix + stack + dot, layer)
+    return LayerPrefixes(prefix + layer_prefix, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
 
-def locate_layer(file: OpenFile, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
+def locate_layer(
+    file: OpenFile, layout: Layout, table: Table, layer: int | None, part: str, prefix: str
+) -> LayerPrefixes:
     """The prefixes of a part of a layer in a file.
 
     Raises:
