@@ -12,11 +12,11 @@ from attn_jax._ops import (
     Array,
     Tape,
     broadcast_to,
-    cached_check,
     concatenate,
     dropout,
     dtype_name,
     einsum,
+    memoized_check,
     record,
     repeat_heads,
     softmax,
@@ -111,10 +111,10 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and an lse if asked.
+    """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
 
-    Numbers are Python's, a window has two sides, and the last query is at the last key except in a step that is not
-    uniform.
+    That of users, in `_functions`, calls it with numbers as Python's, a window as a pair, and `offset` and `lengths` as
+    a pattern. Here the last query is at the last key, except in a step that is not uniform.
 
     Args:
         relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
@@ -130,7 +130,7 @@ def attend(
         implementation=implementation,
     )  # fmt: skip
     array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=cached_check)
+    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=memoized_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)

@@ -23,8 +23,8 @@ from jax.tree_util import register_dataclass
 
 from attn_jax._products import product
 from attn_np import contract
-from attn_np.contract import cached_check as cached_check
 from attn_np.contract import check_index, record
+from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:

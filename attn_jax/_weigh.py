@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_jax._kernel_arrays import add_at, pad_to, sharded_as_queries, slice_of
-from attn_jax._masks import hide_by_bias, in_window, visibility, zero_unseen
+from attn_jax._masks import hide_by_bias, in_window, query_and_key_masks, zero_unseen
 from attn_jax._ops import Array, broadcast_to, einsum, log, maximum, sigmoid, tanh, to_dtype, where
 from attn_np.contract._band import Band
 from attn_np.contract._weighing import Weighing
@@ -78,7 +78,7 @@ def attend_by_sigmoid(
 def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None, bias: Array | None) -> Array:
     (b, t, h, _), s = q.shape, k.shape[1]
     if mask is not None:
-        query_mask, key_mask = visibility(mask, t, s, like=q, window=(plan.band.left, plan.band.right))
+        query_mask, key_mask = query_and_key_masks(mask, t, s, like=q, window=(plan.band.left, plan.band.right))
         q, k = zero_unseen("bhts->bthk", query_mask, q), zero_unseen("bhts->bshk", key_mask, k)
         v = zero_unseen("bhts->bshv", key_mask, v)
     # In `shard_map` an array that devices share becomes each one's own by a zero, so that JAX sums its gradient.

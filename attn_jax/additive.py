@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._attend import SOFTMAX_AXIS
@@ -34,7 +34,7 @@ class AdditiveAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         masking = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
+        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)

@@ -5,7 +5,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
@@ -54,7 +55,7 @@ class BigBirdAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         pattern = self.pattern(sizes["b"], sizes["t"], query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

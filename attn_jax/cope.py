@@ -8,8 +8,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias, zero_unseen
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -58,7 +58,7 @@ class ContextualPositionAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import token_positions
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import token_positions, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -111,7 +111,7 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
         )
         positions = record_positions(tape, positions)

@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend, takes_fast_path
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias, zero_unseen
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -73,7 +73,7 @@ class DifferentialAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         positions = record_positions(tape, positions)

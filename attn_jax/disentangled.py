@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._far import attend_near_and_far, with_lse
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias, zero_unseen
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -81,7 +81,7 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)

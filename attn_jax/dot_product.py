@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, record
 from attn_np.contract.dot_product import Config
 
@@ -29,7 +30,7 @@ class DotProductAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         # Without projections that hidden keys could leak into, it is enough that `attend` sets them to 0.
-        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(

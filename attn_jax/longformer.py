@@ -3,7 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
@@ -45,7 +46,7 @@ class LongformerAttention(Layer[Config]):
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
         local = (window | GlobalKeys(is_global)) & Not(from_global)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

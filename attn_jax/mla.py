@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.mla import Config
@@ -42,7 +43,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q_latent = query

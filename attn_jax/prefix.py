@@ -3,7 +3,8 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_np.contract._patterns import Causal, Prefix
 from attn_np.contract.prefix import Config
@@ -36,7 +37,7 @@ class PrefixAttention(Layer[Config]):
         sizes = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         pattern = Prefix(prefix) | Causal()
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -5,8 +5,8 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, cast_output, prepare_inputs
-from attn_jax._masks import any_visible, attention_mask, broadcast_mask, zero_unseen
+from attn_jax._layer import Layer, cast_output
+from attn_jax._masks import any_visible, attention_mask, broadcast_mask, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -64,7 +64,7 @@ class RingAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale

@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.rotary import Config
@@ -37,7 +38,9 @@ class RotaryAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = zero_unseen_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)

@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_np.contract._patterns import Documents
 from attn_np.contract.segments import Config
@@ -39,7 +40,9 @@ class SegmentedAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         key_segments = append(step, segments=segments)
         pattern = Documents(segments, key_segments)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, pattern=pattern, step=step)
+        query, key, value = zero_unseen_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, pattern=pattern, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

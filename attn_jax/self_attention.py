@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_np.contract.self_attention import Config
 
@@ -35,7 +36,9 @@ class SelfAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = zero_unseen_inputs(
+            tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)

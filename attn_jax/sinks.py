@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, upcast, zeros
 from attn_np.contract.sinks import Config
 
@@ -38,7 +39,7 @@ class SinkAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

@@ -5,8 +5,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias, zero_unseen
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._weighing import Weighing
@@ -42,7 +42,7 @@ class TalkingHeadsAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)

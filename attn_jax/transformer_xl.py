@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import hide_by_bias, zero_unseen
+from attn_jax._layer import Layer, Output, cast_output
+from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -59,7 +59,7 @@ class TransformerXLAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)

@@ -1,4 +1,4 @@
-"""The fast path of `attend`: flash attention in NumPy, the textbook's numbers without the textbook's `t s` matrix.
+"""The fast path of `attend`: flash attention in NumPy. No `b h t s` array is made but the gradient of a bias.
 
 1. Blocks. Scores of a block of queries against a block of keys are computed, turned into weights and used up before
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
@@ -41,7 +41,7 @@ from attn_np._kernel_scores import (
     zero_subnormal_,
 )
 from attn_np._kernel_threads import Scratch, in_threads
-from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
+from attn_np._masks import block_table, hide_by_bias, query_and_key_masks, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew, to_dtype, unskew, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, TruthBounds, Window
@@ -91,7 +91,7 @@ class Arguments:
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
         mask: Any = hide_by_bias(self.mask, self.bias)
-        query_mask, key_mask = visibility(
+        query_mask, key_mask = query_and_key_masks(
             mask, band.t, band.s, like=self.q, window=(band.left, band.right), pattern=self.pattern
         )
         if key_mask is not None and key_mask.ndim == 4 and key_mask.shape[1] > 1:
@@ -106,8 +106,8 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, floor: float | None = None) -> Array:
-        """The weights of scores that have been multiplied by `exp_factor`, in place. With `floor`, lower scores are
-        raised to it, and its weight is subtracted from all: they weigh exactly 0, and none underflows, which is slow.
+        """Turn scores, multiplied by `exp_factor`, into weights, in place. With `floor`, lower scores are raised to it,
+        and its weight is subtracted from all weights: lower scores weigh exactly 0, and no slow subnormal is computed.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
         if floor is None:
@@ -194,8 +194,8 @@ def with_diagonal_bias(args: Arguments, diagonal_bias: Array) -> Arguments:
     constant for each head so that no score is above `SAFE_SCORE`.
 
     That is allowed with at least `FEW_QUERIES` queries, small products, moderate values, a small constant, and no
-    sinks, softcap or other bias. The constant is the largest bias; where products leave room (at most 15), 15 less.
-    Then the weights of a row seldom add up to less than 1. A block with such a row is computed again with the largest
+    sinks, softcap or other bias. The constant is the head's largest bias, less 15 where no product is above 15, so that
+    the weights of a row seldom add up to less than 1. A block with such a row is computed again with the largest
     looked for, which rounds its other rows differently. So the keys that one query sees can change the roundings of
     another query of its block.
     """
@@ -234,7 +234,7 @@ def attend_vjp(
             args = args.without_unseen()
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
-        # nothing was subtracted from the scores. So the power in such a total, of 2 or of e, becomes its top.
+        # nothing was subtracted from the scores. So the exponent of such a total, as a score, is moved into its top.
         exponent = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
         exponent = np.where(result.top == 0, exponent, 0)
         result = replace(result, args=args, top=result.top + exponent, total=result.total * args.exp_(-exponent))
@@ -396,9 +396,8 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
 
 
 def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its diagonals; -inf and inf without a bound on the
-    products. Without a bias by diagonal both are inf, whatever the scores: nothing is done for low ones, no block is
-    skipped and no score raised.
+    """The least and the largest that a block's scores can be, by its diagonals, to skip and raise low ones. Without a
+    bound on the products they are -inf and inf; without a bias by diagonal both inf: then nothing is skipped or raised.
     """
     if args.diagonal_bias is None:
         return np.inf, np.inf
@@ -528,13 +527,13 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    cutoff, strip_queries = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    cutoff, queries_per_strip = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, sum_dk: Array, sum_dv: Array, strip_sums: Array, scratch: Scratch) -> None:
+    def add_block(block: Block, sum_dk: Array, sum_dv: Array, skewed_diagonal_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, and of the diagonals."""
         q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
@@ -563,7 +562,7 @@ def backward(
             if dbiased is not None:
                 dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
             if needs_diagonal_grad:
-                add_to_diagonal_sums(strip_sums, dscores, sub_block.queries, keys, t)
+                add_to_diagonal_sums(skewed_diagonal_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
@@ -579,15 +578,16 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        strip_sums = np.zeros(
-            (heads.stop - heads.start, strip_queries, t + s - strip_queries) if needs_diagonal_grad else (0,), dtype
+        skewed_diagonal_sums = np.zeros(
+            (heads.stop - heads.start, queries_per_strip, t + s - queries_per_strip) if needs_diagonal_grad else (0,),
+            dtype,
         )
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
-            add_block(block, sum_dk, sum_dv, strip_sums[at], scratch)
+            add_block(block, sum_dk, sum_dv, skewed_diagonal_sums[at], scratch)
         if ddiagonal_bias is not None:
-            ddiagonal_bias[blocks[0].batch.start, heads] = unskew(strip_sums[None], t + s - 1)[0].sum(1)
+            ddiagonal_bias[blocks[0].batch.start, heads] = unskew(skewed_diagonal_sums[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
         out_dv[...] = sum_dv
 

@@ -310,7 +310,7 @@ def sum_grads(*terms: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def prepare_inputs_vjp(
+def zero_unseen_inputs_vjp(
     tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
 ) -> dict[str, Array]:
     """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""

@@ -4,8 +4,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen_inputs
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
@@ -14,10 +14,10 @@ from attn_np._vjp import (
     einsum_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     tanh_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
@@ -46,7 +46,7 @@ class AdditiveAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         masking = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
+        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
@@ -92,7 +92,7 @@ class AdditiveAttention(Layer[Config]):
         dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
         dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
         dw["w_score"] = d["w_score"]
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays: `attend_rows` in reverse."""

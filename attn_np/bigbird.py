@@ -5,9 +5,10 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
@@ -55,7 +56,7 @@ class BigBirdAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         pattern = self.pattern(sizes["b"], sizes["t"], query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -77,4 +78,4 @@ class BigBirdAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

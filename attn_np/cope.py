@@ -8,8 +8,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias, zero_unseen
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -36,11 +36,11 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.cope import Config
 
@@ -73,7 +73,7 @@ class ContextualPositionAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -185,4 +185,4 @@ class ContextualPositionAttention(Layer[Config]):
             )
             dkey = sum_grads(dkey, dkey_gate)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

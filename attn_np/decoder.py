@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import token_positions
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import token_positions, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -31,10 +31,10 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     sum_grads,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
@@ -145,7 +145,7 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
         )
         positions = record_positions(tape, positions)
@@ -219,4 +219,4 @@ class DecoderAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dquery = dquery if dquery_gate is None else sum_grads(dquery, dquery_gate)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

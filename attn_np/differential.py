@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp, takes_fast_path
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias, zero_unseen
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -36,13 +36,13 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
     tanh_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.differential import Config
 
@@ -91,7 +91,7 @@ class DifferentialAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         positions = record_positions(tape, positions)
@@ -221,4 +221,4 @@ class DifferentialAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

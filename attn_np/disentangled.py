@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias, zero_unseen
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -44,11 +44,11 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
     take_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.disentangled import Config
 
@@ -98,7 +98,7 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
@@ -270,4 +270,4 @@ class DisentangledAttention(Layer[Config]):
             for name, dp in dshared.items()
             if dp is not None
         }
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -4,9 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, dtype_name, record
-from attn_np._vjp import Grads, make_grads, prepare_dy, prepare_inputs_vjp
+from attn_np._vjp import Grads, make_grads, prepare_dy, zero_unseen_inputs_vjp
 from attn_np.contract.dot_product import Config
 
 
@@ -30,7 +31,7 @@ class DotProductAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         # Without projections that hidden keys could leak into, it is enough that `attend` sets them to 0.
-        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(
@@ -48,4 +49,4 @@ class DotProductAttention(Layer[Config]):
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
         )
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv) | {"bias": dbias}, {})
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dq, dk, dv) | {"bias": dbias}, {})

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import any_visible, visibility
+from attn_np._masks import any_visible, query_and_key_masks
 from attn_np._memory import with_memory, with_memory_vjp
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
 from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy
@@ -46,7 +46,7 @@ class FusedQKVAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
-        queries, keys = visibility(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
+        queries, keys = query_and_key_masks(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
         queries, keys = record(tape, query_mask=queries, key_mask=keys)
         x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))

@@ -6,12 +6,12 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import hardmax, straight_through
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp, softmax_vjp, sum_to
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, softmax_vjp, sum_to, zero_unseen_inputs_vjp
 from attn_np.contract.hard import Config
 
 
@@ -44,7 +44,7 @@ class HardAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
@@ -116,5 +116,5 @@ class HardAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dinputs = prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
+        dinputs = zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
         return make_grads(dtype, dinputs, dw)

@@ -3,9 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp, sum_grads
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads, zero_unseen_inputs_vjp
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
 
@@ -46,7 +47,7 @@ class LongformerAttention(Layer[Config]):
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
         local = (window | GlobalKeys(is_global)) & Not(from_global)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
@@ -93,4 +94,4 @@ class LongformerAttention(Layer[Config]):
             "btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq
         )
         dquery = sum_grads(dquery, dx)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import broadcast_mask, hide_by_bias, zero_unseen
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import broadcast_mask, hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -31,12 +31,12 @@ from attn_np._vjp import (
     einsum_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
     tanh_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.luong import Config
 
@@ -75,7 +75,7 @@ class LuongAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         masking: Any = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
+        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         # Keys are projected once; but with a window, in a full pass, in each block of rows, after the keys that the
         # block does not see are set to 0.
@@ -164,7 +164,7 @@ class LuongAttention(Layer[Config]):
         dquery, dk, dvalue, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         if self.w_k is not None and self.config.half_window is None:
             dk, d["w_k"] = einsum_vjp("bsi,ie->bse", tape["zeroed_key"], self.w_k, dk)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dk, dvalue) | {"bias": dbias}, d)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dk, dvalue) | {"bias": dbias}, d)
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays and parameters: `attend_rows` in reverse."""

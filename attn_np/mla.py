@@ -5,7 +5,8 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
@@ -14,9 +15,9 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     rms_norm_vjp,
     sum_grads,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.mla import Config
 
@@ -53,7 +54,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q_latent = query
@@ -124,4 +125,4 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_down, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dq_latent)
             dq_down = record(tape, dq_down=dq_down)
             dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dq_down)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

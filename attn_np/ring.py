@@ -5,8 +5,8 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, cast_output, prepare_inputs
-from attn_np._masks import any_visible, attention_mask, broadcast_mask, zero_unseen
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import any_visible, attention_mask, broadcast_mask, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -29,7 +29,7 @@ from attn_np._vjp import (
     part_of_softmax,
     part_of_softmax_vjp,
     prepare_dy,
-    prepare_inputs_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.ring import Config
 
@@ -73,7 +73,7 @@ class RingAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
@@ -134,4 +134,4 @@ class RingAttention(Layer[Config]):
         (_, _, dk, dv, dq), _ = scan(add_shard, carry, (masks_by_turn(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dq, dk, dv), {})

@@ -4,10 +4,11 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
 from attn_np.contract.rotary import Config
 
 
@@ -38,7 +39,9 @@ class RotaryAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = zero_unseen_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)
@@ -69,4 +72,4 @@ class RotaryAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dq = rotate(dq, cos, sin, c.rope_layout, inverse=True)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

@@ -4,9 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import zero_unseen_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, prepare_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
 from attn_np.contract.self_attention import Config
 
 
@@ -36,7 +37,9 @@ class SelfAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = zero_unseen_inputs(
+            tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
@@ -62,4 +65,4 @@ class SelfAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dk->btk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

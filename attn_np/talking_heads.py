@@ -5,8 +5,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import hide_by_bias, zero_unseen
+from attn_np._layer import Layer, Output, cast_output
+from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
@@ -16,10 +16,10 @@ from attn_np._vjp import (
     linear_vjp,
     make_grads,
     prepare_dy,
-    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     tanh_vjp,
+    zero_unseen_inputs_vjp,
 )
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.talking_heads import Config
@@ -54,7 +54,7 @@ class TalkingHeadsAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
@@ -145,4 +145,4 @@ class TalkingHeadsAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

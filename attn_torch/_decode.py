@@ -64,8 +64,8 @@ class DecodeStep:
     """The new positions of a step and those in the cache, as a forward pass needs to know them.
 
     In a uniform step all sequences are known to have the same length, every new position is real, and there are free
-    slots after the last one: it is like the end of a full pass. Its keys are the slots up to the new ones and these,
-    `start` determines all positions, and the arrays from `appended` to `key_positions` are None.
+    slots after the last one: it is like the end of a full pass. Its keys are the slots up to the last new one, `start`
+    determines all positions, and the arrays from `appended` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._decode import DecodingMixin, check_arguments, check_step
+from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
 from attn_np.contract._rotary import split_cos_sin
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
-from attn_torch._masks import prepare_inputs as prepare_inputs
-from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, cached_check, dtype_name, to_dtype, upcast
+from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -127,7 +126,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return cached_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
+        return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
@@ -138,7 +137,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def _step(
         self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        config, contract_arguments = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
         cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)

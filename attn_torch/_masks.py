@@ -150,7 +150,7 @@ def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
     return stack(indices, -1) if indices else argmax(scores, -1)[..., None][..., :0]
 
 
-def visibility(
+def query_and_key_masks(
     mask: Array | None,
     t: int,
     s: int,
@@ -226,7 +226,7 @@ def zero_unseen(subscripts: str, allowed: Array | None, x: Any) -> Any:
     return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)
 
 
-def prepare_inputs(
+def zero_unseen_inputs(
     tape: Tape,
     axes: str,
     query: Array,
@@ -260,7 +260,7 @@ def prepare_inputs(
     arrays: Any = (query, key, value)
     if step is None:
         masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-        query_mask, key_mask = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
+        query_mask, key_mask = query_and_key_masks(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)

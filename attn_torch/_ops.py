@@ -243,10 +243,10 @@ def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     return zeros((b, h, s, k), like).transpose(1, 2)
 
 
-def cached_check(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
+def memoized_check(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
     """The size of every axis letter of a call, its check cached; compiled programs trace the check itself."""
     return (
-        config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.cached_check(config, dtype, specs)
+        config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.memoized_check(config, dtype, specs)
     )
 
 

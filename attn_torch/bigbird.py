@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import zero_unseen_inputs
 from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
 
 
@@ -54,7 +55,7 @@ class BigBirdAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         pattern = self.pattern(sizes["b"], sizes["t"], query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.cope import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import hide_by_bias, zero_unseen
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -58,7 +58,7 @@ class ContextualPositionAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

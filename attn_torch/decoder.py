@@ -8,8 +8,8 @@ from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import token_positions
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import token_positions, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -111,7 +111,7 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
         )
         positions = record_positions(tape, positions)

@@ -6,7 +6,8 @@ from attn_np.contract._patterns import Dilated
 from attn_np.contract.dilated import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import zero_unseen_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
@@ -39,7 +40,7 @@ class DilatedAttention(Layer[Config]):
         left, right = (None, None) if c.steps is None else c.steps
         left, right = (None if n is None else n * c.dilation for n in (left, right))
         pattern = Dilated(c.dilation)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, mask=mask, causal=c.causal, window=(left, right), pattern=pattern, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

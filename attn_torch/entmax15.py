@@ -8,7 +8,8 @@ from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import zero_unseen_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 from attn_torch._rows import attend_in_row_blocks
 from attn_torch._sparse_weights import entmax15
@@ -42,7 +43,7 @@ class EntmaxAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

@@ -6,7 +6,7 @@ from attn_np.contract.fused_qkv import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import any_visible, visibility
+from attn_torch._masks import any_visible, query_and_key_masks
 from attn_torch._memory import with_memory
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, upcast, where
 
@@ -45,7 +45,7 @@ class FusedQKVAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
-        queries, keys = visibility(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
+        queries, keys = query_and_key_masks(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
         queries, keys = record(tape, query_mask=queries, key_mask=keys)
         x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))

@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import broadcast_mask, hide_by_bias, zero_unseen
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import broadcast_mask, hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -61,7 +61,7 @@ class LuongAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         masking: Any = {"causal": c.causal, "step": step}
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **masking)
+        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         # Keys are projected once; but with a window, in a full pass, in each block of rows, after the keys that the
         # block does not see are set to 0.

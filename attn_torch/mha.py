@@ -5,7 +5,8 @@ from jaxtyping import Bool, Float
 from attn_np.contract.mha import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import zero_unseen_inputs
 from attn_torch._memory import with_memory
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
@@ -40,7 +41,7 @@ class MultiHeadAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(
+        query, key, value = zero_unseen_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

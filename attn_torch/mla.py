@@ -5,7 +5,8 @@ from jaxtyping import Bool, Float
 from attn_np.contract.mla import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import zero_unseen_inputs
 from attn_torch._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
 from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
 
@@ -42,7 +43,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record_positions(tape, positions)
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q_latent = query

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from attn_np.contract.shaw import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._far import attend_near_and_far, with_lse
-from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import hide_by_bias, zero_unseen
+from attn_torch._layer import Layer, Output, cast_output
+from attn_torch._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -61,7 +61,7 @@ class ShawAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)

@@ -12,12 +12,12 @@ from attn_np.contract._base import Config as Config
 from attn_np.contract._base import Param as Param
 from attn_np.contract._base import Preset as Preset
 from attn_np.contract._base import annotated_names as annotated_names
-from attn_np.contract._base import cached_check as cached_check
 from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_dtype as check_dtype
 from attn_np.contract._base import check_index as check_index
 from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
+from attn_np.contract._base import memoized_check as memoized_check
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix
 from attn_np.contract._tape import Scope as Scope
@@ -33,7 +33,7 @@ def variants() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
 
-def nearest(name: Any, known: tuple[str, ...] | list[str]) -> str:
+def did_you_mean(name: Any, known: tuple[str, ...] | list[str]) -> str:
     """A hint for the end of an error message: the names closest to `name`, else all of them, as for what is no name."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) if isinstance(name, str) else []
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(known)}"
@@ -49,7 +49,7 @@ def get(variant: str) -> ModuleType:
         if variant in presets():
             return get(presets()[variant][0])
         known = [*variants(), *presets()]
-        raise ValueError(f"expected the name of a variant, got {variant!r}; {nearest(variant, known)}")
+        raise ValueError(f"expected the name of a variant, got {variant!r}; {did_you_mean(variant, known)}")
     return importlib.import_module(f"{__name__}.{variant}")
 
 
@@ -77,7 +77,7 @@ def config(variant: str, /, **fields: Any) -> Config:
         fields = {**presets()[variant][1].fields, **fields}
     for name in fields:
         if name not in names:
-            raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {nearest(name, names)}")
+            raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {did_you_mean(name, names)}")
     missing = [name for name in cls.required() if name not in fields]
     if missing:
         raise TypeError(f"{variant}: expected a value for {', '.join(missing)}, got none; pass {missing[0]}=")

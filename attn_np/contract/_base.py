@@ -49,8 +49,8 @@ class Arg:
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
-    names the argument used when this one is None; `below` is the exclusive limit that the config sets for integers;
-    `judge_below`, where that is None, that of the random integers in the judge's calls.
+    names the argument used when this one is None. Integers are below `below`, the limit that the config sets; where it
+    sets none, the judge draws integers below `judge_below`.
     """
 
     axes: str
@@ -366,14 +366,14 @@ class Config:
 
 
 @lru_cache(maxsize=1024)
-def _checked(config: Config, dtype: str | None, specs: tuple[tuple[str, Spec | None], ...]) -> dict[str, int]:
+def _memoized(config: Config, dtype: str | None, specs: tuple[tuple[str, Spec | None], ...]) -> dict[str, int]:
     return config.check(dtype, **dict(specs))
 
 
-def cached_check(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
+def memoized_check(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
     """`config.check` of a call's specs, cached: it depends on nothing else."""
     try:
-        return dict(_checked(config, dtype, tuple(specs.items())))
+        return dict(_memoized(config, dtype, tuple(specs.items())))
     except TypeError:  # a symbolic size has no hash; an error of the check itself is raised again below
         pass
     return config.check(dtype, **specs)

@@ -41,7 +41,7 @@ def cache_shapes(
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
 
 
-def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
+def checked_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
     """The arguments of a step that the contract's `check` takes; a wrong cache or argument is refused.
 
     Raises:

@@ -41,7 +41,7 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
 
 def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package: its functions and the class of every variant."""
-    from attn_np.contract import nearest, variant_by_class_name
+    from attn_np.contract import did_you_mean, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
     modules["terms"] = f"{package}._terms"
@@ -55,7 +55,7 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
             return getattr(import_module(f"{package}.{file_of[name]}"), name)
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        fix = HINTS.get(name) or nearest(name, names)
+        fix = HINTS.get(name) or did_you_mean(name, names)
         raise AttributeError(f"{package}: expected one of its names, got {name!r}; {fix}")
 
     def dir_() -> list[str]:

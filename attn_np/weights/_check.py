@@ -45,7 +45,7 @@ class Request:
 
     Attributes:
         config: the config of the layer to load into.
-        variant: the variant to return.
+        target_variant: the variant to return.
         fields: config fields.
         dtype: the dtype to return; the file's own if None.
         cast: whether another dtype in the file is rounded to it.
@@ -53,7 +53,7 @@ class Request:
     """
 
     config: Config | None = None
-    variant: str | None = None
+    target_variant: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     cast: bool = False

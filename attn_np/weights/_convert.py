@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from attn_np import contract
-from attn_np.contract import Config, nearest
+from attn_np.contract import Config, did_you_mean
 from attn_np.weights import layouts
 from attn_np.weights._check import check
 from attn_np.weights._errors import ConfigMismatchError
@@ -42,7 +42,7 @@ def convert_checked(
     contract.get(to)
     layout_by_variant = conversions(config.variant)
     if to not in layout_by_variant:
-        fix = nearest(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
+        fix = did_you_mean(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {fix}")
     layout = layout_by_variant[to]
     forward = layout.origin_variant == config.variant

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
 
-from attn_np.contract import nearest
+from attn_np.contract import did_you_mean
 
 __all__ = [
     "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "HeaderLimitError",
@@ -135,11 +135,13 @@ def require_same_keys(file: str, expected: Sequence[str], got: Sequence[str]) ->
     missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:
         others = unexpected or sorted(got)
-        hint = nearest(missing[0], others[: MAX_NAMES * 4]) if others else "the file has no tensor"
+        hint = did_you_mean(missing[0], others[: MAX_NAMES * 4]) if others else "the file has no tensor"
         fix = f"for {missing[0]!r} {hint}" if others else hint
         raise MissingKeysError(file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", fix)
     if unexpected:
-        hint = nearest(unexpected[0], list(expected[: MAX_NAMES * 4])) if expected else "the layer has no parameters"
+        hint = (
+            did_you_mean(unexpected[0], list(expected[: MAX_NAMES * 4])) if expected else "the layer has no parameters"
+        )
         fix = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
         rule = f"{len(expected)} keys of the layer and no other"
         raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", fix)

@@ -31,7 +31,7 @@ def read_foreign(
     layout = layouts.get(layout_name)
     if any(layout.table_key(key) != key for key in file.entries):
         file, prefix = RenamedFile(file, layout.table_key), layout.table_key(prefix)
-    table_name = find_table(layout_name, layout, request.variant, file, prefix)
+    table_name = find_table(layout_name, layout, request.target_variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
     layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)

@@ -76,10 +76,10 @@ def merge_caller_fields(file: str, layout_name: str, table: Table, config: Confi
         ConfigMismatchError: the caller's layer, variant or fields differ from the model's.
         TypeError: a field that the variant does not have.
     """
-    if request.variant not in (None, config.variant):
+    if request.target_variant not in (None, config.variant):
         fix = "leave variant= out, or move the file to another folder"
         expected = f"{config.variant!r} as in its {CONFIG}"
-        raise ConfigMismatchError(file, "variant", expected, repr(request.variant), fix)
+        raise ConfigMismatchError(file, "variant", expected, repr(request.target_variant), fix)
     require_table_fields(file, layout_name, table, config.variant, request.fields)
     caller_fields = {
         field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)

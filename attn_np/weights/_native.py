@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np.contract import Config, nearest
+from attn_np.contract import Config, did_you_mean
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
 from attn_np.weights._convert import conversions, convert_checked
@@ -59,7 +59,7 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
         compare_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
     dtype = common_dtype(file.path, dtypes, request)
-    as_stored = request.variant in (None, config.variant)
+    as_stored = request.target_variant in (None, config.variant)
     if as_stored:
         require_agreement(file.path, config, request)
     digests = metadata_digests(file, metadata) if tagged else {}
@@ -71,7 +71,7 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
             raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), fix)
         values[name] = checked_cast(file.path, key, x, dtype, request.finite)
     if not as_stored:
-        config, values = convert_checked(file.path, config, values, str(request.variant))
+        config, values = convert_checked(file.path, config, values, str(request.target_variant))
         require_agreement(file.path, config, request if tagged else Request(request.config))
     training = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
     return WeightFile(file.path, replace(config, **training), dtype, values)
@@ -124,7 +124,7 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
         expected += f" after the prefix {prefix!r}" if prefix else ""
         prefixes = prefixes_of(first, list(file.entries))
         if prefixes:
-            got, fix = f"other prefixes {first_names(prefixes)}", nearest(prefix, prefixes[:MAX_PREFIXES])
+            got, fix = f"other prefixes {first_names(prefixes)}", did_you_mean(prefix, prefixes[:MAX_PREFIXES])
             raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {fix}")
         got, fix = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
         raise MissingKeysError(file.path, prefix + first, expected, got, fix)
@@ -165,22 +165,24 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | 
     for name in ("variant", "config", "axes", "sha256", "header_sha256"):
         if name not in metadata:
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
-    file_variant, variant = metadata["variant"], variant or request.variant
-    if file_variant not in contract.variants():
-        fix = nearest(file_variant, contract.variants())
-        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(file_variant), fix)
-    if variant not in (None, file_variant):
+    metadata_variant, variant = metadata["variant"], variant or request.target_variant
+    if metadata_variant not in contract.variants():
+        fix = did_you_mean(metadata_variant, contract.variants())
+        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(metadata_variant), fix)
+    if variant not in (None, metadata_variant):
         fix = [
-            f"pass variant={file_variant!r}" if request.config is None else f"load it into a layer of {file_variant}"
+            f"pass variant={metadata_variant!r}"
+            if request.config is None
+            else f"load it into a layer of {metadata_variant}"
         ]
-        if request.variant in conversions(file_variant):
-            fix.append(f"pass layout={file_variant!r} to have it converted")
-        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(file_variant), ", or ".join(fix))
+        if request.target_variant in conversions(metadata_variant):
+            fix.append(f"pass layout={metadata_variant!r} to have it converted")
+        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(metadata_variant), ", or ".join(fix))
     fields, fix = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
-        config = contract.config(file_variant, **fields)
+        config = contract.config(metadata_variant, **fields)
     except (ValueError, TypeError) as error:
-        raise ConfigMismatchError(file.path, "config", f"a config of {file_variant}", str(error), fix) from error
+        raise ConfigMismatchError(file.path, "config", f"a config of {metadata_variant}", str(error), fix) from error
     axes = {name: param.axes for name, param in config.params().items()}
     if metadata_object(file, metadata, "axes") not in (axes, axes_by_query_width(config)):
         raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], fix)
@@ -190,7 +192,7 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | 
 def axes_by_query_width(config: Config) -> dict[str, str]:
     """The axes of every parameter, with the letter of the queries' width for widths of keys and values equal to it.
 
-    So they stand in files of variants that took queries alone.
+    Files have these that were written when the variant took keys and values of the queries' width alone.
     """
     sizes, axes = config.sizes(), {name: param.axes for name, param in config.params().items()}
     widths = [letter for letter in "ij" if sizes.get(letter) == sizes.get("d")]

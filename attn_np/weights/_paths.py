@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, BinaryIO
 
-from attn_np.contract import nearest
+from attn_np.contract import did_you_mean
 from attn_np.weights._errors import MAX_NAMES, printable
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -63,7 +63,7 @@ def nearby_files(folder: str, name: str) -> str:
     if not os.path.isdir(folder):
         return f"there is no folder {folder!r}; check the path"
     known = [file for file in sorted(os.listdir(folder)) if file.endswith(SUFFIXES)]
-    return nearest(name, known[: MAX_NAMES * 4]) if known else f"the folder {folder!r} has none; check the path"
+    return did_you_mean(name, known[: MAX_NAMES * 4]) if known else f"the folder {folder!r} has none; check the path"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import ARRAY_AXES, Pattern, from_text
-from attn_torch._masks import visibility, zero_unseen
+from attn_torch._masks import query_and_key_masks, zero_unseen
 
 
 def statically_true(condition: Any) -> bool:
@@ -84,7 +84,7 @@ def zero_unseen_inputs(
         if (right is None or statically_true(t - s <= right)) and (left is None or statically_true(s - t <= left)):
             return q, k, v, None
         mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
-    query_mask, key_mask = visibility(mask, t, s, like=q, window=limits, pattern=pattern)
+    query_mask, key_mask = query_and_key_masks(mask, t, s, like=q, window=limits, pattern=pattern)
     key_mask = None if key_mask is None else any_of_group(key_mask, q.shape[2] // k.shape[2])
     k, v = (zero_unseen("bgts->bsgk", key_mask, x) for x in (k, v))
     return zero_unseen("bhts->bthk", query_mask, q), k, v, mask

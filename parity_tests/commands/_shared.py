@@ -28,7 +28,7 @@ def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ..
     names = known if not text else tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if name not in known:
-            raise typer.BadParameter(f"expected {what}, got {name!r}; {contract.nearest(name, known)}")
+            raise typer.BadParameter(f"expected {what}, got {name!r}; {contract.did_you_mean(name, known)}")
     return names
 
 

@@ -62,7 +62,7 @@ def main(
             name, examples = str(variant), contract.examples(str(variant))
             named = example or next(iter(examples))
             if named not in examples:
-                nearest = contract.nearest(named, tuple(examples))
+                nearest = contract.did_you_mean(named, tuple(examples))
                 raise typer.BadParameter(f"expected an example of {name}, got {named!r}; set --example, {nearest}")
             case = Case(name, named, call, "float32", seed)
             drawn = draw(case, lengths={"s": len(words["t"]), **lengths} if words["t"] else lengths)

@@ -76,7 +76,9 @@ def main(
             examples = contract.examples(name)
             chosen = example or next(iter(examples))
             if chosen not in examples:
-                raise refuse(f"an example of {name}", chosen, f"--example, {contract.nearest(chosen, tuple(examples))}")
+                raise refuse(
+                    f"an example of {name}", chosen, f"--example, {contract.did_you_mean(chosen, tuple(examples))}"
+                )
             given = contract.config(name, **fields_of(config)) if config else examples[chosen]
             case = Case(name, "given" if config else chosen, call, dtype or "float32", seed, given)
             drawn = draw(case)

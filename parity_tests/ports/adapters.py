@@ -53,7 +53,7 @@ def port(
     if framework not in makers:
         raise ValueError(
             f"assert_parity: expected framework= to be one of {', '.join(makers)}, got {framework!r}; "
-            f"{contract.nearest(framework, tuple(makers))}"
+            f"{contract.did_you_mean(framework, tuple(makers))}"
         )
     return makers[framework](candidate, config, names, dtype, device)
 

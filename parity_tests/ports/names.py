@@ -195,7 +195,7 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
         if name not in config.arguments():
             raise ValueError(
                 f"assert_parity: expected arguments of {config.variant} in arguments=, got {name!r}; "
-                f"{contract.nearest(name, tuple(config.arguments()))}"
+                f"{contract.did_you_mean(name, tuple(config.arguments()))}"
             )
         check_axes(name, config, None if named is None else pair(named)[1])
     found = parameters(candidate, config, names)

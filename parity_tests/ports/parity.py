@@ -302,7 +302,7 @@ def refuse_unjudged(traces: Iterable[Trace], rows: list[Row], names: Names) -> N
         if name not in judged:
             raise ValueError(
                 f"assert_parity: expected intermediates under the names on our tape, got {name!r}, which none of the "
-                f"calls has; {contract.nearest(name, known)}"
+                f"calls has; {contract.did_you_mean(name, known)}"
             )
 
 
@@ -391,6 +391,6 @@ def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: s
         known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
         unknown = sorted(returns - {*known})
         if unknown:
-            fix = contract.nearest(unknown[0], known)
+            fix = contract.did_you_mean(unknown[0], known)
             raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {fix}")
     return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})

@@ -47,7 +47,9 @@ def refuse_unknown(framework: str, name: str, known: tuple[str, ...]) -> None:
         ValueError: naming the devices of the framework.
     """
     if name not in known:
-        raise ValueError(f"device: expected a device of {framework}, got {name!r}; {contract.nearest(name, known)}")
+        raise ValueError(
+            f"device: expected a device of {framework}, got {name!r}; {contract.did_you_mean(name, known)}"
+        )
 
 
 def pulling(outputs: Mapping[str, Any], drawn: Drawn) -> dict[str, np.ndarray] | None:

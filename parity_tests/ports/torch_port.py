@@ -181,7 +181,7 @@ def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
         if not found:
             raise ValueError(
                 f"assert_parity: expected a submodule named like {pattern!r} in taps=, got none; "
-                f"{contract.nearest(pattern, tuple(name for name in known if name))}"
+                f"{contract.did_you_mean(pattern, tuple(name for name in known if name))}"
             )
         for name in found:
 

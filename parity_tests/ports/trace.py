@@ -178,7 +178,7 @@ def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: M
     if unused:
         raise ValueError(
             f"{path}: expected names of its arrays to be mapped, got {unused[0]!r}; "
-            f"{contract.nearest(unused[0], sorted(held))}"
+            f"{contract.did_you_mean(unused[0], sorted(held))}"
         )
     for theirs, x in held.items():
         ours = names.get(theirs, theirs)
@@ -188,7 +188,7 @@ def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: M
         if ours not in known:
             raise ValueError(
                 f"{path}: expected names of the trace, got {theirs!r}; map it with --names, to null to leave it out. "
-                f"{contract.nearest(ours, sorted(known))}"
+                f"{contract.did_you_mean(ours, sorted(known))}"
             )
         kind, _, name = ours.partition(".")
         if name in parts[kind]:

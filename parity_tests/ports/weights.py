@@ -35,7 +35,7 @@ def table_of(weights: Weights, config: Config) -> Table:
             if name not in params:
                 raise ValueError(
                     f"assert_parity: expected parameters of {config.variant} in weights=, got {name!r}; "
-                    f"{contract.nearest(name, tuple(params))}"
+                    f"{contract.did_you_mean(name, tuple(params))}"
                 )
         key, pattern = pair(theirs)
         axes = [params[name].axes for name in names]
@@ -106,7 +106,9 @@ def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray
     for applied in rules:
         for key in applied.keys:
             if key not in held:
-                known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
+                known = (
+                    contract.did_you_mean(key, tuple(held)) if held else "it has no parameters; buffers are not read."
+                )
                 raise ValueError(
                     f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
                     f"{known.rstrip('.')}; map it with weights="

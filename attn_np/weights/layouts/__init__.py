@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from attn_np.contract import nearest
+from attn_np.contract import did_you_mean
 from attn_np.weights.layouts._base import Layout as Layout
 from attn_np.weights.layouts._base import Table as Table
 
@@ -25,5 +25,5 @@ def get(name: str) -> Layout:
         ValueError: there is no such layout; the message names the nearest.
     """
     if name not in names():
-        raise ValueError(f"weights: expected the name of a layout, got {name!r}; {nearest(name, names())}")
+        raise ValueError(f"weights: expected the name of a layout, got {name!r}; {did_you_mean(name, names())}")
     return importlib.import_module(f"{__name__}.{name}").LAYOUT

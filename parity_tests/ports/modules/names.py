@@ -146,14 +146,14 @@ def refuse_unused(a: Recording, b: Recording, names: Names) -> None:
         if not hits:
             raise ValueError(
                 f"compare_modules: expected names of a in names=, got {pattern!r}; "
-                f"{contract.nearest(pattern, tuple(sorted(ours)))}"
+                f"{contract.did_you_mean(pattern, tuple(sorted(ours)))}"
             )
         for head in dict.fromkeys(match[0].removesuffix(match["rest_"] or "") for match in hits):
             got = translated(head, names)[0]
             if got and not set(spellings(got)) & known:
                 raise ValueError(
                     f"compare_modules: expected names of b in names=, got {got!r} for {head!r}; "
-                    f"{contract.nearest(got, tuple(sorted(known)))}"
+                    f"{contract.did_you_mean(got, tuple(sorted(known)))}"
                 )
 
 

@@ -522,9 +522,9 @@ def test_a_size_without_a_hash_is_checked() -> None:
 
     config = mha.Config(d_model=6, num_heads=2)
     for _ in range(2):
-        assert contract.cached_check(config, "float32", {"query": ((Symbol(2), 3, 6), "float32")})["b"] == 2
+        assert contract.memoized_check(config, "float32", {"query": ((Symbol(2), 3, 6), "float32")})["b"] == 2
         with pytest.raises(ValueError, match="mha: expected query of shape"):
-            contract.cached_check(config, "float32", {"query": ((Symbol(2), 3, 7), "float32")})
+            contract.memoized_check(config, "float32", {"query": ((Symbol(2), 3, 7), "float32")})
 
 
 def test_attend_takes_what_is_right() -> None:

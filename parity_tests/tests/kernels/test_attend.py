@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attn_np
 from attn_np._attend import attend, attend_vjp
-from attn_np._masks import any_visible, visibility
+from attn_np._masks import any_visible, query_and_key_masks
 from attn_np._ops import DTYPES
 from attn_np._vjp import softmax_vjp, value_and_vjp
 from parity_tests.bounds.error_array import ErrArray
@@ -601,7 +601,7 @@ def test_visibility_is_that_of_the_whole_mask() -> None:
     for t, s, left, right in product(range(7), range(7), limits, limits):
         for shape in (None, (), (s,), (1,), (t, 1), (2, 1, 1, s), (2, 3, t, s)):
             mask = None if shape is None else np.asarray(rng.random(shape) < 0.4)
-            queries, keys = visibility(mask, t, s, like=np.zeros(1), window=(left, right))
+            queries, keys = query_and_key_masks(mask, t, s, like=np.zeros(1), window=(left, right))
             seen = visible(mask, (2, 3, t, s), False, (left, right))
             for found, spec, axis in ((queries, "bhts->bht", 3), (keys, "bhts->bhs", 2)):
                 every, want = True if found is None else any_visible(spec, found), seen.any(axis)

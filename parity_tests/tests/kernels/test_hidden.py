@@ -37,7 +37,7 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
         pattern = call.options.get("pattern")
         options["pattern"] = pattern and pattern.map(lambda axes, x: tree.array(x))
         for found, spec, want in zip(
-            masks.visibility(mask, t, s, like=like, **options),
+            masks.query_and_key_masks(mask, t, s, like=like, **options),
             ("bhts->bht", "bhts->bhs"),
             (call.shown.any(3), call.shown.any(2)),
             strict=True,
@@ -49,11 +49,11 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_by_a_pattern_alone(tree: Tree) -> None:
     """Where queries and keys have the same positions, too, which some patterns need no matrix for."""
-    visibility = import_module(f"{tree.package.__name__}._masks").visibility
+    query_and_key_masks = import_module(f"{tree.package.__name__}._masks").query_and_key_masks
     for seed, t, kind in product(range(3), (6, 9), range(kernels.PATTERN_KINDS)):
         pattern, pairs = kernels.drawn_pattern(np.random.default_rng([seed, t, kind]), 2, t, 9, kind)
         pattern = pattern.map(lambda axes, x: tree.array(x))
-        found = visibility(None, t, 9, like=tree.array(np.zeros(())), pattern=pattern)
+        found = query_and_key_masks(None, t, 9, like=tree.array(np.zeros(())), pattern=pattern)
         for allowed, axis in zip(found, (3, 2), strict=True):
             got = True if allowed is None else tree.numpy(allowed).any(axis)
             assert np.all(got == pairs.any(axis)), (pattern, t, axis)

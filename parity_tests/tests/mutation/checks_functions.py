@@ -129,7 +129,7 @@ def visibilities(alias: str) -> None:
         arrays = [np.ones((2, 1, 1, 1), bool), np.array([[[[True]]], [[[False]]]]), rng.random((2, 3, t, s)) < 0.3]
         for mask in [*masks, *arrays]:
             for options in windows:
-                queries, keys = parts.visibility(mask, t, s, like=q, **options)
+                queries, keys = parts.query_and_key_masks(mask, t, s, like=q, **options)
                 full = parts.attention_mask(mask, t, s, like=q, **options)
                 full = parts.broadcast_mask(full, (2, 3, t, s), q)
                 small = mask is None or mask.ndim < 2 or mask.shape[-2] == 1
@@ -141,7 +141,7 @@ def visibilities(alias: str) -> None:
                 claim(same(parts.zero_unseen("bhts->bshk", keys, k), parts.zero_unseen("bhts->bshk", full, k)), "k")
         q, k = q[:, :, 0], k[:, :, 0]
         for mask in (last, last[None], rng.random((2, 1, s)) < 0.3):
-            queries, keys = parts.visibility(mask, t, s, like=q, causal=True)
+            queries, keys = parts.query_and_key_masks(mask, t, s, like=q, causal=True)
             full = parts.attention_mask(mask, t, s, like=q, causal=True)
             for spec, some, x in (("bts->btk", queries, q), ("bts->bsk", keys, k)):
                 claim(same(parts.zero_unseen(spec, some, x), parts.zero_unseen(spec, full, x)), f"{spec}, no heads")
@@ -170,7 +170,7 @@ def patterned(alias: str) -> None:
         claim(np.array_equal(np.broadcast_to(allowed, pairs.shape), pairs & mask & causal), "beside others")
         flat = parts.attention_mask(None, t, s, **every, head_axis=False)
         claim(np.array_equal(np.broadcast_to(flat, (2, t, s)), pairs[:, 0]), "without heads")
-        queries, keys = parts.visibility(mask, t, s, **every)
+        queries, keys = parts.query_and_key_masks(mask, t, s, **every)
         x = np.ones((2, t, 1, 1)), np.ones((2, s, 1, 1))
         shown = pairs & mask
         seen = np.any(shown, -1).swapaxes(1, 2)[..., None], np.any(shown, -2).swapaxes(1, 2)[..., None]
@@ -185,7 +185,10 @@ def patterned(alias: str) -> None:
         for x in (finest.possible, finest.certain):
             claim(np.array_equal(np.broadcast_to(x, (2, t, s)), pairs[:, 0]), "single pairs are decided")
     own = patterns.Chunks(3)
-    claim(parts.visibility(None, 7, 7, like=np.ones(1), pattern=own) == (None, None), "every position sees itself")
+    claim(
+        parts.query_and_key_masks(None, 7, 7, like=np.ones(1), pattern=own) == (None, None),
+        "every position sees itself",
+    )
     step = _Step(2)
     want = parts.attention_mask(None, 5, 7, like=np.ones(1), pattern=own)
     claim(same(parts.attention_mask(None, 5, 5, like=np.ones(1), pattern=own, step=step), want), "a uniform step")
