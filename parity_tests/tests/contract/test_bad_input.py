@@ -484,10 +484,10 @@ def test_a_check_is_cached_and_a_refusal_is_not(tree: Tree) -> None:
     layer = tree.package.build("mha", d_model=6, num_heads=2)
     x = np.zeros((2, 3, 6), np.float32)
     assert layer.check(query=tree.array(x)) == layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
-    hits = _base._checked.cache_info().hits
+    hits = _base._memoized.cache_info().hits
     layer.check(query=tree.array(x)).clear()
     assert layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
-    assert _base._checked.cache_info().hits == hits + 2
+    assert _base._memoized.cache_info().hits == hits + 2
     for _ in range(2):
         refused(lambda: layer.check(query=tree.array(x), mask=tree.array(x)), TypeError, "mha")
         refused(lambda: layer.check(query=tree.array(x[0])), ValueError, "mha")
