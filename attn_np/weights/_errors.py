@@ -84,7 +84,7 @@ class UnsafePathError(WeightFileError):
 
 
 class ShardIndexError(WeightFileError):
-    """A checkpoint's files do not fit: several without an index, a shard missing, or other tensors than it says."""
+    """A checkpoint's files do not fit: several without an index, a shard missing, or others than in the index."""
 
 
 class MissingKeysError(WeightFileError):

@@ -63,8 +63,8 @@ def functions() -> list[str]:
         "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`). "
         "Two calls are refused where positions are traced, as their angles depend on the largest one: "
         '`rope_scaling="dynamic"` with positions, and `rotary_angles` without `max_positions`. `make compiled` also '
-        "puts every other example of every variant through `torch.compile`, `jax.jit` with gradients, `vmap`, "
-        "`shard_map` and `jax.export`, and in one of its examples each field has another value than by default."
+        "puts the remaining examples of every variant through `torch.compile`, `jax.jit` with gradients, `vmap`, "
+        "`shard_map` and `jax.export`; each field differs from its default in one of them at least."
     )
     lines = ["## Functions", "", asked, "", f"| Call | {' | '.join(titles)} |", "| --- | --- | --- |"]
     for name in tests.CALLS:
