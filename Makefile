@@ -64,10 +64,11 @@ compiled: env  ## every cell of the tables of transforms that takes long, in PyT
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
 .PHONY: sampled
-sampled: env  ## what `make test` asks of some numbers, sizes and names of kernels and files, asked of all
+sampled: env  ## what `make test` asks of some numbers, sizes, names and mistakes, asked of all
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --everything \
 	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py \
-	    parity_tests/tests/contract/test_relations.py
+	    parity_tests/tests/contract/test_relations.py $(addprefix parity_tests/tests/tool/test_,causes.py \
+	    consequences.py library.py modules.py)
 
 .PHONY: course
 course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages

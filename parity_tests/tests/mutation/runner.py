@@ -29,7 +29,7 @@ from parity_tests.tests.mutation.sources import (
 )
 
 SECONDS = 300.0  # of processor time; the whole battery takes a few: a mutant that loops is stopped
-SHORT_SHARE = 240  # of so many mutants, a short run takes one
+SHORT_SHARE = 360  # of so many mutants, a short run takes one
 CHUNK = 24
 
 Progress = Callable[[int, int], None]
@@ -145,7 +145,7 @@ def _examine(places: Sequence[tuple[str, int]]) -> list[Result]:
 
 
 def chosen(short: bool, only: Sequence[str] = ()) -> list[tuple[str, int]]:
-    """Which mutants a run takes, by file and number: all, or every eightieth of each file."""
+    """Which mutants a run takes, by file and number: all, or one of every `SHORT_SHARE` of each file."""
     found = []
     for file in only or files():
         count, step = len(mutants(file)), SHORT_SHARE if short else 1
@@ -157,7 +157,7 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
     """Examine the mutants of attn_np, in the order of their files and lines.
 
     Args:
-        short: one of every 240.
+        short: one of every `SHORT_SHARE`.
         jobs: processes.
         progress: called with how many are done, and of how many.
         only: files, such as "gru.py"; by default the shared ones and those of `VARIANTS`.

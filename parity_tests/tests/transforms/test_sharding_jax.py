@@ -154,7 +154,9 @@ def asks(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
         return False
     if case == "everywhere":
         return (kind, path, heads) == ("Explicit", "blocks", "own")
-    return everything or kind == "Auto" or (case, heads) == ("all", "own")
+    if everything or (case, heads) == ("all", "own"):
+        return True
+    return kind == "Auto" and (path == "blocks" or (case, heads) == ("plain", "own") or (path, case) in SUMS["forward"])
 
 
 def main(everything: bool, variants: list[str]) -> None:
