@@ -11,8 +11,8 @@ def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | 
     """Whether cuDNN's kernel takes these arrays and this window, and computes the same function; `attend` checks
     the other arguments.
 
-    It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
-    no sinks. It keeps the weights in the type of the arrays, so it supports 16-bit types alone.
+    Its causal mask puts query 0 at key 0, it leaves its output undefined where a query sees no key, and it has neither
+    softcap nor sinks. It takes 16-bit types alone, and rounds the weights to them.
     """
     (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
     device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Parts of arrays, read and added to by blocks, at offsets known only at run time."""
+"""What kernels do to arrays: read and add to parts of them by blocks, at offsets known only at run time."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from attn_jax._ops import Array
 
 def sharded_as_queries(x: Array, q: Array) -> Array:
     """A bias `b h t s`, or of fewer axes, with its batch and heads sharded as those of the queries `b t h k`, on a mesh
-    with explicit axes: its gradient is added up from parts that are.
+    with explicit axes: its gradient is added up from parts that are sharded so.
     """
     sharding = jax.typeof(q).sharding
     if AxisType.Explicit not in sharding.mesh.axis_types:
@@ -24,11 +24,16 @@ def sharded_as_queries(x: Array, q: Array) -> Array:
 
 
 def slice_of(x: Array, axis: int, first: Any, size: int) -> Array:
-    """`size` entries of an axis, from `first` on, one number or one for each sequence; an axis of 1 serves all."""
+    """`size` entries of an axis from `first` on, a number or an array of one per sequence; an axis of 1 serves all."""
     if x.shape[axis] in (1, size) or jnp.ndim(first) == 0:
         return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
     of_one, alone = partial(slice_of, axis=axis - 1, size=size), x.shape[0] == 1
     return jax.vmap(lambda first, x: of_one(x, first=first), (0, None if alone else 0))(first, x[0] if alone else x)
+
+
+def lowest(x: Array) -> Any:
+    """The lowest finite number of the dtype of an array."""
+    return jnp.finfo(x.dtype).min
 
 
 def pad_to(x: Array, axis: int, size: int) -> Array:

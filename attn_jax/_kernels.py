@@ -13,8 +13,8 @@ reverse mode and first derivatives only.
 Sharding. Loops run over blocks of positions. Batch and key/value heads stay axes of their own in every array, are never
 merged, indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the
 gradient of what they share, such as one bias for the whole batch: it is a sum over devices. Under a pattern with
-arrays, such as documents, each sequence takes its own blocks of keys, so devices agree on the number of steps of each
-loop. What a loop starts with is computed from the arrays, so that it is sharded as they are.
+arrays, such as documents, each sequence takes its own blocks of keys; devices agree on a loop's steps, the most of any
+sequence. What a loop starts with is computed from the arrays, so that it is sharded as they are.
 
 Speed on a CPU. The caches want few scores at a time, XLA large products: it runs one on a single core if that has
 fewer than about 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so
@@ -24,7 +24,7 @@ A bias by diagonal is a number for each diagonal of the scores, read by all quer
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
-put them in order would copy the cache. Where devices hold parts of the mask, that key is the largest of theirs.
+put them in order would copy the cache. Where devices hold parts of the mask, that key is the last of any device.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._cudnn import attend_with_cudnn, cudnn_supports
-from attn_jax._kernel_arrays import add_at, pad_to, sharded_as_queries, slice_of
+from attn_jax._kernel_arrays import add_at, lowest, pad_to, sharded_as_queries, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -62,15 +62,15 @@ from attn_np.contract._patterns import Pattern, Window
 
 ONE_BLOCK_SCORES = 3 << 19  # a call with at most this many scores is one block
 ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this many each
-# A call with at most `SHORT_QUERY` queries is not cut along them. Its keys are, if they fill more than
+# A call with at most `SHORT_QUERIES` queries is not cut along them. Its keys are, if they fill more than
 # `SHORT_UNCUT_BLOCKS` blocks.
-SHORT_QUERY = 16
+SHORT_QUERIES = 16
 SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
 MIN_PRODUCT_MULTIPLICATIONS = 1 << 23  # multiplications of one product
 # Of a block: the most rows, and the fewest keys where there is no pattern; a row is one query of one of the heads that
 # share keys.
 MAX_ROWS, MIN_KEYS = 1024, 128
-MASKED_BLOCK_QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
+WINDOW_BLOCK_QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 STRIP_ROWS = 64  # of the skewed bias of a bias by diagonal; a block reads it that many queries at a time
 # Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
 PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
@@ -139,18 +139,18 @@ def _are_static(*sizes: Any) -> bool:
 
 
 def _plan(
-    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, pattern: Any,
-    has_diagonal_bias: bool,
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, softcap: float | None,
+    pattern: Any, has_diagonal_bias: bool,
 ) -> Plan:  # fmt: skip
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, keeps_layout = h // g, t, s, False
     if not _are_static(t, s):
         pass
-    elif t <= SHORT_QUERY and s > SHORT_UNCUT_BLOCKS * SHORT_KEY_BLOCK:
+    elif t <= SHORT_QUERIES and s > SHORT_UNCUT_BLOCKS * SHORT_KEY_BLOCK:
         keys, keeps_layout = SHORT_KEY_BLOCK, True
     elif (b if _are_static(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(MAX_ROWS // r, 1)
-        queries = queries if left is None and right is None else min(queries, MASKED_BLOCK_QUERIES)
+        queries = queries if left is None and right is None else min(queries, WINDOW_BLOCK_QUERIES)
         has_query_arrays = pattern is not None and "b t" in dict(pattern.arrays())
         pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if has_query_arrays else PATTERN_BLOCK
         queries = min(queries, pattern_block)
@@ -161,7 +161,7 @@ def _plan(
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, keeps_layout = t, s, False
-    return Plan(t, s, r, queries, keys, keeps_layout, left, right, scale, cap, pattern)
+    return Plan(t, s, r, queries, keys, keeps_layout, left, right, scale, softcap, pattern)
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
@@ -199,17 +199,17 @@ def attend(
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
-    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
-    if without_extras and not return_lse and cudnn_supports(q, k, v, left, right):
+    no_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
+    if no_extras and not return_lse and cudnn_supports(q, k, v, left, right):
         return attend_with_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
     if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
-    extras = bias, sinks, diagonal_bias
-    bias, sinks, diagonal_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in extras)
-    pattern_alone = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, pattern_alone, diagonal_bias is not None)
+    floats = bias, sinks, diagonal_bias
+    bias, sinks, diagonal_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in floats)
+    pattern_without_arrays = pattern and pattern.map(lambda axes, x: None)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, pattern_without_arrays, diagonal_bias is not None)
     pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
     context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, diagonal_bias)
     return to_dtype(context, dtype), lse if return_lse else None
@@ -285,8 +285,8 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
 
 
 def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
-    """The bias by diagonal of the last few queries and, further right, of those before, `1 h 1 n` -> `1 g r x m`; of
-    all queries where one block holds all scores.
+    """The bias skewed for the last few queries (x rows), the earlier ones further right: `1 h 1 n` -> `1 g r x m`; one
+    block that holds all scores has a row for each query.
     """
     if diagonal_bias is None:
         return None
@@ -318,7 +318,7 @@ def _block_of(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     return slice_of(slice_of(x, 3, i * plan.block_queries, plan.block_queries), 4, plan.key_start(j), plan.block_keys)
 
 
-def _start_in_skewed_bias(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
+def _strip_starts(plan: Plan, skewed_bias: Array, i: Any, j: Any) -> list[tuple[int, Any]]:
     """For each strip of queries of block i: its first query in the block, and its first column in `skewed_bias` for
     block j of the keys. A strip has as many queries as `skewed_bias` has rows.
     """
@@ -377,54 +377,50 @@ def _visible(
 
 
 def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array | None) -> tuple[Array, Array | None]:
-    """Scores `b g n c`, -inf where hidden, and the slope of the cap.
+    """Scores `b g n c`, -inf where hidden, and the slope of the softcap.
 
     An allowed score that is -inf becomes the lowest finite number: only a query that sees no key has nothing but -inf.
     """
-    x, slope = einsum("bgnk,bgkc->bgnc", q, k), None
+    scores, slope = einsum("bgnk,bgkc->bgnc", q, k), None
     if plan.softcap is not None:
-        x = tanh(x / plan.softcap)
-        slope = 1.0 - x * x
-        x = plan.softcap * x
-    x = x if bias is None else x + _rows(plan, bias)
-    return x if allowed is None else where(allowed, maximum(x, _lowest(x)), -jnp.inf), slope
+        tanh_scores = tanh(scores / plan.softcap)
+        slope = 1.0 - tanh_scores * tanh_scores
+        scores = plan.softcap * tanh_scores
+    scores = scores if bias is None else scores + _rows(plan, bias)
+    return scores if allowed is None else where(allowed, maximum(scores, lowest(scores)), -jnp.inf), slope
 
 
 def _block_scores(
     plan: Plan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None,
     pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
 ) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
-    """Of block i of the queries and block j of the keys: the scores, who sees whom, and the slope of the cap.
+    """Of block i of the queries and block j of the keys: the scores, who sees whom, and the slope of the softcap.
 
     A bias by diagonal is added in place, some queries after the others: it is never an array as large as the block,
     which would have to be written and read again.
     """
     bias, mask = _block_of(plan, bias, i, j), _block_of(plan, mask, i, j)
     allowed = _visible(plan, i, j, bias, mask, pattern_arrays)
-    x, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
+    scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
     if skewed_bias is None:
-        return x, allowed, slope
-    by_head, rows = x.reshape(*x.shape[:2], plan.group_size, plan.block_queries, plan.block_keys), skewed_bias.shape[3]
-    for n, column in _start_in_skewed_bias(plan, skewed_bias, i, j):
-        part, added = slice_of(by_head, 3, n, rows), slice_of(skewed_bias, 4, column, plan.block_keys)
+        return scores, allowed, slope
+    b, g, rows = *scores.shape[:2], skewed_bias.shape[3]
+    scores_by_axes = scores.reshape(b, g, plan.group_size, plan.block_queries, plan.block_keys)
+    for n, column in _strip_starts(plan, skewed_bias, i, j):
+        part, added = slice_of(scores_by_axes, 3, n, rows), slice_of(skewed_bias, 4, column, plan.block_keys)
         visible = added != -jnp.inf
         visible = visible if allowed is None else visible & (part != -jnp.inf)
         added = added if bias is None else added + slice_of(bias, 3, n, rows)
-        part = where(visible, maximum(part + added, _lowest(x)), -jnp.inf)
-        by_head = jax.lax.dynamic_update_slice_in_dim(by_head, part, n, 3)
+        part = where(visible, maximum(part + added, lowest(scores)), -jnp.inf)
+        scores_by_axes = jax.lax.dynamic_update_slice_in_dim(scores_by_axes, part, n, 3)
     # XLA would make one operation of the last part and the change of shape, and copy the block for it.
-    x = jax.lax.optimization_barrier(by_head).reshape(x.shape)
-    return x, x != -jnp.inf, slope
+    scores = jax.lax.optimization_barrier(scores_by_axes).reshape(scores.shape)
+    return scores, scores != -jnp.inf, slope
 
 
-def _key_mask(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
-    """The mask by which unseen keys become 0; None where causality alone hides keys, as the last query sees all."""
-    return None if plan.left is None and plan.pattern is None and all(x is None for x in masks) else allowed
-
-
-def _lowest(x: Array) -> Any:
-    """The lowest finite number of the dtype of an array."""
-    return jnp.finfo(x.dtype).min
+def _key_mask(plan: Plan, allowed: Array | None, *hidden_by: Array | None) -> Array | None:
+    """The mask by which unseen keys become 0; None where a right limit alone hides keys: the last query sees all."""
+    return None if plan.left is None and plan.pattern is None and all(x is None for x in hidden_by) else allowed
 
 
 # Over keys: the largest score and the sum of exponentials relative to it, `b g n`; the values times these, `b g n v`.
@@ -433,12 +429,12 @@ SoftmaxState = tuple[Array, Array, Array]
 ContextAndStats = tuple[Array, Array, Array]
 
 
-def _online_sums(x: Array, v: Array, before: SoftmaxState | None = None) -> SoftmaxState:
+def _online_sums(scores: Array, v: Array, before: SoftmaxState | None = None) -> SoftmaxState:
     """The sums over some keys, from their scores and values, and those before."""
-    top = jnp.max(jax.lax.stop_gradient(x), -1, initial=-jnp.inf)
+    top = jnp.max(jax.lax.stop_gradient(scores), -1, initial=-jnp.inf)
     top = top if before is None else maximum(top, before[0])
     shift = where(top == -jnp.inf, 0.0, top)
-    e = exp(x - shift[..., None])
+    e = exp(scores - shift[..., None])
     total, weighted_values = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
     if before is not None:
         top_before, total_before, weighted_values_before = before
@@ -448,17 +444,17 @@ def _online_sums(x: Array, v: Array, before: SoftmaxState | None = None) -> Soft
     return top, total, weighted_values
 
 
-def _average(plan: Plan, sums: SoftmaxState, v: Array, sinks: Array | None, some_hidden: bool) -> ContextAndStats:
-    """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
+def _average(plan: Plan, state: SoftmaxState, v: Array, sinks: Array | None, some_hidden: bool) -> ContextAndStats:
+    """From the state after all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
     its exponentials are 0. Without `some_hidden` every query sees a key, also one whose scores are all -inf.
     """
-    empty_rows = (sums[0] == -jnp.inf) & some_hidden
+    empty_rows = (state[0] == -jnp.inf) & some_hidden
     if sinks is not None:
-        sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
-    top, total, weighted_values = sums
-    total = where(empty_rows, 1.0, where(top == _lowest(top), jnp.nan, total))
+        state = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), state)
+    top, total, weighted_values = state
+    total = where(empty_rows, 1.0, where(top == lowest(top), jnp.nan, total))
     return where(empty_rows[..., None], 0.0, weighted_values / total[..., None]), where(empty_rows, jnp.inf, top), total
 
 
@@ -471,8 +467,8 @@ def _one_block(
     allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
-    x, _ = _scores(plan, q, k, bias, allowed)
-    context, top, total = _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)
+    scores, _ = _scores(plan, q, k, bias, allowed)
+    context, top, total = _average(plan, _online_sums(scores, v), v, sinks, allowed is not None or plan.s == 0)
     return context[None], _lse(plan, top, total, sinks)[None]
 
 
@@ -506,18 +502,20 @@ def _forward(
     def query_block(block: tuple[Array, Array]) -> ContextAndStats:
         i, qi = block
 
-        def scores(j: Any) -> tuple[Array, Array, bool]:
+        def scores_and_values(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = keys_and_values(j)
-            x, allowed, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
-            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
+            scores, allowed, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            return scores, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
 
-        x, vj, some_hidden = scores(0)
-        first, end, key_block = key_loop(i)
+        scores, vj, some_hidden = scores_and_values(0)
+        first, end, key_block_at = key_loop(i)
         if plan.pattern is None and plan.keeps_layout and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.block_keys))
-        no_keys = _online_sums(x[..., :0], vj[:, :, :0])
-        sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)
-        return _average(plan, sums, vj, sinks, some_hidden)
+        no_keys = _online_sums(scores[..., :0], vj[:, :, :0])
+        state = jax.lax.fori_loop(
+            first, end, lambda n, state: _online_sums(*scores_and_values(key_block_at(n))[:2], state), no_keys
+        )
+        return _average(plan, state, vj, sinks, some_hidden)
 
     return jax.lax.map(query_block, (jnp.arange(plan.num_query_blocks), q))
 
@@ -543,8 +541,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     """
     (q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias), context, top, total = residuals
     dcontext, dlse = cotangents
-    # With a bias all sequences take the same blocks of keys: the gradient of one that they share cannot be added to at
-    # another place for each sequence.
+    # With a bias all sequences take the same blocks of keys: the gradient of a shared bias has one place for a step,
+    # not one for each sequence.
     key_loop = _key_loop(plan, pattern_arrays, q, bias is not None or skewed_bias is not None)
     k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
@@ -553,15 +551,15 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         empty_rows = top_i == jnp.inf
         qi, dcontext_i = (where(empty_rows[..., None], 0.0, x) for x in (qi, dcontext_i / total_i[..., None]))
         delta_i = jnp.sum(dcontext_i * context_i, -1) - where(empty_rows, 0.0, dlse_i / total_i)
-        first, end, key_block = key_loop(i)
+        first, end, key_block_at = key_loop(i)
 
         def body(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias, dskewed_bias = carry
-            j = key_block(n)
+            j = key_block_at(n)
             at = plan.key_start(j)
             kj, vj = slice_of(k, 3, at, plan.block_keys), slice_of(v, 2, at, plan.block_keys)
-            x, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
-            e = exp(x - top_i[..., None])
+            scores, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            e = exp(scores - top_i[..., None])
             ds = e * (einsum("bgnv,bgcv->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
             ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.block_queries, plan.block_keys)
@@ -569,7 +567,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
                 start = 0, 0, 0, i * plan.block_queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = add_at(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
-                for n, column in _start_in_skewed_bias(plan, dskewed_bias, i, j):
+                for n, column in _strip_starts(plan, dskewed_bias, i, j):
                     strip = slice_of(ds_by_axes, 3, n, dskewed_bias.shape[3])
                     dskewed_bias = add_at(dskewed_bias, (0, 0, 0, 0, column), strip)
             if slope is not None:
@@ -588,9 +586,10 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     (dk, dv, dbias, dskewed_bias), (dq, delta) = jax.lax.scan(query_block, zeros, query_blocks)
     dsinks = None
     if sinks is not None:
-        by_head = *top.shape[:3], plan.group_size, plan.block_queries
-        dsinks_by_row = where(top == jnp.inf, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
-        dsinks_by_row -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
+        grouped_shape = *top.shape[:3], plan.group_size, plan.block_queries
+        # Where there is no key, the lse is the sink.
+        dsinks_by_row = where(top == jnp.inf, dlse, 0.0).reshape(grouped_shape)
+        dsinks_by_row -= exp(sinks[..., 0] - top.reshape(grouped_shape)) * delta.reshape(grouped_shape)
         dsinks = jnp.sum(dsinks_by_row, (0, 1, 4))[None, ..., None, None]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dskewed_bias
 

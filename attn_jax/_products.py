@@ -15,14 +15,14 @@ Array = jax.Array
 
 
 def product(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters not in the output. Within `reverse_mode_einsum` it has no forward mode."""
+    """Sum of products over the letters not in the output. Within `reverse_mode_products` it has no forward mode."""
     return (_product_reverse_mode if _reverse_mode_only.get() else _product)(subscripts, a, b)
 
 
 def _product(subscripts: str, a: Array, b: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
-    # JAX sums over axes in the order of the alphabet; in any but the first factor's XLA transposes both first.
+    # JAX sums over axes in alphabetical order; if the first factor has another, XLA transposes both factors before.
     letters = dict.fromkeys(letter for letter in subscripts if letter.isalpha())
     factors, out = subscripts.translate({ord(x): chr(ord("a") + i) for i, x in enumerate(letters)}).split("->")
     of_a, of_b = factors.split(",")
@@ -59,8 +59,9 @@ _reverse_mode_only: ContextVar[bool] = ContextVar("reverse_mode_only", default=F
 
 
 @contextmanager
-def reverse_mode_einsum() -> Iterator[None]:
-    """Within, `einsum` has derivatives in reverse mode alone, that never transpose a block of scores.
+def reverse_mode_products() -> Iterator[None]:
+    """Within, `product`, and so `einsum` of `_ops`, has derivatives in reverse mode alone, which never transpose a
+    block of scores.
 
     As JAX writes the gradient of a block's keys, XLA on a CPU transposes the gradient of the scores for it: four times
     as long as the product itself.
@@ -84,7 +85,9 @@ def _product_custom_vjp(subscripts: str, a: Array, b: Array) -> Array:
 
 
 def _product_custom_vjp_bwd(subscripts: str, factors: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
-    """The gradient of b sums over rows: the larger of the two arrays, a block of scores, comes second, as it lies."""
+    """The gradient of b sums over rows. The larger array, a block of scores, is the second factor: so XLA does not
+    transpose it.
+    """
     (a, b), (of_a, of_b, out) = factors, subscripts.replace("->", ",").split(",")
     da = _product(f"{out},{of_b}->{of_a}", dout, b)
     small, large = ((out, dout), (of_a, a)) if a.size > dout.size else ((of_a, a), (out, dout))

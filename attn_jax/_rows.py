@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from attn_jax._masks import attention_mask, in_window, relative_positions
 from attn_jax._ops import Array, Tape
-from attn_jax._products import reverse_mode_einsum
+from attn_jax._products import reverse_mode_products
 from attn_jax._weigh import attend_by_sigmoid
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
@@ -48,7 +48,7 @@ def attend_in_row_blocks(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_scale: int = 1,
+    block_size_factor: int = 1,
     min_rows: int | None = None,
     scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
@@ -68,11 +68,11 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
+        block_size_factor: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
-        weighing: what `attend_rows` computes, where it is a function of scores to weights; a sigmoid has blocks of
-            its own where no weights are dropped.
+        weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout a sigmoid has blocks of
+            its own.
         w_mix_scores, w_mix_weights: maps across the heads before and after the weighing; here only `attend_rows` has
             them.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
@@ -98,9 +98,9 @@ def attend_in_row_blocks(
     if weighing is not None and weighing.elementwise:
         if score_arrays["keep"] is None:
             return attend_by_sigmoid(weighing, band, q, k, v, mask, score_arrays["bias"]), None
-        block_scale *= 2  # few passes over the scores: large products are worth more
+        block_size_factor *= 2  # few passes over the scores: large products are worth more
     score_arrays = {"mask": mask} | score_arrays
-    max_pairs = block_scale * BLOCK_SCORES // batch_scores_per_pair
+    max_pairs = block_size_factor * BLOCK_SCORES // batch_scores_per_pair
     parts = CAUSAL_LOOPS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
@@ -125,19 +125,18 @@ def attend_equal_blocks(
     max_pairs: int,
     min_rows: int,
 ) -> Array:
-    """The context of some rows, in blocks of up to `max_pairs` pairs of a query and a key, or of `min_rows` rows.
-
-    Each has a stretch of keys of the same length.
+    """The context of some rows, in blocks of about `max_pairs` pairs of a query and a key, fewer under a short window,
+    or of `min_rows` rows. Each has a stretch of keys of the same length.
     """
     t, s = rows.length, band.s
     seen_keys = band.keys(rows)
     num_seen = max(1, seen_keys.length)
-    width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    block_rows = min(t, max(min_rows, max_pairs // min(num_seen, width + MIN_ROWS)))
-    if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
-        block_rows = min(block_rows, max(4 * MIN_ROWS, width // 16))
+    window_length = band.left + band.right if band.left is not None and band.right is not None else num_seen
+    block_rows = min(t, max(min_rows, max_pairs // min(num_seen, window_length + MIN_ROWS)))
+    if window_length < num_seen:  # longer blocks have corners that the window hides, and leave the caches
+        block_rows = min(block_rows, max(4 * MIN_ROWS, window_length // 16))
     block_rows = -(-t // -(-t // block_rows))
-    block_keys = min(num_seen, width + block_rows)  # of the stretch of keys
+    block_keys = min(num_seen, window_length + block_rows)  # of the stretch of keys
     num_blocks = -(-t // block_rows)
 
     def in_blocks(x: Array, axis: int) -> Array:
@@ -161,11 +160,11 @@ def attend_equal_blocks(
                 first_row + s - band.t - (band.left or 0), first_key, first_key + num_seen - block_keys
             )
 
-        def seen_by(x: Array, axis: int) -> Array:
+        def keys_of_block(x: Array, axis: int) -> Array:
             return x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first_key, block_keys, axis)
 
         arrays = {name: None if x is None else by_row.get(name, present[name]) for name, x in score_arrays.items()}
-        arrays = {name: x if x is None or x.ndim == 0 else seen_by(x, x.ndim - 1) for name, x in arrays.items()}
+        arrays = {name: x if x is None or x.ndim == 0 else keys_of_block(x, x.ndim - 1) for name, x in arrays.items()}
         positions = (
             (first_row + jnp.arange(block_rows) + (s - band.t))[None],
             (first_key + jnp.arange(block_keys))[None],
@@ -174,15 +173,15 @@ def attend_equal_blocks(
         if band.left is not None or band.right is not None:
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
-        diagonals = jnp.arange(1 - block_rows, block_keys)[None, None] + first_key - (first_row + s - band.t)
+        relative_position = jnp.arange(1 - block_rows, block_keys)[None, None] + first_key - (first_row + s - band.t)
         # Without the barrier XLA hoists the transpose back out of the loop, and puts all keys in order in each block.
-        q, block_k, block_v = jax.lax.optimization_barrier((q, seen_by(k, k.ndim - 1), seen_by(v, 2)))
+        q, block_k, block_v = jax.lax.optimization_barrier((q, keys_of_block(k, k.ndim - 1), keys_of_block(v, 2)))
         block_k, block_v = jnp.moveaxis(block_k, -1, 1), block_v.swapaxes(1, 2)
-        with reverse_mode_einsum():
-            return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
+        with reverse_mode_products():
+            return attend_rows(None, q, block_k, block_v, allowed, relative_position, **arrays)[0].swapaxes(1, 2)
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
-    recompute = jax.checkpoint(block, prevent_cse=False)
-    context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(num_blocks), in_blocks(q, 1), by_row))
+    checkpointed = jax.checkpoint(block, prevent_cse=False)
+    context = jax.lax.map(lambda turn: checkpointed(*turn), (jnp.arange(num_blocks), in_blocks(q, 1), by_row))
     context = jnp.moveaxis(context, (0, 3), (1, 2))
     return context.reshape(context.shape[0], num_blocks * block_rows, *context.shape[3:])[:, :t]

@@ -13,10 +13,10 @@ COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below 
 
 
 def support_of(z: Array, power: int) -> Array:
-    """Where z, the largest of a row 0, is above the tau for which the sum of max(z - tau, 0)^power is 1.
+    """Where z, whose rows have 0 as their largest, is above the tau for which the sum of max(z - tau, 0)^power is 1.
 
-    By Newton's steps from below, which never pass tau: the sum is convex (Michelot 1986). They begin where the largest
-    of every few z alone would have it, since more of them only raise it.
+    By Newton's steps from below, which never pass tau: the sum is convex (Michelot 1986). They begin at the tau of
+    the largest of every few z, which is never above that of all, since more z only raise it.
     """
 
     def threshold(z: Array, tau: Array, tolerance: Any) -> Array:

@@ -1,4 +1,5 @@
-"""Sigmoid attention in blocks of queries and keys: a key is weighed by itself, so no sum over a row's keys is needed.
+"""Sigmoid attention in blocks of queries and keys: a key is weighed by itself, so weights are not divided by a sum over
+the row.
 
 The backward pass computes a block's weights again, as `_kernels` does, and what is said there of sharding holds here.
 """
@@ -22,7 +23,7 @@ class SigmoidPlan(NamedTuple):
     """How a call is computed, all known when it is compiled.
 
     Attributes:
-        weighing: the scale, the softcap and the offset.
+        weighing: the scale, the softcap and the score offset.
         band: which keys a query sees by its position, and the numbers of both.
         block_queries, block_keys: numbers of queries and keys of one block.
     """
@@ -42,7 +43,7 @@ class SigmoidPlan(NamedTuple):
         """Number of blocks of keys."""
         return -(-self.band.s // self.block_keys)
 
-    def positions(self, i: Any) -> Any:
+    def query_positions(self, i: Any) -> Any:
         """Positions of the queries of block i."""
         return i * self.block_queries + jnp.arange(self.block_queries) + (self.band.s - self.band.t)
 
@@ -95,13 +96,13 @@ def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None,
     )
     k, v = pad_to(k, 1, plan.num_key_blocks * plan.block_keys), pad_to(v, 1, plan.num_key_blocks * plan.block_keys)
     mask, bias = (padded(padded(x, 2, plan.block_queries), 3, plan.block_keys) for x in (mask, bias))
-    offset = plan.weighing.score_offset
-    if offset is None:
-        offset = -log(maximum(_key_counts(plan, bias, mask), 1).astype(q.dtype))
+    score_offset = plan.weighing.score_offset
+    if score_offset is None:
+        score_offset = -log(maximum(_key_counts(plan, bias, mask), 1).astype(q.dtype))
     else:
-        offset = jnp.full((plan.num_query_blocks, 1, 1, 1, 1), offset, q.dtype)
+        score_offset = jnp.full((plan.num_query_blocks, 1, 1, 1, 1), score_offset, q.dtype)
     context: Any = _blocks(
-        plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, offset
+        plan, q.transpose(1, 0, 3, 2, 4), k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), bias, mask, score_offset
     )
     return context.transpose(1, 0, 3, 2, 4).reshape(b, plan.num_query_blocks * plan.block_queries, h, v.shape[3])[:, :t]
 
@@ -114,7 +115,7 @@ def _visible(plan: SigmoidPlan, i: Any, j: Any, bias: Array | None, mask: Array 
     allowed = hide_by_bias(_block_of(plan, mask, i, j), _block_of(plan, bias, i, j))
     if plan.band.full:
         return allowed
-    in_band = in_window(plan.positions(i)[None], plan.key_positions(j)[None], plan.band.left, plan.band.right)
+    in_band = in_window(plan.query_positions(i)[None], plan.key_positions(j)[None], plan.band.left, plan.band.right)
     return in_band if allowed is None else in_band & allowed
 
 
@@ -129,7 +130,7 @@ def _key_counts(plan: SigmoidPlan, bias: Array | None, mask: Array | None) -> Ar
     """How many keys each query sees, broadcastable to `i b h n 1`."""
     band, blocks = plan.band, jnp.arange(plan.num_query_blocks)
     if bias is None and mask is None:
-        position = plan.positions(blocks[:, None])
+        position = plan.query_positions(blocks[:, None])
         start = 0 if band.left is None else jnp.clip(position - band.left, 0, band.s)
         stop = band.s if band.right is None else jnp.clip(position + band.right + 1, 0, band.s)
         return broadcast_to(stop - start, position.shape)[:, None, None, :, None]
@@ -148,9 +149,9 @@ def _key_counts(plan: SigmoidPlan, bias: Array | None, mask: Array | None) -> Ar
 
 
 def _weights(
-    plan: SigmoidPlan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None, offset: Array
+    plan: SigmoidPlan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None, score_offset: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """Of block i of the queries and block j of the keys: the weights, who sees whom, and the slope of the cap."""
+    """Of block i of the queries and block j of the keys: the weights, who sees whom, and the slope of the softcap."""
     allowed, bias, slope = _visible(plan, i, j, bias, mask), _block_of(plan, bias, i, j), None
     x = einsum("bhnk,bhkc->bhnc", q, slice_of(k, 3, j * plan.block_keys, plan.block_keys))
     if plan.weighing.softcap is not None:
@@ -158,21 +159,21 @@ def _weights(
         slope = 1.0 - x * x
         x = plan.weighing.softcap * x
     x = x if bias is None else x + bias
-    weights = sigmoid(x + offset)
+    weights = sigmoid(x + score_offset)
     return weights if allowed is None else where(allowed, weights, 0.0), allowed, slope
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blocks(
-    plan: SigmoidPlan, q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, offset: Array
+    plan: SigmoidPlan, q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, score_offset: Array
 ) -> Array:
     """The contexts `i b h n v` of queries `i b h n k`, keys `b h k s` and values `b h s v`."""
 
     def query_block(block: Any) -> Array:
-        i, q, offset = block
+        i, q, score_offset = block
 
         def summed(j: Any, context: Any) -> Array:
-            weights, _, _ = _weights(plan, i, j, q, k, bias, mask, offset)
+            weights, _, _ = _weights(plan, i, j, q, k, bias, mask, score_offset)
             values = slice_of(v, 2, j * plan.block_keys, plan.block_keys)
             if context is None:
                 return einsum("bhnc,bhcv->bhnv", weights[..., :0], values[:, :, :0])
@@ -180,7 +181,7 @@ def _blocks(
 
         return jax.lax.fori_loop(*plan.key_block_range(i), summed, summed(0, None))
 
-    return jax.lax.map(query_block, (jnp.arange(q.shape[0]), q, offset))
+    return jax.lax.map(query_block, (jnp.arange(q.shape[0]), q, score_offset))
 
 
 def _blocks_fwd(plan: SigmoidPlan, *arrays: Any) -> tuple[Array, Any]:
@@ -189,16 +190,16 @@ def _blocks_fwd(plan: SigmoidPlan, *arrays: Any) -> tuple[Array, Any]:
 
 def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
     """Gradients of p = sigmoid(score): ds = p (1 - p) (do v); of the products dq = ds k, dk = ds q, dv = p do."""
-    q, k, v, bias, mask, offset = arrays
+    q, k, v, bias, mask, score_offset = arrays
     key_rows, value_columns = k.swapaxes(2, 3), v.swapaxes(2, 3)
 
     def query_block(carry: Any, block: Any) -> Any:
-        i, q, dcontext, offset = block
+        i, q, dcontext, score_offset = block
 
         def body(j: Any, carry: Any) -> Any:
             dq, dk, dv, dbias = carry
             at = j * plan.block_keys
-            weights, allowed, slope = _weights(plan, i, j, q, k, bias, mask, offset)
+            weights, allowed, slope = _weights(plan, i, j, q, k, bias, mask, score_offset)
             dweights = einsum("bhnv,bhvc->bhnc", dcontext, slice_of(value_columns, 3, at, plan.block_keys))
             ds = weights * (1.0 - weights) * dweights
             ds = ds if allowed is None else where(allowed, ds, 0.0)
@@ -215,7 +216,7 @@ def _blocks_bwd(plan: SigmoidPlan, arrays: Any, dcontext: Array) -> Any:
         return carry, dq
 
     zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, value_columns, bias)]
-    (dk, dv, dbias), dq = jax.lax.scan(query_block, zeros, (jnp.arange(q.shape[0]), q, dcontext, offset))
+    (dk, dv, dbias), dq = jax.lax.scan(query_block, zeros, (jnp.arange(q.shape[0]), q, dcontext, score_offset))
     return dq, dk, dv.swapaxes(2, 3), dbias, None, None
 
 

@@ -1,4 +1,4 @@
-"""A block of scores: some queries of some heads, and the keys that they meet."""
+"""A block of queries: some queries of some heads; the keys that they meet are passed beside it."""
 
 from typing import Any, NamedTuple
 
@@ -21,8 +21,13 @@ def count_of(keys: Keys) -> int:
     return keys.length if isinstance(keys, Span) else len(keys)
 
 
-class Block(NamedTuple):
-    """Some queries of some heads: of one sequence of the batch, or of several short ones.
+def by_kv_head(x: Array, k: Array) -> Array:
+    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (r t) k`."""
+    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
+
+
+class QueryBlock(NamedTuple):
+    """Some queries of some heads, of one sequence of the batch, or of several short ones.
 
     Attributes:
         batch: the sequences.
@@ -64,6 +69,6 @@ class Block(NamedTuple):
         heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
         return x[heads, first : first + self.queries.length + keys.length - 1]
 
-    def index_of_sub_block(self, sub_block: "Block") -> tuple[slice, slice, slice]:
+    def index_of_sub_block(self, sub_block: "QueryBlock") -> tuple[slice, slice, slice]:
         """The index of a sub-block's queries in an array `b h t` of the block."""
         return np.s_[:, :, sub_block.queries.start - self.queries.start : sub_block.queries.stop - self.queries.start]

@@ -49,7 +49,9 @@ class OneBlasThread:
                     self.limit.restore_original_limits()
 
     def after_fork(self) -> None:
-        """A child process has its parent's numbers, but none of the threads that would release the lock or restore."""
+        """A child process has its parent's count of callers, but none of the threads that would release the lock
+        or restore.
+        """
         self.lock = Lock()
         if self.callers > 0:
             self.callers = 0
@@ -65,7 +67,7 @@ def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]
     """Do every task of `plan(threads)`, each in one thread; a task that is alone keeps BLAS's threads."""
 
     def quietly(task: Any) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):  # a thread has its own; hidden numbers may be anything
+        with np.errstate(invalid="ignore", over="ignore"):  # each thread has its own; hidden numbers may be anything
             work(task)
 
     if len(plan(1)) == 1:

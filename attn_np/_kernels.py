@@ -5,12 +5,12 @@
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
 2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
-3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - top) / total, where top is its
-   largest score, so that `exp` cannot overflow. While later blocks are unknown, top is the largest so far, and what was
-   added up before shrinks by exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k|
-   says that no score is large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
-4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
-   them. (One number for both, the lse top + log(total), would lose digits of the weights where scores are large.)
+3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total. The shift is its
+   largest score, so that `exp` cannot overflow. While later blocks are unknown, it is the largest so far, and what was
+   added up before shrinks by exp(old shift - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k| <=
+   |q| |k| says that no score is large, the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
+4. Backward. The forward pass keeps shift and total of each row, and the backward pass computes the weights again from
+   them. (One number for both, the lse shift + log(total), would lose digits of the weights where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and as many threads as it had share the work: forward they take blocks of
    queries, backward key/value heads.
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._kernel_blocks import Block, Keys, count_of, index_of
+from attn_np._kernel_blocks import Keys, QueryBlock, by_kv_head, count_of, index_of
 from attn_np._kernel_scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
@@ -87,7 +87,7 @@ class Arguments:
     diagonal_bias: Array | None = None
     product_bound: Array | None = None
 
-    def without_unseen(self) -> "Arguments":
+    def with_unseen_zeroed(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
         mask: Any = hide_by_bias(self.mask, self.bias)
@@ -101,7 +101,7 @@ class Arguments:
 
     @cached_property
     def pattern_table(self) -> TruthBounds:
-        """`block_table` of the pattern: which queries' blocks may see some of `PATTERN_KEYS` keys, and which all."""
+        """`block_table` of the pattern: which blocks of queries may see some of each `PATTERN_KEYS` keys, which all."""
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
@@ -118,22 +118,22 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """The context, and what the backward pass needs: the weights are exp(score - top) / total.
+    """The context, and what the backward pass needs: the weights are exp(score - row_shift) / total.
 
     Attributes:
         context: `b t h v`.
-        top: `b h t`, what was subtracted from the scores of a row, times `exp_factor`.
+        row_shift: `b h t`, what was subtracted from the scores of a row, times `exp_factor`.
         total: `b h t`, infinite where a row sees nothing and has no sink.
     """
 
     args: Arguments
     context: Array
-    top: Array
+    row_shift: Array
     total: Array
 
     def lse(self) -> Array:
         """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing and has no sink."""
-        lse = self.top / self.top.dtype.type(self.args.exp_factor) + np.log(self.total)
+        lse = self.row_shift / self.row_shift.dtype.type(self.args.exp_factor) + np.log(self.total)
         return np.where(self.total == np.inf, -np.inf, lse)
 
 
@@ -170,7 +170,7 @@ def attend(
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # Taken by pair where it hides keys by -inf, or an lse is asked for, which moving it by a constant would change.
+    # One number per pair where it holds -inf, or for an lse, which moving the bias by a constant would change.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
         pairs = skew(diagonal_bias, q.shape[1], k.shape[1])
         bias, diagonal_bias = pairs if bias is None else pairs + bias, None
@@ -184,7 +184,7 @@ def attend(
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
-            result = forward(args.without_unseen())
+            result = forward(args.with_unseen_zeroed())
     save_residuals(tape, result)
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
@@ -222,7 +222,7 @@ def attend_vjp(
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
     the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
 
-    With the weights p = exp(score - top) / total, the rule of the softmax is
+    With the weights p = exp(score - row_shift) / total, the rule of the softmax is
 
         dscore = p (dp - delta),   delta = sum of p dp over the row = dcontext . context,
 
@@ -231,20 +231,21 @@ def attend_vjp(
     args = result.args
     with np.errstate(invalid="ignore", over="ignore"):
         if not (np.isfinite(args.q).all() and np.isfinite(args.k).all()):
-            args = args.without_unseen()
+            args = args.with_unseen_zeroed()
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
-        # nothing was subtracted from the scores. So the exponent of such a total, as a score, is moved into its top.
+        # nothing was subtracted from the scores. So the exponent of such a total, as a score, is moved into its shift.
         exponent = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
-        exponent = np.where(result.top == 0, exponent, 0)
-        result = replace(result, args=args, top=result.top + exponent, total=result.total * args.exp_(-exponent))
+        exponent = np.where(result.row_shift == 0, exponent, 0)
+        row_shift, total = result.row_shift + exponent, result.total * args.exp_(-exponent)
+        result = replace(result, args=args, row_shift=row_shift, total=total)
         dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
         delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
         dsinks = None
         if args.sinks is not None:
             # The sink has no value vector, so its score gets what the others lose.
-            weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
+            weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.row_shift)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
         dq, dk, dv, dbiased, ddiagonal_bias = backward(result, dcontext, delta, needs_diagonal_grad)
     return dq, dk, dv, dsinks, dbiased, ddiagonal_bias
@@ -275,27 +276,29 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     return min(t, 2 * EDGE_QUERIES), min(s, max(1, BLOCK_KEYS // 2))
 
 
-def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
+def query_blocks(args: Arguments, min_blocks: int) -> list[QueryBlock]:
     """All queries, in at least `min_blocks` blocks where possible. The last come first: causal, they see more keys."""
-    (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
+    (b, t, h, _), g, (block_queries, block_keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
-        return [Block(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
-    most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
-    batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
+        return [QueryBlock(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
+    most_heads = BLOCK_QUERIES * BLOCK_KEYS // (block_queries * block_keys)
+    batch, heads = max(1, min(most_heads // h, b // min_blocks)) if block_queries == t else 1, h
     if batch == 1:
         # A part of one sequence's heads: any, if each has its own keys; else within a group that shares them.
-        most_heads = min(most_heads, b * h * -(-t // queries) // min_blocks)
+        most_heads = min(most_heads, b * h * -(-t // block_queries) // min_blocks)
         heads = max((n for n in range(1, most_heads + 1) if (h if g == h else h // g) % n == 0), default=1)
     return [
-        Block(slice(i, i + batch), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))
+        QueryBlock(
+            slice(i, i + batch), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop)
+        )
         for i in range(0, b, batch)
         for j in range(0, h, heads)
-        for n, stop in reversed([(n, min(n + queries, t)) for n in range(0, t, queries)])
+        for n, stop in reversed([(n, min(n + block_queries, t)) for n in range(0, t, block_queries)])
     ]
 
 
-def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys, Array | None]]:
-    """What `visible_sub_blocks` yields of a block of queries with each block of keys that it may see."""
+def visible_blocks(args: Arguments, block: QueryBlock) -> Iterator[tuple[QueryBlock, Keys, Array | None]]:
+    """The sub-blocks of a block, under a pattern the block itself, each with keys it may see and the `hidden_mask`."""
     stride = block_shape(args)[1]
     if args.pattern is not None:
         for keys in keys_of_pattern(args, block, stride):
@@ -307,13 +310,14 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Keys,
         yield from visible_sub_blocks(args, block, Span(i, min(i + stride, stop)))
 
 
-def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
-    """The keys that the pattern may show to any query of a block, about as many as `most` at a time."""
+def keys_of_pattern(args: Arguments, block: QueryBlock, max_keys: int) -> Iterator[Keys]:
+    """The keys that the pattern may show to any query of a block, about as many as `max_keys` at a time."""
     if not block.queries.length:
         return
     may_see = block.slice_batch(args.pattern_table.possible)[:, block.queries.start // block_shape(args)[0]].any(0)
-    seen, stride = np.flatnonzero(may_see), -(-most // PATTERN_KEYS)
-    for group in (seen[i : i + stride] for i in range(0, len(seen), stride)):
+    key_pieces, pieces_at_a_time = np.flatnonzero(may_see), -(-max_keys // PATTERN_KEYS)
+    for i in range(0, len(key_pieces), pieces_at_a_time):
+        group = key_pieces[i : i + pieces_at_a_time]
         # A bias by diagonal is read in spans.
         gaps = np.flatnonzero(np.diff(group) > 1) + 1 if args.diagonal_bias is not None else []
         for run in np.split(group, gaps):
@@ -325,7 +329,9 @@ def keys_of_pattern(args: Arguments, block: Block, most: int) -> Iterator[Keys]:
                 yield keys[: len(keys) - max(0, int(stop) * PATTERN_KEYS - s)]
 
 
-def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
+def visible_sub_blocks(
+    args: Arguments, block: QueryBlock, keys: Span
+) -> Iterator[tuple[QueryBlock, Span, Array | None]]:
     """Yields sub-blocks of some queries each, the keys they see, and their `hidden_mask`. A block with more than
     `EDGE_QUERIES` queries through which a causal edge or a window runs is halved, and its halves likewise; any other is
     its own sub-block. What is hidden entirely is left out.
@@ -342,7 +348,7 @@ def visible_sub_blocks(args: Arguments, block: Block, keys: Span) -> Iterator[tu
         yield block, keys, hidden
 
 
-def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
+def hidden_mask(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if isinstance(keys, Span) and not band.covers(queries, keys):
@@ -356,7 +362,7 @@ def hidden_mask(args: Arguments, block: Block, keys: Keys) -> Array | None:
     return hidden
 
 
-def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
+def outside_pattern(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
     """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it surely shows them all."""
     pattern, queries = args.pattern, block.queries
     if pattern is None:
@@ -373,13 +379,13 @@ def outside_pattern(args: Arguments, block: Block, keys: Keys) -> Array | None:
     return ~visible_pairs(block_pattern, query_positions[None], key_positions[None])
 
 
-def scaled_queries(args: Arguments, block: Block) -> Array:
+def scaled_queries(args: Arguments, block: QueryBlock) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
     # BLAS may round by strides, so their order in memory is the same for any number of heads.
     return np.multiply(block.slice_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
-def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> Array | None:
+def scores_(args: Arguments, block: QueryBlock, keys: Keys, q: Array, out: Array) -> Array | None:
     """Fill `out`, `b h t s`, with scores times `exp_factor`, hidden too; return the tanh of the softcap, or None."""
     k = block.slice_keys(args.k, keys)
     np.matmul(by_kv_head(q, k), k.swapaxes(2, 3), out=by_kv_head(out, k))
@@ -395,7 +401,7 @@ def scores_(args: Arguments, block: Block, keys: Keys, q: Array, out: Array) -> 
     return tanh_scores
 
 
-def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float]:
+def score_range(args: Arguments, block: QueryBlock, keys: Keys) -> tuple[float, float]:
     """The least and the largest that a block's scores can be, by its diagonals, to skip and raise low ones. Without a
     bound on the products they are -inf and inf; without a bias by diagonal both inf: then nothing is skipped or raised.
     """
@@ -408,37 +414,32 @@ def score_range(args: Arguments, block: Block, keys: Keys) -> tuple[float, float
     return float(np.min(bias - bound, initial=np.inf)), float(np.max(bias + bound, initial=-np.inf))
 
 
-def by_kv_head(x: Array, k: Array) -> Array:
-    """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (r t) k`."""
-    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
-
-
 # Forward --------------------------------------------------------------------------------------------------------------
 
 
 def forward(args: Arguments) -> ForwardResult:
     """The context, block by block, the blocks of queries in threads."""
     (b, t, h, _), g, dtype = args.q.shape, args.k.shape[2], args.q.dtype
-    context, (top, total) = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((2, b, h, t), dtype)
+    context, (row_shift, total) = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((2, b, h, t), dtype)
     longest_key = None
     if args.bias is args.diagonal_bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
         squares = np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)
         longest_key = np.sqrt(np.repeat(squares, h // g, axis=1))
 
-    def attend_block(block: Block) -> None:
+    def attend_block(block: QueryBlock) -> None:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
         bounded = bounded or args.product_bound is not None
-        weighted_values, weight_sums, tops = sums_over_keys(args, block, q, bounded)
+        weighted_values, weight_sums, block_shift = sums_over_keys(args, block, q, bounded)
         if args.product_bound is not None and not (weight_sums >= 1).all():  # some query sees only keys of low bias
-            weighted_values, weight_sums, tops = sums_over_keys(args, block, q, False)
+            weighted_values, weight_sums, block_shift = sums_over_keys(args, block, q, False)
         weight_sums[weight_sums == 0] = np.inf  # a row that sees nothing gives 0
         np.divide(weighted_values, weight_sums[..., None], out=block.slice_queries(context))
-        block.slice_rows(top)[...], block.slice_rows(total)[...] = tops, weight_sums
+        block.slice_rows(row_shift)[...], block.slice_rows(total)[...] = block_shift, weight_sums
 
     # Heads that share keys are rows of one product, so their number must not depend on the threads.
     in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
-    return ForwardResult(args, context, top, total)
+    return ForwardResult(args, context, row_shift, total)
 
 
 def values_are_moderate(v: Array) -> bool:
@@ -452,7 +453,7 @@ def values_are_moderate(v: Array) -> bool:
     return True
 
 
-def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> float:
+def score_bound(args: Arguments, block: QueryBlock, q: Array, longest_key: Array) -> float:
     """What no score of a block, nor its sinks, exceeds in size: the softcap, or |q| |k|; NaN if any number is."""
     bound = args.softcap
     if bound is None:
@@ -461,7 +462,7 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     return bound if args.sinks is None else float(np.maximum(bound, np.max(np.abs(args.sinks[block.heads]))))
 
 
-def sums_over_keys(args: Arguments, block: Block, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
+def sums_over_keys(args: Arguments, block: QueryBlock, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
     """Of each query, over all blocks of keys: the sum of weights times values, `b h t v`; the sum of weights, `b h t`;
     and what was subtracted from the scores, `b h t`: 0 where they are bounded, else the largest of them.
     """
@@ -510,9 +511,9 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     return args.exp_(before - shift)
 
 
-def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
+def sees_a_key(args: Arguments, block: QueryBlock, like: Array) -> Array:
     """Which queries of a block see some key, `b h t`."""
-    seen = np.zeros_like(top, np.bool_)
+    seen = np.zeros_like(like, np.bool_)
     for sub_block, _, hidden in visible_blocks(args, block):
         seen[block.index_of_sub_block(sub_block)] |= True if hidden is None else ~hidden.all(-1)
     return seen
@@ -533,8 +534,8 @@ def backward(
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, sum_dk: Array, sum_dv: Array, skewed_diagonal_sums: Array, scratch: Scratch) -> None:
-        """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, and of the diagonals."""
+    def add_block(block: QueryBlock, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
+        """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, of the skewed diagonals."""
         q, total = scaled_queries(args, block), block.slice_rows(result.total)[..., None]
         # The weights are not divided by their total; dcontext and delta are instead: a row of dcontext is mostly
         # shorter than a row of weights.
@@ -542,8 +543,8 @@ def backward(
         sum_dq = np.zeros_like(q)
         for sub_block, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, sub_block, keys)
-            top = sub_block.slice_rows(result.top)[..., None]
-            if high - np.min(top, initial=np.inf) < cutoff:
+            row_shift = sub_block.slice_rows(result.row_shift)[..., None]
+            if high - np.min(row_shift, initial=np.inf) < cutoff:
                 continue
             at, at_keys = block.index_of_sub_block(sub_block), np.s_[:, :, index_of(keys)]
             k, v = sub_block.slice_keys(args.k, keys), sub_block.slice_keys(args.v, keys)
@@ -551,8 +552,8 @@ def backward(
             shape = (*q.shape[:2], sub_block.queries.length, count_of(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, sub_block, keys, q[at], weights)
-            weights -= top
-            args.exp_(weights, cutoff if low - np.max(top, initial=-np.inf) < cutoff else None)
+            weights -= row_shift
+            args.exp_(weights, cutoff if low - np.max(row_shift, initial=-np.inf) < cutoff else None)
             zero_hidden_(weights, hidden)
             sum_dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
             np.matmul(sub_block_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
@@ -562,17 +563,17 @@ def backward(
             if dbiased is not None:
                 dbiased[sub_block.score_index(dbiased.shape, keys)] = dscores
             if needs_diagonal_grad:
-                add_to_diagonal_sums(skewed_diagonal_sums, dscores, sub_block.queries, keys, t)
+                add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
-                slope = 1 - tanh_scores * tanh_scores
-                zero_hidden_(slope, hidden)  # that of inf - inf is NaN
-                dscores *= slope
+                tanh_slope = 1 - tanh_scores * tanh_scores
+                zero_hidden_(tanh_slope, hidden)  # the slope at a hidden inf - inf is NaN
+                dscores *= tanh_slope
             sum_dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ sub_block_q
             sum_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
         np.multiply(sum_dq, dtype.type(args.scale), out=block.slice_queries(dq))
 
-    def add_blocks(blocks: list[Block]) -> None:
-        """All blocks of some key/value heads: one thread does them, so that no two add to its gradients."""
+    def add_blocks(blocks: list[QueryBlock]) -> None:
+        """All blocks of some key/value heads: one thread does them, so that no two add to the same gradients."""
         keys = Span(0, args.band.s)
         out_dk, out_dv = blocks[0].slice_keys(dk, keys), blocks[0].slice_keys(dv, keys)
         sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")

@@ -30,7 +30,7 @@ AttendAllRows = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class RowBlocks:
+class RowBlockCall:
     """A call that is made for one block of rows after the other.
 
     Attributes:
@@ -86,7 +86,7 @@ def attend_in_row_blocks(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_scale: int = 1,
+    block_size_factor: int = 1,
     min_rows: int | None = None,
     scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
@@ -106,10 +106,10 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
+        block_size_factor: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
-        weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
+        weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout, blocks work in place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
@@ -132,15 +132,15 @@ def attend_in_row_blocks(
             tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **score_arrays
         )
     if weighing is not None and score_arrays["keep"] is None:
-        heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK_SCORES // heads_per_group, MIN_ROWS))
+        heads_per_block = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        blocks = tuple(band.row_blocks((4 if weighing.elementwise else 1) * BLOCK_SCORES // heads_per_block, MIN_ROWS))
         weighed = WeighingCall(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
-    call = RowBlocks(
-        attend_rows, arrays, band, block_scale * BLOCK_SCORES // batch_scores_per_pair, min_rows or MIN_ROWS
+    call = RowBlockCall(
+        attend_rows, arrays, band, block_size_factor * BLOCK_SCORES // batch_scores_per_pair, min_rows or MIN_ROWS
     )
     save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
@@ -158,7 +158,7 @@ def attend_in_row_blocks_vjp(
     call = residuals_of(tape)
     if isinstance(call, WeighingCall):
         return call.vjp(dcontext)
-    if not isinstance(call, RowBlocks):
+    if not isinstance(call, RowBlockCall):
         return attend_rows_vjp(tape, dcontext)
     grads: dict[str, Any] = {}
     for rows, keys in call.blocks():

@@ -174,7 +174,7 @@ class DisentangledAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_scale=4, attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
+            block_size_factor=4, attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -1,6 +1,7 @@
 """Functions whose intermediates are recomputed in the backward pass; between the passes only the arguments are kept.
 
-PyTorch's own checkpoint keeps the graph of what it recomputes, without its arrays: 45 kB more for a decoder's step.
+PyTorch's own checkpoint keeps the graph of what it recomputes, without its arrays: 45 kB more for each time step of
+`seq2seq`.
 """
 
 from collections.abc import Callable
@@ -16,37 +17,37 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 ARRAY = object()
 
 
-def remat(function: Callable[..., Any], at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], entries_at_once: int | None = None) -> Callable[..., Any]:
     """The function with its intermediates recomputed in the backward pass instead of kept.
 
     Gradients reach its arguments alone: tuples, lists and dictionaries of arrays and other values. PyTorch's compiler
     and transforms do not know such a function, and get it as it is.
 
     Args:
-        at_once: of a function of arrays that treats the entries of axis 0 alike and apart, how many of them are
-            recomputed at a time; None for all.
+        entries_at_once: how many entries of axis 0 are computed at a time, forward and backward, by a function that
+            treats each by itself; None for all.
     """
 
-    last: Any = None  # what many calls have in common is kept once
+    last_function: Any = None  # what many calls have in common is kept once
 
     def call(*arguments: Any) -> Any:
-        nonlocal last
+        nonlocal last_function
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or forward_ad._current_level >= 0:
             return function(*arguments)
         transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         tracers = torch._C._len_torch_dispatch_stack() > 0
         if transforms or tracers:
             return function(*arguments)
-        if at_once is not None and arguments[0].shape[0] > at_once:
-            parts = zip(*(x.split(at_once) for x in arguments), strict=True)
+        if entries_at_once is not None and arguments[0].shape[0] > entries_at_once:
+            parts = zip(*(x.split(entries_at_once) for x in arguments), strict=True)
             return tuple(torch.cat(results) for results in zip(*(call(*part) for part in parts), strict=True))
         leaves, structure = tree_flatten(arguments)
         arrays = [x for x in leaves if isinstance(x, Tensor)]
         others = [ARRAY if isinstance(x, Tensor) else x for x in leaves]
-        if last is None or (last.others, last.structure) != (others, structure):
-            last = FlatFunction(function, others, structure)
-        results = Recomputed.apply(last, *arrays)
-        return tree_unflatten(list(results), last.structure_of_results)
+        if last_function is None or (last_function.others, last_function.structure) != (others, structure):
+            last_function = FlatFunction(function, others, structure)
+        results = Recomputed.apply(last_function, *arrays)
+        return tree_unflatten(list(results), last_function.structure_of_results)
 
     return call
 

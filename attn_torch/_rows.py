@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
-from attn_torch._kernels.sdpa import under_torch_func
+from attn_torch._kernels.sdpa import under_transform
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, relative_positions
 from attn_torch._ops import Array, Tape, can_shape_by_values
-from attn_torch._weigh import WeighingCall
+from attn_torch._weigh import WeighingFunction
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK_SCORES, GPU_BLOCK_SCORES = 2**19, 2**25
@@ -32,7 +32,7 @@ AttendRows = Callable[..., tuple[Array, Array]]
 AttendAllRows = Callable[..., Any]
 
 
-def block_of(x: Array | None, rows: Span, keys: Span) -> Array | None:
+def block_last_query_first(x: Array | None, rows: Span, keys: Span) -> Array | None:
     """The block's part of an array broadcastable to `b h t s`, the last row first; an axis of length 1 serves all."""
     if x is None or x.ndim == 0:
         return x
@@ -53,7 +53,7 @@ def attend_in_row_blocks(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    block_scale: int = 1,
+    block_size_factor: int = 1,
     min_rows: int | None = None,
     scores_per_pair: int | None = None,
     weighing: Weighing | None = None,
@@ -76,11 +76,12 @@ def attend_in_row_blocks(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        block_scale: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again or is
-            costly; on a GPU it has no effect.
+        block_size_factor: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again
+            or is costly; on a GPU it has no effect.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
-        weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
+        weighing: how `attend_rows` weighs scores, if each row is by itself; on a CPU, without dropout, blocks work in
+            place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
@@ -100,7 +101,7 @@ def attend_in_row_blocks(
     one_block = (
         one_block or (step is not None and not step.uniform) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
     )
-    if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
+    if one_block or any(x is not None and x.is_meta for x in arrays) or under_transform(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
@@ -108,22 +109,22 @@ def attend_in_row_blocks(
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and score_arrays["keep"] is None and q.is_cpu and can_shape_by_values(q):
-        heads_per_group = max([1, *(n for x in maps if x is not None for n in x.shape)])
+        heads_per_block = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(
-            band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK_SCORES // heads_per_group, MIN_ROWS)
+            band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK_SCORES // heads_per_block, MIN_ROWS)
         )
-        context: Any = WeighingCall.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
+        context: Any = WeighingFunction.apply(q, k, v, mask, score_arrays["bias"], *maps, weighing, band, blocks)
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
         """The context of some rows. `attend_rows` gets the last one first, as `skew` has them."""
-        allowed = block_of(mask, rows, keys)
+        allowed = block_last_query_first(mask, rows, keys)
         if not band.covers(rows, keys):
             query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)
             key_positions = torch.arange(*keys, device=q.device)[None]
             in_band = in_window(query_positions, key_positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
-        arrays = {name: block_of(x, rows, keys) for name, x in score_arrays.items()}
+        arrays = {name: block_last_query_first(x, rows, keys) for name, x in score_arrays.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         relative_position = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
         queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
@@ -131,6 +132,6 @@ def attend_in_row_blocks(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    block_scores = block_scale * CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES
+    block_scores = block_size_factor * CPU_BLOCK_SCORES if q.is_cpu else GPU_BLOCK_SCORES
     blocks = band.row_blocks(block_scores // batch_scores_per_pair, min_rows or MIN_ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

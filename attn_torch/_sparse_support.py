@@ -8,7 +8,7 @@ NEWTON_STEPS = 4  # before what is left is sorted
 
 
 def support_of(z: Array, power: int) -> Array:
-    """Where z, the largest of a row 0, is above the tau for which the sum of max(z - tau, 0)^power is 1.
+    """Where z, whose rows have 0 as their largest, is above the tau for which the sum of max(z - tau, 0)^power is 1.
 
     If the row were its k largest z alone, it would have some tau. The tau of the whole row is the largest of these: for
     power 1 over all k, for power 2 over those k whose smallest z is at least their tau.

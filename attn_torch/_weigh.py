@@ -2,11 +2,11 @@
 
 A block is some queries of one head and the keys that they may see; of all heads, where maps mix these. Its scores stay
 in a core's caches while they become weights, and then are gone; the backward pass computes them again. Every pass over
-them counts: where the textbook writes a dozen arrays of this size, this file has
+them counts: the textbook writes a dozen arrays of this size. Here the weights are made, in place,
 
-- for a sigmoid one function in place;
-- for a softmax whose scores and weights are mixed PyTorch's own;
-- for sparsemax and entmax Newton's steps to the threshold, which never pass it from below, since the sum is convex
+- for a sigmoid by a sum with the offset and PyTorch's own function;
+- for a softmax whose scores and weights are mixed by PyTorch's own function;
+- for sparsemax and entmax by Newton's steps to the threshold, which never pass it from below, since the sum is convex
   (Michelot 1986). They start from the threshold of the largest of every few scores, which is never above that of
   all, since more scores only raise it; so two or three steps remain.
 """
@@ -32,17 +32,17 @@ COARSE_STEP = 2.0**-7  # Newton's steps on the largest of each group stop below 
 BLOCK_KEYS = 512
 
 
-class HeadGroup(NamedTuple):
-    """Some heads of one sequence of the batch."""
+class HeadBlock(NamedTuple):
+    """The heads of one sequence of the batch that a block has: one, or all where maps mix them."""
 
-    sequence: int
+    batch_index: int
     heads: Span
 
 
-BlockIndex = tuple[HeadGroup, Span, Span]  # which heads, queries and keys a block has
+BlockIndex = tuple[HeadBlock, Span, Span]  # which heads, queries and keys a block has
 
 
-class WeighingCall(Function):
+class WeighingFunction(Function):
     """The weighted sums of the values, `b t g v`, of q `b t g k`, k `b s g k` and v `b s g v`.
 
     Mask and bias are broadcastable to `b h t s`. Maps across the heads before and after the weighing, `g h` and `h g`,
@@ -58,12 +58,12 @@ class WeighingCall(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         inputs = *grad_outputs, *ctx.saved_tensors, *ctx.call, ctx.needs_input_grad[4]
-        dq, dk, dv, dbias, *dmaps = RowGradients.apply(*inputs)
+        dq, dk, dv, dbias, *dmaps = WeighingGradients.apply(*inputs)
         return dq, dk, dv, None, dbias, *dmaps, None, None, None
 
 
-class RowGradients(Function):
-    """`gradients_of`, which has no derivatives of its own."""
+class WeighingGradients(Function):
+    """The gradients of a weighing, by `gradients_of`, without derivatives of their own."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -72,7 +72,8 @@ class RowGradients(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise NotImplementedError(
-            "attend: expected derivatives of the first order, got a second; set implementation='textbook'"
+            "attend: expected derivatives of the first order, got a second; set implementation='textbook' or "
+            "return_weights=True"
         )
 
 
@@ -82,8 +83,8 @@ def context_of(q: Tensor, *arguments: Any) -> Tensor:
     b, t, g, _ = q.shape
     context = q.new_zeros((b, g, t, arguments[1].shape[-1]))
     for block in weighed_blocks(q, *arguments):
-        group, rows, _ = block.block_index
-        positions_view(context, group, rows).baddbmm_(block.mixed_weights, block.v)
+        head_block, rows, _ = block.block_index
+        positions_view(context, head_block, rows).baddbmm_(block.mixed_weights, block.v)
     return context.transpose(1, 2)
 
 
@@ -98,25 +99,26 @@ def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, b
     dbias = torch.zeros_like(rank4(upcast(bias))) if needs_dbias else None
     scratch, dcontext = Scratch(q), dcontext.transpose(1, 2).contiguous()
     for block in weighed_blocks(q, k, v, mask, bias, w_mix_scores, w_mix_weights, *call):
-        group, rows, columns = block.block_index
-        dy = positions_view(dcontext, group, rows)
-        positions_view(dv, group, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
-        dscores = torch.bmm(dy, block.v.mT, out=scratch("dscores", block.mixed_weights.shape))
+        head_block, rows, columns = block.block_index
+        dy = positions_view(dcontext, head_block, rows)
+        positions_view(dv, head_block, columns).mT.baddbmm_(dy.mT, block.mixed_weights)
+        dweights = dmixed_weights = torch.bmm(dy, block.v.mT, out=scratch("dmixed_weights", block.mixed_weights.shape))
         if dw_mix_weights is not None:
-            dw_mix_weights += heads_as_rows(block.weights) @ heads_as_rows(dscores).mT
-            dscores = mix(w_mix_weights, dscores, scratch("dweights", block.weights.shape))
-        scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
+            dw_mix_weights += heads_as_rows(block.weights) @ heads_as_rows(dmixed_weights).mT
+            dweights = mix(w_mix_weights, dmixed_weights, scratch("dweights", block.weights.shape))
+        scores_vjp_(weighing, block.weights.flatten(0, 1), dweights.flatten(0, 1))
+        dscores = dmixed_scores = dweights  # `scores_vjp_` wrote over them
         if dbias is not None:
             of_bias = block_view(dbias, block.block_index)
-            of_bias += dscores.sum_to_size(of_bias.shape)
+            of_bias += dmixed_scores.sum_to_size(of_bias.shape)
         if block.tanh is not None:
-            slope = 1 - block.tanh * block.tanh
-            dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
+            tanh_slope = 1 - block.tanh * block.tanh
+            dmixed_scores *= tanh_slope.masked_fill_(dmixed_scores == 0, 0.0)  # the slope at a hidden inf - inf is NaN
         if dw_mix_scores is not None:
-            dw_mix_scores += heads_as_rows(block.scores) @ heads_as_rows(dscores).mT
-            dscores = mix(w_mix_scores, dscores, scratch("dmixed_scores", block.scores.shape))
-        positions_view(dq, group, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
-        positions_view(dk, group, columns).mT.baddbmm_(block.q.mT, dscores)
+            dw_mix_scores += heads_as_rows(block.scores) @ heads_as_rows(dmixed_scores).mT
+            dscores = mix(w_mix_scores, dmixed_scores, scratch("dscores", block.scores.shape))
+        positions_view(dq, head_block, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
+        positions_view(dk, head_block, columns).mT.baddbmm_(block.q.mT, dscores)
     dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
     return dq, dk, dv, dbias, dw_mix_scores, dw_mix_weights
@@ -141,8 +143,8 @@ class WeighedBlock(NamedTuple):
     Attributes:
         block_index: the heads, and the spans of queries and keys.
         q, k, v: their arrays, `g t k`, `g s k` and `g s v`; the queries are scaled.
-        scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
-            heads are not mixed.
+        scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; without maps all
+            three are one array, which holds the weights.
         tanh: that of the softcap.
     """
 
@@ -168,44 +170,44 @@ def weighed_blocks(
     band: Band,
     blocks: tuple[tuple[Span, Span], ...],
 ) -> Iterator[WeighedBlock]:
-    """Every block of every head, or of all heads where they are mixed, with its weights, each until the next one is
-    asked for.
+    """Every block of every head, or of all heads where they are mixed, with its weights, which the next block writes
+    over.
     """
     mask, bias = rank4(mask), rank4(bias)
     (all_q, all_k, all_v), scratch = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Scratch(q)
-    heads_per_group = max([1, *(n for x in (w_mix_scores, w_mix_weights) if x is not None for n in x.shape)])
-    head_groups = [
-        HeadGroup(i, Span(j, j + heads_per_group))
+    heads_per_block = max([1, *(n for x in (w_mix_scores, w_mix_weights) if x is not None for n in x.shape)])
+    head_blocks = [
+        HeadBlock(i, Span(j, j + heads_per_block))
         for i in range(q.shape[0])
-        for j in range(0, q.shape[2], heads_per_group)
+        for j in range(0, q.shape[2], heads_per_block)
     ]
-    for group, (rows, key_span) in product(head_groups, blocks):
-        row_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else key_span.length
+    for head_block, (rows, key_span) in product(head_blocks, blocks):
+        block_weighing, width = weighing, BLOCK_KEYS if weighing.elementwise else key_span.length
         if weighing.elementwise and weighing.score_offset is None:
-            allowed = allowed_pairs(mask, bias, band, (group, rows, key_span), q)
+            allowed = allowed_pairs(mask, bias, band, (head_block, rows, key_span), q)
             count = key_counts(allowed, (rows.length, key_span.length), q).to(q.dtype)
-            row_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
+            block_weighing = replace(weighing, score_offset=-torch.log(count.clamp_(min=1)))
         for columns in (Span(i, min(i + width, key_span.stop)) for i in range(key_span.start, key_span.stop, width)):
-            index = group, rows, columns
+            index = head_block, rows, columns
             part_q, part_k, part_v = (
-                positions_view(all_q, group, rows),
-                positions_view(all_k, group, columns),
-                positions_view(all_v, group, columns),
+                positions_view(all_q, head_block, rows),
+                positions_view(all_k, head_block, columns),
+                positions_view(all_v, head_block, columns),
             )
             shape, tanh = (len(part_q), rows.length, columns.length), None
-            scores = weights = torch.bmm(part_q, part_k.mT, out=scratch("scores", shape))
+            scores = mixed_scores = torch.bmm(part_q, part_k.mT, out=scratch("scores", shape))
             if w_mix_scores is not None:
                 shape = w_mix_scores.shape[1], *shape[1:]
-                weights = mix(w_mix_scores.mT, scores, scratch("mixed_scores", shape))
+                mixed_scores = mix(w_mix_scores.mT, scores, scratch("mixed_scores", shape))
             if weighing.softcap is not None:
-                tanh = weights.div_(weighing.softcap).tanh_().clone()
-                weights.mul_(weighing.softcap)
+                tanh = mixed_scores.div_(weighing.softcap).tanh_().clone()
+                mixed_scores.mul_(weighing.softcap)
             if bias is not None:
-                weights.add_(upcast(block_view(bias, index)))
+                mixed_scores.add_(upcast(block_view(bias, index)))
             allowed = allowed_pairs(mask, bias, band, index, q)
-            allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
-            weigh_(row_weighing, weights.flatten(0, 1), allowed)
-            mixed_weights = weights
+            allowed = allowed if allowed is None else allowed.expand_as(mixed_scores).flatten(0, 1)
+            weigh_(block_weighing, mixed_scores.flatten(0, 1), allowed)
+            mixed_weights = weights = mixed_scores
             if w_mix_weights is not None:
                 mixed_weights = mix(
                     w_mix_weights.mT, weights, scratch("mixed_weights", (w_mix_weights.shape[1], *shape[1:]))
@@ -226,10 +228,10 @@ def allowed_pairs(
     return in_band if allowed is None else in_band & allowed
 
 
-def positions_view(x: Tensor, group: HeadGroup, positions: Span) -> Tensor:
+def positions_view(x: Tensor, head_block: HeadBlock, positions: Span) -> Tensor:
     """The view `n t k` of some heads and positions of an array `b h t k`."""
-    sequence, heads = group
-    return x[sequence, slice(*heads), slice(*positions)]
+    batch_index, heads = head_block
+    return x[batch_index, slice(*heads), slice(*positions)]
 
 
 def rank4(x: Any) -> Any:
@@ -250,7 +252,7 @@ def heads_as_rows(x: Tensor) -> Tensor:
 
 
 def mix(matrix: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """The sums over the heads of `g t s` times a matrix `h g`, `h t s`: one product, for which heads are rows."""
+    """A map across heads: a matrix `h g` times x, `g t s` with heads as rows, is `h t s`."""
     torch.mm(matrix, heads_as_rows(x), out=heads_as_rows(out))
     return out
 
@@ -294,11 +296,13 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     if allowed is not None:
         scores.masked_fill_(~allowed, -torch.inf)
     t, s = scores.shape
-    grouped = s - s % SCORES_PER_MAXIMUM
-    tops = torch.cat([scores[:, :grouped].unflatten(1, (SCORES_PER_MAXIMUM, -1)).amax(1), scores[:, grouped:]], 1)
+    num_grouped = s - s % SCORES_PER_MAXIMUM
+    tops = torch.cat(
+        [scores[:, :num_grouped].unflatten(1, (SCORES_PER_MAXIMUM, -1)).amax(1), scores[:, num_grouped:]], 1
+    )
     top = tops.amax(1, keepdim=True)
-    nothing = top == -torch.inf
-    shift = top.masked_fill(nothing, 0.0)
+    all_neg_inf = top == -torch.inf
+    shift = top.masked_fill(all_neg_inf, 0.0)
     tau = torch.full_like(top, -power)  # where the largest alone, which is 0 now, weighs 1
     for z, tolerance in ((tops.sub_(shift), COARSE_STEP), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
         tau = threshold_from_below(z, tau, power, tolerance)
@@ -306,13 +310,14 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     if power == 2:
         scores.square_().mul_(0.25)
     undefined = ~(top < torch.inf)
-    undefined |= nothing if allowed is None else nothing & allowed.expand_as(scores).any(1, keepdim=True)
+    undefined |= all_neg_inf if allowed is None else all_neg_inf & allowed.expand_as(scores).any(1, keepdim=True)
     if undefined.any():
         scores.masked_fill_(undefined, torch.nan)
 
 
 def threshold_from_below(z: Tensor, tau: Tensor, power: int, tolerance: float) -> Tensor:
-    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it.
+    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power; the argument `tau` is a lower
+    bound of it.
 
     Steps end with one that is not longer than `tolerance`.
     """

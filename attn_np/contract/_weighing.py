@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Weighing:
-    """A function from scores to weights, each row by itself.
+    """Which function makes weights of scores, row by row, and its options.
 
     Attributes:
         name: "sigmoid", "sparsemax", "entmax15", or "softmax" where maps mix the heads.

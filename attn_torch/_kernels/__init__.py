@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
-from attn_torch._kernels.blocks import BlockAttention, queries_of_block
+from attn_torch._kernels.blocks import BlockAttention, queries_per_block
 from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_inputs
 from attn_torch._ops import dtype_name, to_dtype, upcast
@@ -75,15 +75,15 @@ def attend(
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, diagonal_bias))
     if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        diagonals = diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         sdpa_eligible = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
-        sdpa_eligible = sdpa_eligible and not needs_grad(q, k, v, diagonals)
-        if sdpa_eligible and sdpa.supports_diagonal_bias(q, k, v, diagonals):
-            context = sdpa.attend_by_diagonals(q, k, v, diagonals, limits, float(scale))
+        sdpa_eligible = sdpa_eligible and not needs_grad(q, k, v, diagonal_bias)
+        if sdpa_eligible and sdpa.supports_diagonal_bias(q, k, v, diagonal_bias):
+            context = sdpa.attend_by_diagonals(q, k, v, diagonal_bias, limits, float(scale))
             return to_dtype(prepend_empty_rows(first_query, context), dtype), None
-        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, diagonals):
-            by_pair = skew_last_query_first(diagonals, q.shape[1], k.shape[1]).flip(2)
-            bias, diagonal_bias = by_pair if bias is None else by_pair + bias, None
+        if all_at_once or sdpa.under_transform(q, k, v, mask, bias, diagonal_bias):
+            bias_by_pair = skew_last_query_first(diagonal_bias, q.shape[1], k.shape[1]).flip(2)
+            bias, diagonal_bias = bias_by_pair if bias is None else bias_by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
@@ -99,7 +99,7 @@ def attend(
         pattern_text, *pattern_arrays = packed_pattern = PackedPattern.of(pattern)
         skewed_bias = None
         if diagonal_bias is not None:
-            rows = queries_of_block(q, packed_pattern)
+            rows = queries_per_block(q, packed_pattern)
             skewed_bias = skew_last_query_first(diagonal_bias, rows, diagonal_bias.shape[-1] - rows + 1)
             skewed_bias = skewed_bias.flip(2).contiguous()
         inputs = *arrays, sinks, *pattern_arrays, skewed_bias

@@ -62,7 +62,7 @@ class Block(NamedTuple):
         return x[tuple(index)]
 
     def add(self, total: Tensor, axes: str, x: Tensor) -> None:
-        """Add to the block's part of an array, summed over the axes that have length 1 in it."""
+        """Add x, summed over the axes that have length 1 in `total`, to the block's part of `total`."""
         key_axis = axes.find("s")
         has_keys = key_axis >= 0 and total.shape[key_axis] > 1
         scattered = self.keys if isinstance(self.keys, Tensor) and has_keys else None
@@ -80,8 +80,8 @@ class Block(NamedTuple):
 class BlockedCall:
     """A call cut into blocks, its arrays with their heads first: q `b g r t k`, k `b g s k`, masks `b g r t s`.
 
-    A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
-    and values begin with an entry of zeros for it.
+    A sink is a column of scores before those of a block's keys: its score is written over the product, its weight is
+    set to 0 after the softmax. Keys and values begin with an entry of zeros for it.
 
     A bias by diagonal is stored as `b g r t n`, skewed for one block of queries; a later block reads the same rows
     further to the left.
@@ -110,7 +110,7 @@ class BlockedCall:
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
-        self.block_queries = queries_of_block(q, PackedPattern(pattern_text, *pattern_arrays))
+        self.block_queries = queries_per_block(q, PackedPattern(pattern_text, *pattern_arrays))
         self.skewed_bias = None if skewed_bias is None else self.by_group(skewed_bias)
         diagonals = None if skewed_bias is None else diagonals_of(skewed_bias)
         self.skewed_bias_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
@@ -124,7 +124,7 @@ class BlockedCall:
             self.left = self.right = None
             self.pattern_table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
-        self.upper = square.triu()  # with the diagonal
+        self.upper_triangle = square.triu()  # with the diagonal
         self.buffers: dict[str, Tensor] = {}
 
     def heads_first(self, x: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ class BlockedCall:
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
     def effective_windows_of(self, significant: Tensor) -> list[tuple[int, int]] | None:
-        """For each key/value head, how many keys before and after a query's own position have a weight that counts,
-        from which diagonals have one, `b h 1 n`; None where all have.
+        """For each key/value head, how many keys before and after a query's own position have weights that count:
+        `significant`, `b h 1 n`, marks the diagonals of these. None where all count.
         """
         if bool(significant.all()):
             return None
@@ -168,11 +168,12 @@ class BlockedCall:
             key_stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
             window_keys = slice(key_start, max(key_start, key_stop))
             keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), queries)
-            heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
-            heads = heads if self.effective_windows is None else 1  # each has a window of its own
+            kv_heads_per_block = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
+            if self.effective_windows is not None:  # each has a window of its own
+                kv_heads_per_block = 1
             if self.pattern is not None and self.sequences_differ(queries):
-                heads = min(heads, self.g)
-            for batch, kv_heads in batch_and_heads(self.b, self.g, heads):
+                kv_heads_per_block = min(kv_heads_per_block, self.g)
+            for batch, kv_heads in batch_and_heads(self.b, self.g, kv_heads_per_block):
                 keys = (
                     self.keys_in_effective_window(kv_heads, queries, window_keys)
                     if self.pattern is None
@@ -210,20 +211,21 @@ class BlockedCall:
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
-        keys, span = positions[block.keys], (block.queries.start, block.queries.stop)
-        queries = torch.arange(*span, device=self.q.device).int()
-        if block.allowed is None and len(keys) > 0:
+        key_positions, span = positions[block.keys], (block.queries.start, block.queries.stop)
+        query_indices = torch.arange(*span, device=self.q.device).int()
+        if block.allowed is None and len(key_positions) > 0:
             surely_see = slice_batch(self.pattern_table.certain, block.batch)
             surely_see = surely_see[:, block.queries.start // self.block_queries].all(0)
-            unsure = (~surely_see[keys // PATTERN_KEYS]).nonzero()[:, 0]
+            unsure = (~surely_see[key_positions // PATTERN_KEYS]).nonzero()[:, 0]
             if len(unsure) == 0:
                 return block
             first, last = int(unsure[0]), int(unsure[-1])
-            block = block._replace(partly_visible_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
-        keys = keys[block.partly_visible_keys]
-        parts = {"b t": (slice(None), block.queries), "b s": (slice(None), keys.long()), "b": (slice(None),)}
+            everywhere = last - first == len(key_positions) - 1
+            block = block._replace(partly_visible_keys=ALL if everywhere else slice(first, last + 1))
+        key_positions = key_positions[block.partly_visible_keys]
+        parts = {"b t": (slice(None), block.queries), "b s": (slice(None), key_positions.long()), "b": (slice(None),)}
         pattern = self.pattern.map(lambda axes, x: slice_batch(x, block.batch)[parts[axes]])
-        pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
+        pairs = visible_pairs(pattern, query_indices[None] + (self.s - self.t), key_positions[None])[:, None]
         allowed = pairs if block.allowed is None else pairs & block.allowed
         seen, empty_rows = any_of(any_of(allowed, 3), 2), ~any_of(allowed, -1)[..., None]
         if block.partly_visible_keys != ALL:
@@ -251,10 +253,10 @@ class BlockedCall:
 
     def skewed_bias_block(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
-        queries, shift = block.queries.stop - block.queries.start, self.t - block.queries.stop
+        num_queries, shift = block.queries.stop - block.queries.start, self.t - block.queries.stop
         keys = block.keys
         keys = slice(keys.start + shift, keys.stop + shift) if isinstance(keys, slice) else keys + shift
-        return block._replace(queries=slice(self.block_queries - queries, self.block_queries), keys=keys)
+        return block._replace(queries=slice(self.block_queries - num_queries, self.block_queries), keys=keys)
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x y for each head."""
@@ -282,7 +284,7 @@ class BlockedCall:
             part = pad(part[:, :, 1:], (0, 0, 1, 0))  # the sink's entry is 0: here it is the key before the block's
         return part.flatten(0, 1)
 
-    def by_axes(self, x: Tensor, block: Block) -> Tensor:
+    def split_axes(self, x: Tensor, block: Block) -> Tensor:
         """`(b g) (r t) s` -> `b g r t s`."""
         b, g, t = (part.stop - part.start for part in (block.batch, block.kv_heads, block.queries))
         return x.view(b, g, self.r, t, x.shape[-1])
@@ -293,22 +295,22 @@ class BlockedCall:
         Positions hide a triangle of keys at either end of the block. None is returned where these alone hide: then
         every query sees a key.
         """
-        queries, keys = scores.shape[-2:]
+        num_queries, num_keys = scores.shape[-2:]
         first_key = block.keys.start if isinstance(block.keys, slice) else 0
         own_key = block.queries.start + self.s - self.t - first_key  # at the first query's position, in the block
         edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
-        if self.right is not None and (first_hidden := own_key + self.right + 1) < keys:
-            edges.append((slice(first_hidden, keys), self.upper[:queries, : keys - first_hidden]))
-        if self.left is not None and (stop := min(keys, own_key - self.left + queries - 1)) > 0:
+        if self.right is not None and (first_hidden := own_key + self.right + 1) < num_keys:
+            edges.append((slice(first_hidden, num_keys), self.upper_triangle[:num_queries, : num_keys - first_hidden]))
+        if self.left is not None and (stop := min(num_keys, own_key - self.left + num_queries - 1)) > 0:
             column = self.left - own_key
-            edges.append((slice(stop), ~self.upper[:queries, column : column + stop]))
+            edges.append((slice(stop), ~self.upper_triangle[:num_queries, column : column + stop]))
         allowed = block.allowed
         if allowed is None:
             for edge, outside in edges:
                 scores[..., edge].masked_fill_(outside, -torch.inf)
             return None
         if edges:
-            allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
+            allowed = allowed.expand(*allowed.shape[:3], num_queries, num_keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
         disallowed_to_neg_inf_(scores[..., block.partly_visible_keys], allowed)
@@ -317,13 +319,15 @@ class BlockedCall:
         return ~allowed.any(-1, keepdim=True)
 
     def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap, None without one."""
+        """The scores, `(b g) (r t) s`; the queries that see neither key nor sink; the tanh of the softcap, None without
+        one.
+        """
         scores = self.product("scores", self.along_queries(self.q, block), self.along_keys(self.k, block).mT)
         tanh_scores = None
         if self.softcap is not None:
             tanh_scores = scores.div_(self.softcap).tanh_()
             scores = torch.mul(tanh_scores, self.softcap, out=self.scratch("capped", tanh_scores.shape))
-        scores_by_axes, key_block = self.by_axes(scores, block), self.without_sink(block)
+        scores_by_axes, key_block = self.split_axes(scores, block), self.without_sink(block)
         key_scores = scores_by_axes[..., self.sink_columns :]
         if self.bias is not None:
             key_scores += key_block.part(self.bias, "bgrts")
@@ -344,12 +348,12 @@ def diagonals_of(skewed_bias: Tensor) -> Tensor:
     return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
 
 
-def queries_of_block(q: Tensor, pattern: PackedPattern) -> int:
+def queries_per_block(q: Tensor, pattern: PackedPattern) -> int:
     """How many queries of one head are in a block."""
-    queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
+    num_queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
     if pattern.by_query is not None:  # each query may see other keys: smaller blocks waste less work on hidden scores
-        queries = -(-queries // 2)
-    return min(q.shape[1], queries)
+        num_queries = -(-num_queries // 2)
+    return min(q.shape[1], num_queries)
 
 
 def any_of(x: Tensor, dim: int) -> Tensor:
@@ -367,9 +371,9 @@ def slice_batch(x: Tensor, batch: slice) -> Tensor:
     return x[batch] if x.shape[0] > 1 else x
 
 
-def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:
+def batch_and_heads(b: int, g: int, kv_heads_per_block: int) -> Iterator[tuple[slice, slice]]:
     """The batch and the key/value heads in parts of about as many heads: all of some sequences, or some of one."""
-    sequences, heads = max(1, heads // g), min(heads, g)
+    sequences, heads = max(1, kv_heads_per_block // g), min(kv_heads_per_block, g)
     for i in range(0, b, sequences):
         for j in range(0, g, heads):
             yield slice(i, min(i + sequences, b)), slice(j, min(j + heads, g))
@@ -410,10 +414,10 @@ def blocks_forward(*inputs: Any) -> Outputs:
         probs = torch.softmax(scores, -1, out=scores)
         if top is not None:  # the largest weight is exp(top - lse): two passes for `logsumexp`'s four, and no copy
             block_lse = torch.where(top.isinf(), top, top - probs.amax(-1, keepdim=True).log_())
-            block.part(call.by_group(lse), "bgrt").copy_(call.by_axes(block_lse, block)[..., 0])
+            block.part(call.by_group(lse), "bgrt").copy_(call.split_axes(block_lse, block)[..., 0])
         if call.sink_columns:
             probs[..., 0] = 0.0
-        part = call.by_axes(call.product("context", probs, call.along_keys(call.v, block)), block)
+        part = call.split_axes(call.product("context", probs, call.along_keys(call.v, block)), block)
         block.part(by_heads, "bgrtk").copy_(part if empty_rows is None else part.masked_fill_(empty_rows, 0.0))
     return context, lse
 
@@ -444,16 +448,16 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         scores, empty_rows, tanh_scores = call.scores(block)
         probs = torch.softmax(scores, -1, out=scores)
         if empty_rows is not None:
-            call.by_axes(probs, block).masked_fill_(empty_rows, 0.0)
+            call.split_axes(probs, block).masked_fill_(empty_rows, 0.0)
         if call.effective_windows is not None:  # far keys: products with numbers below the normal ones are slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
         block_dcontext = call.along_queries(dcontext, block)
         dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
-        # Rows of queries that see no key are among them: the lse's gradient reaches their sink.
+        # Not by `along_queries`, which zeroes rows without a key: the lse's gradient reaches the sink of these.
         dscores.sub_(block.part(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
-        dscores_by_axes = call.by_axes(dscores, block)
+        dscores_by_axes = call.split_axes(dscores, block)
         if dsinks is not None:
             block.add(dsinks, "bgr", dscores_by_axes[..., 0].sum(-1))
             probs[..., 0] = dscores[..., 0] = 0.0
@@ -465,11 +469,11 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
                 dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
             )
         if tanh_scores is not None:
-            slope = tanh_scores.square_().neg_().add_(1.0)
-            dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
+            tanh_slope = tanh_scores.square_().neg_().add_(1.0)
+            dscores.mul_(tanh_slope.masked_fill_(probs == 0, 0.0))  # the slope at a hidden inf - inf is NaN
         block.add(dk, "bgks", call.product("dk", call.along_queries(call.q, block).mT, dscores))
         block_dq = call.product("dq", dscores, call.along_keys(call.k, block))
-        block.part(dq_heads_first, "bgrtk").copy_(call.by_axes(block_dq, block))
+        block.part(dq_heads_first, "bgrtk").copy_(call.split_axes(block_dq, block))
     dk, dv = (x[..., call.sink_columns :].permute(0, 3, 1, 2).contiguous() for x in (dk, dv))
     return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dskewed_bias) if x is not None)]
 
@@ -510,7 +514,7 @@ class BlockAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dcontext, dlse = grad_outputs
-        context, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        context, *arrays = ctx.saved_tensors  # read once: under a checkpoint, reading frees them
         has_sinks = arrays[5] is not None
         # A bias may be as large as all scores.
         needs_dbias, needs_dskewed_bias = ctx.needs_input_grad[4], ctx.needs_input_grad[NUM_ARRAYS - 1]

@@ -21,27 +21,27 @@ from attn_torch._ops import skew as skew_last_query_first
 # fewer than 768 it is slow.
 ROWS_PER_CALL = 1024
 # On a CPU, calls whose key and value widths differ by this factor use `blocks`: the kernel takes one width for both.
-MAX_WIDTH_RATIO = 3
+BLOCKS_WIDTH_RATIO = 3
 
 
 def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel computes the same function, does not form all scores, and is no slower than blocks."""
-    if 0 in (*q.shape, *k.shape, *v.shape) or under_torch_func(q, k, v, mask, bias):
+    if 0 in (*q.shape, *k.shape, *v.shape) or under_transform(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]
-    if q.is_cpu and max(widths) >= MAX_WIDTH_RATIO * min(widths):
+    if q.is_cpu and max(widths) >= BLOCKS_WIDTH_RATIO * min(widths):
         return False
     if mask is None and bias is None:
-        # It counts from the first key, and hides before it scales.
+        # Its causal mask puts query 0 at key 0, and it hides before it scales.
         return limits == (None, None) or (limits == (None, 0) and q.shape[1] == k.shape[1] and scale > 0)
     # On other devices the kernels differ in what they take; none gives the gradient of a bias in O(t) memory.
     constant = bias is None or not (bias.requires_grad and torch.is_grad_enabled())
     return limits == (None, None) and q.is_cpu and constant
 
 
-def under_torch_func(*arrays: Tensor | None) -> bool:
+def under_transform(*arrays: Tensor | None) -> bool:
     """Whether `vmap`, `torch.func` or forward mode is at work: the kernel on a CPU has no rules for them."""
     if torch.compiler.is_compiling():
         return False
@@ -74,8 +74,8 @@ def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tenso
 def negligible_diagonals(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: float) -> Tensor:
     """Where a bias by diagonal makes weights so small that a processor is slow with them: `1 h 1 n`.
 
-    That is below the normal numbers after a division by the weight of the query's own position; no product exceeds
-    |q| |k| in size.
+    That is where the weight, divided by that of the query's own position, is surely below the normal numbers; no
+    product exceeds |q| |k| in size.
     """
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
@@ -85,7 +85,7 @@ def negligible_diagonals(q: Tensor, k: Tensor, diagonal_bias: Tensor, scale: flo
 
 
 def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, limits: Limits, scale: float) -> Tensor:
-    """The context, `b t h v`, of calls with one number for each diagonal, `1 h 1 n`, -inf for those that are hidden."""
+    """The context, `b t h v`, of calls with one number per diagonal, `1 h 1 n`; what the limits hide is hidden here."""
     band = Band(q.shape[1], k.shape[1], *limits)
     relative_position = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
     left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
@@ -100,7 +100,7 @@ def attend_by_diagonals(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor, 
         keys = band.keys(queries)
         diagonals = diagonal_bias[..., band.t - queries.stop + keys.start :][..., : queries.length + keys.length - 1]
         last_first = q[:, slice(*queries)].flip(1)
-        by_pair = skew_last_query_first(diagonals, queries.length, keys.length)
+        bias_by_pair = skew_last_query_first(diagonals, queries.length, keys.length)
         of_keys = k[:, slice(*keys)], v[:, slice(*keys)]
-        contexts.append(attend(last_first, *of_keys, None, by_pair, (None, None), scale).flip(1))
+        contexts.append(attend(last_first, *of_keys, None, bias_by_pair, (None, None), scale).flip(1))
     return torch.cat(contexts, 1)

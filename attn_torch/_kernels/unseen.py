@@ -1,4 +1,4 @@
-"""What positions, patterns and masks hide, before any scores are formed."""
+"""What positions, patterns and masks hide: in inputs, in scores, and as operations of PyTorch take it."""
 
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class PackedPattern(NamedTuple):
 
 
 def limits_of(causal: bool, window: Limits | None, t: int, s: int) -> Limits:
-    """Causality and window as one; None where that hides nothing."""
+    """Causality and window as one pair (left, right); a side that hides nothing is None."""
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
     left = None if left is None or statically_true(left >= s - 1) else left

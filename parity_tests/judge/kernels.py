@@ -50,9 +50,9 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {
             "ONE_BLOCK_SCORES": 0,
             "ONE_BLOCK_HEAD_SCORES": 0,
-            "SHORT_QUERY": 0,
+            "SHORT_QUERIES": 0,
             "MAX_ROWS": 6,
-            "MASKED_BLOCK_QUERIES": 2,
+            "WINDOW_BLOCK_QUERIES": 2,
             "MIN_KEYS": 3,
             "MIN_PRODUCT_MULTIPLICATIONS": 0,
             "PATTERN_BLOCK": 3,

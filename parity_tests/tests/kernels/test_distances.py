@@ -22,7 +22,7 @@ blocks: Any = import_module("attn_torch._kernels.blocks")
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS_PER_CALL": 4}
 # Blocks of two strips.
-SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2, "MAX_ROWS": 24, "MASKED_BLOCK_QUERIES": 4}
+SMALL["jax"] = SMALL["jax"] | {"STRIP_ROWS": 2, "MAX_ROWS": 24, "WINDOW_BLOCK_QUERIES": 4}
 
 
 def found(tree: Tree, case: str) -> Arrays:
@@ -95,9 +95,9 @@ def test_a_bias_by_distance_is_that_bias_by_pairs(name: str, case: str) -> None:
 
 def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     if tree.name == "numpy":
-        real = _kernels.Block.slice_diagonals
+        real = _kernels.QueryBlock.slice_diagonals
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
-        patch.setattr(_kernels.Block, "slice_diagonals", rolled)
+        patch.setattr(_kernels.QueryBlock, "slice_diagonals", rolled)
     elif tree.name == "torch":
         at = blocks.BlockedCall.skewed_bias_block
 
@@ -108,8 +108,8 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         patch.setattr(blocks.BlockedCall, "skewed_bias_block", late)
     else:
         module = import_module("attn_jax._kernels")
-        at = module._start_in_skewed_bias
-        patch.setattr(module, "_start_in_skewed_bias", lambda *given: [(n, column - 1) for n, column in at(*given)])
+        at = module._strip_starts
+        patch.setattr(module, "_strip_starts", lambda *given: [(n, column - 1) for n, column in at(*given)])
 
 
 def bias_of_the_first_queries(patch: pytest.MonkeyPatch, tree: Tree) -> None:

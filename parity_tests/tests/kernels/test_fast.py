@@ -86,7 +86,7 @@ def one_key_ahead(patch: pytest.MonkeyPatch) -> None:
 def the_top_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """In the backward pass the weights are relative to 0."""
     backward: Any = in_numpy.backward
-    forgotten = lambda result, *rest: backward(replace(result, top=0 * result.top), *rest)  # noqa: E731
+    forgotten = lambda result, *rest: backward(replace(result, row_shift=0 * result.row_shift), *rest)  # noqa: E731
     patch.setattr(in_numpy, "backward", forgotten)
 
 

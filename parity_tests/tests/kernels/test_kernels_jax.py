@@ -42,9 +42,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
         "ONE_BLOCK_SCORES": 0,
         "ONE_BLOCK_HEAD_SCORES": 0,
-        "SHORT_QUERY": 0,
+        "SHORT_QUERIES": 0,
         "MAX_ROWS": 2,
-        "MASKED_BLOCK_QUERIES": 2,
+        "WINDOW_BLOCK_QUERIES": 2,
         "MIN_KEYS": 3,
         "MIN_PRODUCT_MULTIPLICATIONS": 0,
         "PATTERN_BLOCK": 3,
@@ -302,9 +302,9 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int, pytestconfig: py
         places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
         for i, together in product(range(plan.num_query_blocks), (True, False)):
             whole = np.zeros((2, 2 * shared, plan.block_queries, s), bool)
-            first, end, key_block = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
+            first, end, key_block_at = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
             for n in range(first, int(end)):
-                j = key_block(n)
+                j = key_block_at(n)
                 bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
                 allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
                 allowed = allowed.reshape(2, 2 * shared, plan.block_queries, plan.block_keys)

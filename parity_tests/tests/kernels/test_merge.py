@@ -287,7 +287,7 @@ def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
 
 KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name: the path and the edit
     ("numpy", "its gradient forgotten"): ("fused", "delta - dlse.astype(dtype, copy=False)", "delta"),
-    ("numpy", "the largest score not added again"): ("blocks", "lse = self.top /", "lse = 0 * self.top /"),
+    ("numpy", "the largest score not added again"): ("blocks", "lse = self.row_shift /", "lse = 0 * self.row_shift /"),
     ("jax", "its gradient forgotten"): ("blocks", "- where(empty_rows, 0.0, dlse_i / total_i)", ""),
     ("jax", "its gradient not divided by the sum"): ("blocks", "dlse_i / total_i)", "dlse_i)"),
     ("jax", "the largest score not added again"): ("fused", "where(empty_rows, 0.0, top) + log(", "log("),

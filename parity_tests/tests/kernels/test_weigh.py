@@ -163,12 +163,16 @@ def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPat
     assert ((scores > start).sum(1) < 4096 // room.SCORES_PER_MAXIMUM).all()
 
 
-@pytest.mark.parametrize("name", ["sigmoid_attention", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("name", ["sigmoid_attention", "sparsemax", "entmax15", "talking_heads"])
 def test_a_second_derivative_of_rows_in_blocks_is_refused(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an input alone, which an error at the leaves would not reach, and beside a residual, which would hide it."""
     in_small_blocks(monkeypatch, "torch")
     layer = attn_torch.build(name, d_model=6, num_heads=2, dtype="float64")
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 9, 6))).requires_grad_()
     (grad,) = torch.autograd.grad(((x + layer(x)) ** 2).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="got a second; set implementation='textbook'"):
+    with pytest.raises(NotImplementedError, match="set implementation='textbook' or return_weights=True"):
         torch.autograd.grad(grad.sum(), x)
+    y, _ = layer(x, return_weights=True)
+    (grad,) = torch.autograd.grad(((x + y) ** 2).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    assert second.isfinite().all()

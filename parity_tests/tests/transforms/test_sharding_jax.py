@@ -45,9 +45,9 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
         {
             "ONE_BLOCK_SCORES": 0,
             "ONE_BLOCK_HEAD_SCORES": 0,
-            "SHORT_QUERY": 0,
+            "SHORT_QUERIES": 0,
             "MAX_ROWS": 4,
-            "MASKED_BLOCK_QUERIES": 4,
+            "WINDOW_BLOCK_QUERIES": 4,
             "MIN_KEYS": 3,
             "MIN_PRODUCT_MULTIPLICATIONS": 0,
             "PATTERN_BLOCK": 3,
