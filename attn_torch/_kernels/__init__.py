@@ -75,7 +75,7 @@ def attend(
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, diagonal_bias))
     if diagonal_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        diagonal_bias = upcast(diagonal_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        diagonal_bias = diagonal_bias.to(q.dtype)[..., first_key : t + s - 1 - first_query]
         sdpa_eligible = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
         sdpa_eligible = sdpa_eligible and not needs_grad(q, k, v, diagonal_bias)
         if sdpa_eligible and sdpa.supports_diagonal_bias(q, k, v, diagonal_bias):

@@ -233,8 +233,8 @@ def all_keys_counted(patch: pytest.MonkeyPatch, weigh: Any) -> None:
 
 
 def positions_of_the_first_block(patch: pytest.MonkeyPatch, weigh: Any) -> None:
-    positions = weigh.SigmoidPlan.positions
-    patch.setattr(weigh.SigmoidPlan, "positions", lambda plan, i: positions(plan, 0 * i))
+    positions = weigh.SigmoidPlan.query_positions
+    patch.setattr(weigh.SigmoidPlan, "query_positions", lambda plan, i: positions(plan, 0 * i))
 
 
 def gradients_of_the_first_keys(patch: pytest.MonkeyPatch, weigh: Any) -> None:
