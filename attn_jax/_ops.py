@@ -415,7 +415,7 @@ def _softmax_jvp(axis: int, primals: Any, tangents: Any) -> Any:
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
     """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
 
-    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    Where no key is allowed, or all overflow to -inf, the weights are 0 and the logarithm is -inf: a part for `merge`.
     """
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(scores, -1)[..., None]

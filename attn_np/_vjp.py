@@ -389,7 +389,9 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
         TypeError: it carries none.
     """
     if isinstance(function, partial):
-        return partial(rule_of(function.func), **function.keywords)
+        rule = rule_of(function.func)
+        by_position = dict(zip(signature(function.func).parameters, function.args, strict=False))
+        return partial(rule, **by_position, **function.keywords)
     if not callable(getattr(function, "vjp", None)):
         name = getattr(function, "__name__", repr(function))
         fix = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
@@ -409,7 +411,9 @@ def cast_like(grad: Any, x: Any) -> Any:
 def function_value_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
-    """`value_and_vjp` of a function that carries a rule."""
+    """`value_and_vjp` of a function that carries a rule; of a `partial`, what it fixes has gradients as well."""
+    if isinstance(function, partial):
+        inputs, options, function = (*function.args, *inputs), function.keywords | options, function.func
     rule, call = rule_of(function), signature(function).bind(*inputs, **options)
     call.apply_defaults()
     named = call.arguments
