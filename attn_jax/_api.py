@@ -29,7 +29,7 @@ def layer_class(variant: str) -> type[Layer[Any]]:
     return getattr(import_module(f"{__package__}.{variant}"), contract.get(variant).Config.class_name)
 
 
-def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:
+def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **fields: Any) -> Any:
     """A layer in evaluation mode, with weights that are the same bits in every package.
 
     Args:
@@ -37,16 +37,16 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
         seed: integer from 0; draws every parameter.
         dtype: float64, float32, bfloat16 or float16.
         device: where the parameters live, as the framework says it; in NumPy "cpu".
-        config: the fields of the variant's Config.
+        fields: those of the variant's Config.
 
     Raises:
         ValueError: an unknown variant, or a value that cannot be right.
         TypeError: an unknown or missing field.
     """
-    fields, device = contract.config(variant, **config), check_device(device)
+    config, device = contract.config(variant, **fields), check_device(device)
     dtype = check_dtype(variant, dtype)
-    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, dtype).items()}
-    return layer_class(fields.variant).from_params(fields, values, dtype, seed)
+    values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
+    return layer_class(config.variant).from_params(config, values, dtype, seed)
 
 
 def save(
@@ -68,7 +68,7 @@ def save(
         module: the layer.
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for our own names.
-        layer: number of the layer in the foreign names, 0 by default.
+        layer: the layer's number in the foreign names, 0 by default.
         part: which block of attention, if a layer has several.
         prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
@@ -98,7 +98,7 @@ def load(
     cast: bool = False,
     finite: bool = True,
     device: Device = None,
-    **config: Any,
+    **fields: Any,
 ) -> Any:
     """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
 
@@ -111,16 +111,16 @@ def load(
     Args:
         path: the file, or the index of its shards (`*.safetensors.index.json`).
         into: a layer that takes the weights in place; a new one by default.
-        layout: name of a foreign layout, such as "bert"; or of the file's variant, to have it converted.
+        layout: a foreign layout, such as "bert", or the file's variant where `variant` names another to convert it to.
         variant: the variant to return, for a layout with several and for a file without our metadata.
-        layer: number of the layer, for a layout with several.
+        layer: the layer's number in the foreign names, for a layout with several.
         part: which block of attention, if a layer has several, such as "cross".
         prefix: what comes before the layer's keys; other keys are ignored.
         dtype: the dtype to return; `into`'s, else the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
         device: where the parameters of a new layer live.
-        config: fields of the Config; those that the file states must agree.
+        fields: those of the Config; those that the file states must agree.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
@@ -134,13 +134,13 @@ def load(
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
     device = check_device(device)
     layer_config = into.config if into else None
-    target = requested_dtype(layer_config, into.params() if into else {}, dtype)
+    target_dtype = requested_dtype(layer_config, into.params() if into else {}, dtype)
     selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
-    file = read(path, config=layer_config, dtype=target, cast=cast, finite=finite, **selection, **config)
-    dtype = check_dtype(file.config.variant, file.dtype or target or "float32")
-    values = pop_on_read(file.values, lambda x: from_numpy(x, device))
+    weight_file = read(path, config=layer_config, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)
+    dtype = check_dtype(weight_file.config.variant, weight_file.dtype or target_dtype or "float32")
+    values = pop_on_read(weight_file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(file.config.variant).from_params(file.config, values, dtype)
+        return layer_class(weight_file.config.variant).from_params(weight_file.config, values, dtype)
     into.set_params(values)
     into.eval()
     return into
@@ -160,7 +160,7 @@ def load_pretrained(
     finite: bool = True,
     device: Device = None,
     report: Callable[[str], object] | None = None,
-    **config: Any,
+    **fields: Any,
 ) -> Any:
     """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it.
 
@@ -169,7 +169,7 @@ def load_pretrained(
 
     Args:
         path: the folder with `config.json` and the weights, or one weight file or index in it.
-        layer: the layer's number, from 0.
+        layer: the layer's number in the foreign names, from 0.
         part: which block of attention, if a layer has several, such as "cross".
         layout: the family, for a `config.json` with an unknown `model_type`.
         prefix: what comes before the family's keys, if the model is a part of another.
@@ -179,16 +179,16 @@ def load_pretrained(
         finite: refuse NaN and infinities.
         device: where the parameters live.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
-        config: fields of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
+        fields: those of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
     Raises:
         WeightFileError: the subclass for what is wrong with the folder, or for a field that our layer cannot represent.
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target, device = None if dtype is None else check_dtype("load_pretrained", dtype), check_device(device)
+    target_dtype, device = None if dtype is None else check_dtype("load_pretrained", dtype), check_device(device)
     selection: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
-    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **selection, **config)
+    pretrained = read_pretrained(path, layer, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)
     if report is not None:
         report(pretrained.report())
     dtype = check_dtype(pretrained.config.variant, pretrained.dtype)

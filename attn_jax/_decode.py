@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from attn_jax._masks import broadcast_mask, in_window
 from attn_jax._ops import (
     Array,
+    allows_data_dependent_shapes,
     arange,
-    can_shape_by_values,
     concatenate,
     concrete,
     cumsum,
@@ -65,14 +65,14 @@ class DecodeStep:
 
     In a uniform step all sequences are known to have the same length, every new position is real, and there are free
     slots after the last one: it is like the end of a full pass. Its keys are the slots up to the last new one, `start`
-    determines all positions, and the arrays from `appended` to `key_positions` are None.
+    determines all positions, and the arrays from `is_appended` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
         start: how many positions every sequence has before a uniform step; None for other steps.
-        filled: how many slots hold keys at most, if it is known; else None.
+        max_filled: at most how many slots hold keys after the step; None if not known.
         length: `b`, how many positions each sequence has after the step.
-        appended: `b t`, which of the new positions are real and have room.
+        is_appended: `b t`, which of the new positions are real and have room.
         overflowing: `b t`, which are real and have none.
         slot: `b t`, the slots for their entries.
         slot_positions: `b s`, the positions whose entries the slots hold after the step.
@@ -86,9 +86,9 @@ class DecodeStep:
 
     cache: Cache
     start: int | None
-    filled: int | None
+    max_filled: int | None
     length: Array
-    appended: Any = None
+    is_appended: Any = None
     overflowing: Any = None
     slot: Any = None
     slot_positions: Any = None
@@ -100,12 +100,13 @@ class DecodeStep:
 
     @property
     def uniform(self) -> bool:
+        """Whether the step is like the end of a full pass, from `start` on."""
         return self.start is not None
 
-    def attention_mask(self, left: int | None, right: int | None) -> Array:
+    def window_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
         allowed = in_window(self.query_positions, self.key_positions, left, right)
-        allowed = allowed & (self.key_positions[:, None, :] >= 0) & self.appended[:, :, None]
+        allowed = allowed & (self.key_positions[:, None, :] >= 0) & self.is_appended[:, :, None]
         return allowed[:, None] if self.head_axis else allowed
 
 
@@ -133,49 +134,51 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         ValueError: no room in the cache, if the lengths are known.
     """
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
-    filled = None
-    if can_shape_by_values(cache.length):
+    max_filled = None
+    if allows_data_dependent_shapes(cache.length):
         lengths = cache.length.tolist()
         start, longest = min(lengths), max(lengths)
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t)
-        filled = min(longest + t, num_slots)
+        max_filled = min(longest + t, num_slots)
     is_real = broadcast_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):
         check_room(config.variant, int(length.max()), max_length)
     length = where(length < max_length, length, max_length)
-    appended = is_real & (query_positions < max_length)
-    stored = appended & (query_positions >= length[:, None] - num_slots)
+    is_appended = is_real & (query_positions < max_length)
+    stored = is_appended & (query_positions >= length[:, None] - num_slots)
     slot = where(stored, query_positions % num_slots, num_slots)
     slot_positions = write_slots(0 + cache.positions, slot, where(stored, query_positions, -1))
     concatenated = num_slots < max_length and t > 1
-    before = cache.positions[:, :filled]
+    old_positions = cache.positions[:, :max_filled]
     key_positions = (
-        concatenate([before, where(appended, query_positions, -1)], 1) if concatenated else slot_positions[:, :filled]
+        concatenate([old_positions, where(is_appended, query_positions, -1)], 1)
+        if concatenated
+        else slot_positions[:, :max_filled]
     )
     mask = config.arguments().get("mask")
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
-        cache, None, filled, length, appended, is_real & ~appended, slot, slot_positions,
+        cache, None, max_filled, length, is_appended, is_real & ~is_appended, slot, slot_positions,
         query_positions, key_positions, concatenated, head_axis,
     )  # fmt: skip
 
 
 def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     """The outputs, NaN for positions without room, and the cache after the step."""
-    before = step.cache
+    old_cache = step.cache
     if step.start is not None:
-        positions = write_positions(before.positions, step.start, step.start + y.shape[1])
-        return y, Cache(step.arrays, positions, step.length, before.overflowed, before.max_length)
-    overflowed = before.overflowed | (step.overflowing.sum(1) > 0)
-    after = Cache(step.arrays, step.slot_positions, step.length, overflowed, before.max_length)
+        positions = write_positions(old_cache.positions, step.start, step.start + y.shape[1])
+        return y, Cache(step.arrays, positions, step.length, old_cache.overflowed, old_cache.max_length)
+    overflowed = old_cache.overflowed | (step.overflowing.sum(1) > 0)
+    after = Cache(step.arrays, step.slot_positions, step.length, overflowed, old_cache.max_length)
     return to_dtype(where(step.overflowing[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 
 def append(step: DecodeStep | None, **new: Array) -> Any:
-    """The entries of the cache that may be seen and the new ones: `k, v = append(step, k=k, v=v)`.
+    """The cached entries that new positions may see, and the new entries: `k, v = append(step, k=k, v=v)`.
 
     Without a step these are the new ones alone.
     """
@@ -186,18 +189,18 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
     for name, x in new.items():
         old = step.cache.arrays[name]
         entry = to_dtype(x, dtype_name(old))
-        old_and_new = concatenate([old[:, : step.filled], entry], 1) if step.concatenated else None
+        old_and_new = concatenate([old[:, : step.max_filled], entry], 1) if step.concatenated else None
         slots_after = write_slots(old, step.slot, entry) if step.start is None else write_slice(old, step.start, entry)
         step.arrays[name] = slots_after
-        results += (to_dtype(slots_after[:, : step.filled] if old_and_new is None else old_and_new, dtype_name(x)),)
+        results += (to_dtype(slots_after[:, : step.max_filled] if old_and_new is None else old_and_new, dtype_name(x)),)
     return results[0] if len(results) == 1 else results
 
 
-def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
+def real_mask(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
     if step is None or step.uniform:
         return mask
-    return step.appended if mask is None else step.appended & mask
+    return step.is_appended if mask is None else step.is_appended & mask
 
 
 def read_state(step: DecodeStep | None, name: str, initial_state: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Keys beyond a distance: where all of them have the same relative position, attention to them is plain.
+"""Keys beyond a distance: where all of them share one row of the table of positions, attention to them is plain.
 
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
 added to each of these keys (and to its value, where values have positions); after that these keys need no positions.
@@ -25,7 +25,7 @@ def with_lse(context: Array, lse: Array) -> Array:
     return concatenate([context, reorder(lse, (0, 2, 1))[..., None]], -1)
 
 
-def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
+def far_sides(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
     """For each side with keys at `limit` positions or more: (name, relative position, t, s, masking). There the first t
     queries attend to the first s keys under `masking`.
     """
@@ -57,8 +57,9 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True it returns the context of `with_lse`.
-        add_far_position: adds the position that all keys beyond have.
+        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True its context has the lse as a last column
+            (`with_lse`).
+        add_far_position: adds the vectors of the relative position that all far keys share.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
         limit: the distance from which on all keys of a side have the same position.
@@ -70,7 +71,7 @@ def attend_near_and_far(
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, relative_position, t, s, masking in far_keys(q.shape[1], k.shape[1], limit, causal):
+    for name, relative_position, t, s, masking in far_sides(q.shape[1], k.shape[1], limit, causal):
         arrays = add_far_position(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
             *arrays, mask=leading_block(mask, t, s), bias=leading_block(bias, t, s), scale=scale, **masking,

@@ -40,42 +40,45 @@ def to_python_scalar(x: Any) -> Any:
 
 
 def with_checked_weights(softmax_fn: Any) -> Any:
-    """A caller's function from scores to weights, which must return one for each score; no function stays as it is."""
+    """A caller's function from scores to weights, checked to return one for each score.
+
+    What is not callable is returned as it is.
+    """
     if not callable(softmax_fn):
         return softmax_fn
 
     def weigh(scores: Array, allowed: Array | None) -> Array:
         weights: Any = softmax_fn(scores, allowed)
-        spec = specs("attend", **{"the weights of softmax_fn": weights})
-        functions_contract.check_weights(spec["the weights of softmax_fn"], tuple(scores.shape))
+        array_specs = specs("attend", **{"the weights of softmax_fn": weights})
+        functions_contract.check_weights(array_specs["the weights of softmax_fn"], tuple(scores.shape))
         return weights
 
     return weigh
 
 
 def positions_as_pattern(
-    masking: dict[str, Any], first_position: Any, lengths: Array | None, q: Array, k: Array
+    masking: dict[str, Any], offset: Any, lengths: Array | None, q: Array, k: Array
 ) -> dict[str, Any]:
     """The masking options with the first query's position and the lengths folded into the pattern."""
-    is_array = hasattr(first_position, "shape")
-    if is_array and first_position.shape == ():
-        first_position = broadcast_to(first_position, q.shape[:1])
-    spec = specs("attend", q=q, k=k, lengths=lengths, offset=first_position if is_array else None)
-    functions_contract.check_offset_and_lengths(spec, None if is_array else first_position, **masking)
-    if first_position is not None:
-        functions_contract.check_offset(known_range(first_position) if is_array else (first_position,))
+    is_array = hasattr(offset, "shape")
+    if is_array and offset.shape == ():
+        offset = broadcast_to(offset, q.shape[:1])
+    array_specs = specs("attend", q=q, k=k, lengths=lengths, offset=offset if is_array else None)
+    functions_contract.check_offset_and_lengths(array_specs, None if is_array else offset, **masking)
+    if offset is not None:
+        functions_contract.check_offset(known_range(offset) if is_array else (offset,))
     functions_contract.check_lengths(None if lengths is None else known_range(lengths))
     pattern, s, t = masking["pattern"], k.shape[1], q.shape[1]
-    if first_position is not None and (is_array or first_position != s - t):
+    if offset is not None and (is_array or offset != s - t):
         pattern = functions_contract.as_pattern(**masking)
         if pattern is not None:
             masking = {"causal": False, "window": None}
             default = s - t
             # signed, by the sum with 0: differences of unsigned numbers would wrap
             pattern = (
-                ShiftedQueriesPerSequence(pattern, first_position + arange(1, q) - default)
+                ShiftedQueriesPerSequence(pattern, offset + arange(1, q) - default)
                 if is_array
-                else ShiftedQueries(pattern, first_position - default)
+                else ShiftedQueries(pattern, offset - default)
             )
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
@@ -131,12 +134,13 @@ def attend(
             where they are: `offset=lengths - t` puts the last one at the last real key.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap); 0 is none.
-        sinks: `h`, one score for each head that takes part in the softmax and has no value; its own weight is
-            exp(sink - lse), with the lse that `return_lse` gives.
+        sinks: `h`, for each head one more score in the softmax, without a value; its own weight is exp(sink - lse),
+            with the lse that `return_lse` gives.
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with; this function draws nothing by itself.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
+        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed lacks keys with a bias of -inf, and is
+            None without bias and mask, causality, window or pattern.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights. It tapes only q, k, v, bias,
@@ -158,10 +162,11 @@ def attend(
     functions_contract.check_rate(options["rate"], keep)
     if return_lse:
         functions_contract.check_lse(normalize_over, softmax_fn is not None)
-    added = relative_bias_of(terms, to_python_scalar(offset), q, k)
+    relative_bias = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
-    if added is not None:
-        bias_options = {"relative_bias": added.by_diagonal_or_pair, "varies_by_sequence": added.varies_by_sequence}
+    if relative_bias is not None:
+        bias_options["relative_bias"] = relative_bias.by_diagonal_or_pair
+        bias_options["varies_by_sequence"] = relative_bias.varies_by_sequence
     return core.attend(
         q, k, v, mask=mask, bias=bias, **bias_options, **masking, **options, sinks=sinks, keep=keep,
         normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
@@ -187,9 +192,9 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
     weights = ops.softmax(lses, lses > float("-inf"))
-    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(lses)
+    return to_dtype(einsum(merge_subscripts(contexts), weights, contexts), dtype), log_sum_exp(lses)
 
 
-def per_part(contexts: Array) -> str:
+def merge_subscripts(contexts: Array) -> str:
     """The einsum string of a sum over parts, with the letter of the heads or without."""
     return "bhtn,bthnv->bthv" if contexts.ndim == 5 else "btn,btnv->btv"

@@ -63,7 +63,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         config: the contract's Config.
         rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
         dtype: of inputs and outputs, as in Flax: float inputs are cast to it. By default inputs must have the
-            parameters' dtype, and others are refused as in the other trees. Sums are formed in float32 at least.
+            parameters' dtype, and others are refused as in the other packages. Sums are formed in float32 at least.
         param_dtype: of the parameters, which keep it; float32 by default.
     """
 
@@ -107,20 +107,20 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].initial_value()
+            limit, initial_value = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
                 value = jnp.asarray(_values[name], jax_dtype)
-            elif start is not None:
-                value = jnp.full(shapes[name], np.array(start), jax_dtype)
+            elif initial_value is not None:
+                value = jnp.full(shapes[name], np.array(initial_value), jax_dtype)
             elif own[name].normal:
                 value = jax.random.normal(rngs.params(), shapes[name], jax_dtype)
             else:
                 value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
-            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            configs = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             sublayers = [
-                self._child(part, under_prefix(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()
+                self._child(part, under_prefix(_values, p), rngs, dtype, param_dtype) for p, part in configs.items()
             ]
             setattr(self, name, nnx.List(sublayers) if isinstance(child, list) else sublayers[0])
 

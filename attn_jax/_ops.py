@@ -1,4 +1,4 @@
-"""JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+"""JAX's dialect: the operations that every variant is written in, by the names that all three packages have."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -83,7 +83,7 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
 def expand_to_heads(x: Array, like: Array) -> Array:
     """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`.
 
-    On a mesh with explicit axes it is sharded like that, so that its gradient is summed over devices, not gathered.
+    On a mesh with explicit axes it is sharded as `like` is, so that its gradient is summed over devices, not gathered.
     """
     sharding = jax.typeof(like).sharding
     spec = P(*sharding.spec[:3], None) if AxisType.Explicit in sharding.mesh.axis_types else None
@@ -111,9 +111,10 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 
 def take(table: Array, index: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row.
+    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`.
 
-    On a mesh with explicit axes a row lies where its index does.
+    A traced index outside the table gives NaN, never another row. On a mesh with explicit axes a row lies where its
+    index does.
     """
     check_index(known_range(index), table.shape[0])
     table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
@@ -127,16 +128,16 @@ def take(table: Array, index: Array) -> Array:
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
+    """Entries of the last axis, by the same index in every head: `b h t n`, `b t s` or `1 t s` -> `b h t s`."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return jnp.take_along_axis(x, index, axis=-1)
 
 
 def interpolate_last(x: Array, position: Array) -> Array:
-    """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
+    """Entries of the last axis, interpolated linearly between positions: `b h t n`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
+    A position is from 0 to n - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = jnp.floor(jax.lax.stop_gradient(position))
     # A position may be NaN, and is then read at 0.
@@ -148,14 +149,14 @@ def interpolate_last(x: Array, position: Array) -> Array:
     return here + (position - low) * step
 
 
-def skew(x: Array, t: int, s: int) -> Array:
-    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
+def skew_rows(x: Array, t: int, s: int) -> Array:
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
-    before, the last row with the first of the n = t + s - 1. The first query comes first, as `attend_in_row_blocks`
-    passes rows. Flattened, taken from entry t - 1 on and cut into rows of n - 1, the array has the result in the first
-    s of each row. A single row is doubled log2(t) times: each doubling appends the rows so far, shifted further left,
-    so that only stretches are copied.
+    before, the last row with the first of the n = t + s - 1. Of one query, where n is s, it is x as it is. Flattened,
+    taken from entry t - 1 on and cut into rows of n - 1, the array has the result in the first s of each row. A single
+    row is doubled log2(t) times: each doubling appends the rows so far, shifted further left, so that only stretches
+    are copied.
     """
     n = x.shape[-1]
     if n == s:
@@ -171,12 +172,12 @@ def skew(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def unskew(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: `skew` in reverse."""
+def unskew_rows(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`."""
     b, h, t, s = x.shape
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
     return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)
@@ -200,7 +201,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return known.min().item(), known.max().item()
 
 
-def can_shape_by_values(x: Array) -> bool:
+def allows_data_dependent_shapes(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return False  # every new shape is compiled
 
@@ -210,7 +211,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
@@ -307,10 +308,10 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that both operands have and the output lacks, in the inputs' precision.
+    """Sum of products over the letters that both operands have and the output lacks.
 
-    JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
-    sets `jax_default_matmul_precision` gets that precision.
+    It is in the inputs' precision, at least float32. JAX multiplies float32 in TF32 or bfloat16 on accelerators by
+    default; here float32 means float32. A caller who sets `jax_default_matmul_precision` gets that precision.
     """
     return product(subscripts, upcast(a), upcast(b))
 
@@ -361,7 +362,7 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
-    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    """`rms_norm` of the deviation from the mean over the last axis, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - jnp.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
     return unit if bias is None else unit + upcast(bias)
 
@@ -389,12 +390,12 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _softmax(scores: Array, some_allowed: Array, axis: int) -> Array:
+def _softmax(scores: Array, overflow_is_nan: Array, axis: int) -> Array:
     """The softmax of scores that are -inf where hidden; where none is allowed the weights are 0."""
     top = jnp.max(scores, axis=axis, keepdims=True, initial=-jnp.inf)
     e = exp(scores - where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(e, axis=axis, keepdims=True)
-    total = where((top == -jnp.inf) & some_allowed, jnp.nan, total)
+    total = where((top == -jnp.inf) & overflow_is_nan, jnp.nan, total)
     return e / where(total == 0, 1.0, total)
 
 
@@ -414,7 +415,7 @@ def _softmax_jvp(axis: int, primals: Any, tangents: Any) -> Any:
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
     """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
 
-    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    Where no key is allowed, or all overflow to -inf, the weights are 0 and the logarithm is -inf: a part for `merge`.
     """
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(scores, -1)[..., None]
@@ -425,13 +426,13 @@ def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]
     return _softmax(scores, jnp.asarray(False), -1), lse
 
 
-def repeat_heads(x: Array, q: Array) -> Array:
-    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
-    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+def repeat_heads(x: Array, like: Array) -> Array:
+    """Head h // r of x for each head h of `like`, `b t h k`, if x has 1/r as many. Without a head axis, x itself."""
+    if x.ndim == 3 or x.shape[2] == like.shape[2]:
         return x
     # No indexing: where a mesh cuts the heads, each device repeats its own.
-    x = broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))
-    return x.reshape(*x.shape[:2], q.shape[2], *x.shape[4:])
+    x = broadcast_to(x[:, :, :, None], (*x.shape[:3], like.shape[2] // x.shape[2], *x.shape[3:]))
+    return x.reshape(*x.shape[:2], like.shape[2], *x.shape[4:])
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
@@ -465,12 +466,12 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`. Then only the carries are kept,
+    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. If there are any, only the carries are kept,
     and the backward pass computes the steps again.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
-    once = jax.checkpoint(body, prevent_cse=False) if shared else body
-    carry, stacked = jax.lax.scan(lambda carry, xs: once(carry, xs, *shared), carry, xs, reverse=reverse)
+    step = jax.checkpoint(body, prevent_cse=False) if shared else body
+    carry, stacked = jax.lax.scan(lambda carry, xs: step(carry, xs, *shared), carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

@@ -65,10 +65,10 @@ def recur(
             outside 0 to 1, where its values are known.
         TypeError: dtypes that do not fit.
     """
-    spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
-    recur_contract.check_qkv_present(spec)
+    array_specs = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
+    recur_contract.check_qkv_present(array_specs)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
-    recur_contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
+    recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     recur_contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
     length = chunk_length(form, chunk_size, q.shape[1])

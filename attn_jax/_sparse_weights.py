@@ -16,10 +16,10 @@ from attn_jax._ops import (
 )
 from attn_jax._sparse_support import support_of
 
-MEAN_ERROR = {
+MEAN_RELATIVE_ERROR = {
     "float64": 2.0**-49,
     "float32": 2.0**-20,
-}  # more than a mean of numbers of one sign errs by, relative to it
+}  # bounds the relative rounding error of a mean of numbers of one sign
 
 
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
@@ -36,8 +36,8 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     fixed = detach(z)
     support = support_of(fixed, 1)
     tau = (row_sum(where(support, fixed, 0.0)) - 1.0) / support_size(support, z)
-    # One of Newton's steps more, on the weights: they may be smaller than the rounding of tau. It starts below tau.
-    tau = tau * (1.0 + MEAN_ERROR[dtype_name(z)])
+    # One more Newton step, from below the true tau: weights may be smaller than its rounding.
+    tau = tau * (1.0 + MEAN_RELATIVE_ERROR[dtype_name(z)])
     above = maximum(fixed - tau, 0.0)
     excess = (row_sum(above) - 1.0) / support_size(above > 0.0, z)
     support = above > maximum(excess, 0.0)
@@ -50,7 +50,7 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
-    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller root of
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller solution of
     sum (z - tau)^2 = 1 over the k largest z, which are those above tau. Where nothing is allowed the weights are 0;
     allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
@@ -64,12 +64,12 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     mean = row_sum(where(support, fixed, 0.0)) / k
     deviation = where(support, fixed - mean, 0.0)
     tau = mean - sqrt(maximum(1.0 - row_sum(deviation * deviation), 0.0) / k)
-    # tau has no gradient so far, and is rounded. The root of the same equation counted from tau has neither fault.
+    # tau has no gradient so far, and is rounded. The solution of the same equation counted from tau has neither fault.
     support = fixed > tau
-    root = where(support, z - tau, 0.0)
+    root = where(support, z - tau, 0.0)  # of the weight
     root_sum, excess = row_sum(root), row_sum(root * root) - 1.0
-    excess = excess / (root_sum + sqrt(root_sum * root_sum - support_size(support, z) * excess))
-    root = where(support & (root > excess), root - excess, 0.0)
+    tau_shift = excess / (root_sum + sqrt(root_sum * root_sum - support_size(support, z) * excess))
+    root = where(support & (root > tau_shift), root - tau_shift, 0.0)
     return where(undefined, float("nan"), root * root).swapaxes(axis, -1)
 
 

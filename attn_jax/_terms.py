@@ -72,20 +72,20 @@ class RelativeBias:
 
     Attributes:
         terms: one or several.
-        first_position: of the first query, an integer, or one for each sequence, `b`; None: the last query is at
-            the last key.
+        offset: the first query's position, an integer, or one for each sequence, `b`; None: the last query is at the
+            last key.
         q, k: those of the call.
     """
 
     terms: Any
-    first_position: Any
+    offset: Any
     q: Array
     k: Array
 
     @property
     def varies_by_sequence(self) -> bool:
         """Whether the same query and key may be at other relative positions in another sequence."""
-        return len(getattr(self.first_position, "shape", ())) > 0
+        return len(getattr(self.offset, "shape", ())) > 0
 
     def each(self) -> Sequence[Term]:
         """The terms as a sequence."""
@@ -95,13 +95,13 @@ class RelativeBias:
         """The key's position minus the query's on each diagonal of the scores, `1 n` or `b n`."""
         t, s = self.q.shape[1], self.k.shape[1]
         aligned = arange(max(1, t + s - 1), self.q) + (1 - s)
-        if self.first_position is None:
+        if self.offset is None:
             return aligned[None]
-        if not hasattr(self.first_position, "shape"):
-            return aligned[None] - (self.first_position - (s - t))
+        if not hasattr(self.offset, "shape"):
+            return aligned[None] - (self.offset - (s - t))
         # signed: differences of unsigned numbers would wrap
-        first_position = self.first_position.reshape(-1, 1) + arange(1, self.q)
-        return aligned[None] - (first_position - (s - t))
+        offset = self.offset.reshape(-1, 1) + arange(1, self.q)
+        return aligned[None] - (offset - (s - t))
 
     def diagonal_values(self) -> Array:
         """What is added on each diagonal, `1 h n`, `b h n`, or with an axis of 1 for all heads."""
@@ -124,7 +124,7 @@ class RelativeBias:
             return added[:, :, None]
         return added[:, :, relative_position[0] + (relative_position.shape[2] - 1)]
 
-    def shape(self) -> tuple[int, ...]:
+    def diagonal_shape(self) -> tuple[int, ...]:
         """The shape of `diagonal_values` with an axis for queries, `b h 1 n`."""
         b, h, n = self.diagonal_values().shape
         return b, h, 1, n
@@ -145,11 +145,11 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     return added
 
 
-def relative_bias_of(terms: Any, first_position: Any, q: Array, k: Array) -> RelativeBias | None:
+def relative_bias_of(terms: Any, offset: Any, q: Array, k: Array) -> RelativeBias | None:
     """What the terms of a call add; None for no terms.
 
     Raises:
         TypeError: what is not a term.
     """
     functions_contract.check_terms(terms, Term)
-    return None if terms is None or terms in ((), []) else RelativeBias(terms, first_position, q, k)
+    return None if terms is None or terms in ((), []) else RelativeBias(terms, offset, q, k)

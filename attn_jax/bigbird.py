@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._layer import Layer, Output, cast_output
 from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
+from attn_jax._ops import Array, Tape, arange, broadcast_to, cached_by_arguments, dtype_name, linear, record
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
 
-@cached_array
+@cached_by_arguments
 def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
     """The random blocks of each of `count` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
-from attn_jax._attend import attend, takes_fast_path
+from attn_jax._attend import attend, softmax_takes_fast_path
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output
 from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
@@ -117,7 +117,7 @@ class DifferentialAttention(Layer[Config]):
             return context, probs
 
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
-        if takes_fast_path(q, k, v, keep=keep, **options):
+        if softmax_takes_fast_path(q, k, v, keep=keep, **options):
             bias = upcast(bias)  # once, so that its two gradients are rounded once
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (

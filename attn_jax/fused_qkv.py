@@ -14,7 +14,7 @@ from attn_np.contract.fused_qkv import Config
 def only_live(x: Array, queries: Array | None, keys: Array | None, step: DecodeStep | None = None) -> Array:
     """x with the positions set to 0 that see no key and are seen by no query: padding reaches no projection."""
     if step is not None:
-        return x if step.uniform else where(step.appended[:, :, None], x, 0.0)
+        return x if step.uniform else where(step.is_appended[:, :, None], x, 0.0)
     if queries is None or keys is None:
         return x
     return where(any_visible("bhts->btd", queries) | any_visible("bhts->bsd", keys), x, 0.0)

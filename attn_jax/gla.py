@@ -4,7 +4,7 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
+from attn_jax._decode import DecodeStep, read_state, real_mask, write_state
 from attn_jax._layer import Layer, cast_output
 from attn_jax._masks import zero_unseen
 from attn_jax._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
@@ -36,7 +36,7 @@ class GatedLinearAttention(Layer[Config]):
         """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
         x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
+from attn_jax._decode import DecodeStep, read_state, real_mask, write_state
 from attn_jax._layer import Layer, cast_output
 from attn_jax._masks import broadcast_mask, zero_unseen
 from attn_jax._ops import (
@@ -169,7 +169,7 @@ class Retention(Layer[Config]):
         """
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
         x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))

@@ -33,7 +33,7 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     repeat_heads_vjp,
-    skew_vjp,
+    skew_rows_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
@@ -75,7 +75,7 @@ def lse_of(scores: Array, visible: Array | None, sinks: Array | None) -> Array:
     return lse
 
 
-def fast_path(
+def run_fast_path(
     tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
 ) -> tuple[Array, Array | None]:
     """The context and the lse by the fast path, which needs a head axis: arrays without one get one."""
@@ -92,7 +92,7 @@ def fast_path(
     return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
-def takes_fast_path(
+def softmax_takes_fast_path(
     q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
@@ -175,7 +175,7 @@ def attend(
     if fast:
         fast_options: Any = {"bias": bias, "diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap}
         fast_options |= {"sinks": sinks, "return_lse": return_lse}
-        context, lse = fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
+        context, lse = run_fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
         return (context, None, lse) if return_lse else (context, None)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
@@ -205,7 +205,7 @@ def attend(
     return (*results, lse_of(scores, visible, sinks)) if return_lse else results
 
 
-def fast_path_vjp(
+def run_fast_path_vjp(
     tape: Tape, dcontext: Array, dlse: Array | None, needs_diagonal_grad: bool
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
@@ -228,7 +228,7 @@ def relative_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
     if by_diagonal is not None:
         return sum_to(by_diagonal, shape)
     dbiased = tape["dbiased"]
-    return skew_vjp(shape, dbiased if dbiased.ndim == 4 else dbiased[:, None])
+    return skew_rows_vjp(shape, dbiased if dbiased.ndim == 4 else dbiased[:, None])
 
 
 def attend_vjp(
@@ -250,9 +250,9 @@ def attend_vjp(
     The gradient of the sinks is taped as dsinks.
 
     Args:
-        tape: the tape of `attend`; gets the cotangents, each named d + the name of its value.
+        tape: the tape of `attend`; on the textbook path gets the gradients, each named d + the name of its value.
         dcontext: gradient of the context, `b t h v`.
-        scale, softcap, rate, normalize_over: as they were passed to `attend`.
+        scale, softcap, rate, normalize_over: as they were passed to `attend`; not read on the fast path.
         kv_heads: how many heads k and v had, if fewer than the queries.
         needs_diagonal_grad: whether `relative_bias_vjp` will be asked for.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
@@ -260,7 +260,7 @@ def attend_vjp(
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fast_path_vjp(tape, dcontext, dlse, needs_diagonal_grad)
+        return run_fast_path_vjp(tape, dcontext, dlse, needs_diagonal_grad)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale

@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
 ) -> Array:
     """`torch.nn.functional.scaled_dot_product_attention`, with its axes: `... h t k`, `... h s k`, `... h s v`.
 
-    A query that sees no key gets zeros, as there.
+    A query that sees no key gets zeros, as in PyTorch.
 
     Args:
         query, key, value: at least two axes each; batch axes are broadcast.
@@ -71,10 +71,15 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
+    array_specs = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
     batch, heads, kv_heads = drop_in_contract.check_torch(
-        arrays, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale, has_keep=keep is not None
+        array_specs,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        scale=scale,
+        has_keep=keep is not None,
     )
     q = as_bthk(query, batch, heads)
     k, v = as_bthk(key, batch, kv_heads), as_bthk(value, batch, kv_heads)
@@ -103,7 +108,7 @@ def merge_batch_axes(mask: Array | None, batch: tuple[int, ...]) -> Array | None
 
 
 @defvjp(scaled_dot_product_attention)
-def scaled_dot_product_attention_vjp(
+def scaled_dot_product_attention_call_vjp(
     tape: Tape,
     dy: Array,
     *,
@@ -117,9 +122,9 @@ def scaled_dot_product_attention_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of query, key, value and a float mask."""
-    arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
+    array_specs = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
     batch, heads, kv_heads = drop_in_contract.check_heads_first(
-        drop_in_contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa
+        drop_in_contract.TORCH, array_specs, "attn_mask", shares_heads=enable_gqa
     )
     dy = as_bthk(dy, batch, heads)
     dq, dk, dv, dbias = attend_vjp(tape, dy, scale=to_python_scalar(scale), rate=float(dropout_p), kv_heads=kv_heads)
@@ -154,8 +159,8 @@ def dot_product_attention(
 ) -> Array:
     """`jax.nn.dot_product_attention`, with its axes: `b t h k`, `b s g k`, `b s g v`, or all without `b`.
 
-    A query that sees no key gets the mean of all values, as there, and zeros beyond its sequence's length. A bias of
-    -inf hides a key; where it hides all of them the result is zeros, there NaN.
+    A query that sees no key gets the mean of all values, as in JAX, and zeros beyond its sequence's length. A bias of
+    -inf hides a key; where it hides all of them the result is zeros here, NaN in JAX.
 
     Args:
         query, key, value: several heads of queries may share one of keys and values.
@@ -167,7 +172,7 @@ def dot_product_attention(
         key_value_seq_lengths: `b`, how many keys of a sequence are real.
         local_window_size: how many keys before and after its own position a query sees: one number, or two.
         implementation: None or "xla", which choose nothing here.
-        return_residual: False.
+        return_residual: only False; True is refused.
 
     Raises:
         ValueError: shapes that do not fit, or values that mean nothing here.
@@ -198,15 +203,15 @@ def dot_product_attention(
     if key_value_seq_lengths is not None:
         allowed = allowed & (arange(s, q)[None, None, None, :] < key_value_seq_lengths[:, None, None, None])
     context = attend(q, k, v, mask=allowed, **options)[0]
-    seen = any_over(allowed, (3,)).swapaxes(1, 2)[..., None]
-    record(tape, seen=seen, real_queries=real_queries)  # only in NumPy: the backward pass reads them
+    sees_key = any_over(allowed, (3,)).swapaxes(1, 2)[..., None]
+    record(tape, seen=sees_key, real_queries=real_queries)  # only in NumPy: the backward pass reads them
     mean = repeat_heads(to_dtype(upcast(v).sum(1) / s, dtype_name(v))[:, None], q)
-    context = where(real_queries, where(seen, context, mean), 0.0)
+    context = where(real_queries, where(sees_key, context, mean), 0.0)
     return context if query.ndim == 4 else context[0]
 
 
 @defvjp(dot_product_attention)
-def dot_product_attention_vjp(
+def dot_product_attention_call_vjp(
     tape: Tape,
     dy: Array,
     *,

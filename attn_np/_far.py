@@ -1,4 +1,4 @@
-"""Keys beyond a distance: where all of them have the same relative position, attention to them is plain.
+"""Keys beyond a distance: where all of them share one row of the table of positions, attention to them is plain.
 
 A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
 added to each of these keys (and to its value, where values have positions); after that these keys need no positions.
@@ -27,13 +27,13 @@ def with_lse(context: Array, lse: Array) -> Array:
 
 
 def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
-    """The gradient of a context and that of its lse, `b h t 1`; None for a context without that column."""
+    """The gradients of the context, `b t h v`, and of its lse, `b h t 1`; the second is None without that column."""
     if dcontext.shape[-1] == width:
         return dcontext, None
     return dcontext[..., :width], reorder(dcontext[..., width:], (0, 2, 1, 3))
 
 
-def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
+def far_sides(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
     """For each side with keys at `limit` positions or more: (name, relative position, t, s, masking). There the first t
     queries attend to the first s keys under `masking`.
     """
@@ -65,8 +65,9 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True it returns the context of `with_lse`.
-        add_far_position: adds the position that all keys beyond have.
+        attend_rows: as `attend_in_row_blocks` calls it; with return_lse=True its context has the lse as a last column
+            (`with_lse`).
+        add_far_position: adds the vectors of the relative position that all far keys share.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
         limit: the distance from which on all keys of a side have the same position.
@@ -78,7 +79,7 @@ def attend_near_and_far(
         bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, relative_position, t, s, masking in far_keys(q.shape[1], k.shape[1], limit, causal):
+    for name, relative_position, t, s, masking in far_sides(q.shape[1], k.shape[1], limit, causal):
         arrays = add_far_position(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position)
         context, _, lse = attend(
             *arrays, mask=leading_block(mask, t, s), bias=leading_block(bias, t, s), scale=scale, **masking,
@@ -112,14 +113,14 @@ def attend_near_and_far_vjp(
     (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
     grads = attend_in_row_blocks_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
-    sides = far_keys(q.shape[1], k.shape[1], limit, causal)
+    sides = far_sides(q.shape[1], k.shape[1], limit, causal)
     for (name, relative_position, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
         *dshifted, dbias = attend_vjp(scope(tape, name), dpart[:, :t], dlse=dlse[..., :t])
         more = add_far_position_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + relative_position, *dshifted)
         for x, n in (("q", t), ("k", s), ("v", s)):
             grads[x][:, :n] += more.pop(x)
         if dbias is not None:
-            part = leading_block(grads["bias"], t, s)
-            part += dbias
+            dbias_block = leading_block(grads["bias"], t, s)
+            dbias_block += dbias
         grads |= {name: sum_grads(grads[name], grad) for name, grad in more.items()}
     return grads

@@ -22,7 +22,7 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-def requires_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
+def checked_vjp(vjp: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's vjp that refuses what is not the tape of a call, and gradients that are not arrays.
 
     Raises:
@@ -66,7 +66,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        cls.vjp = requires_tape(cls.vjp)
+        cls.vjp = checked_vjp(cls.vjp)
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Layer(DecodingMixin[Array], Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].initial_value()
+            limit, initial_value = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
                 value = _values[name]
-            elif start is not None:
-                value = np.full(shapes[name], start)
+            elif initial_value is not None:
+                value = np.full(shapes[name], initial_value)
             elif own[name].normal:
                 value = self.rng.normal(size=shapes[name])
             else:
                 value = self.rng.uniform(-limit, limit, shapes[name])
             setattr(self, name, value.astype(DTYPES[self.dtype]))
         for name, child in children.items():
-            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, under_prefix(_values, prefix)) for prefix, part in parts.items()]
+            configs = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            sublayers = [self._child(part, under_prefix(_values, prefix)) for prefix, part in configs.items()]
             setattr(self, name, sublayers if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
@@ -115,8 +115,10 @@ class Layer(DecodingMixin[Array], Generic[C]):
         """The layer itself and every layer inside it, with the prefix of its parameters."""
         yield "", self
         for name, child in self.config.children().items():
-            parts = getattr(self, name)
-            named = [(f"{name}.{i}", p) for i, p in enumerate(parts)] if isinstance(child, list) else [(name, parts)]
+            children = getattr(self, name)
+            named = (
+                [(f"{name}.{i}", p) for i, p in enumerate(children)] if isinstance(child, list) else [(name, children)]
+            )
             for prefix, part in named:
                 yield from ((f"{prefix}.{inner}".rstrip("."), layer) for inner, layer in part.walk())
 

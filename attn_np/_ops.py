@@ -1,4 +1,4 @@
-"""NumPy's dialect: the operations that every variant is written in, under the names they have in all three packages."""
+"""NumPy's dialect: the operations that every variant is written in, by the names that all three packages have."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
@@ -16,7 +16,7 @@ from attn_np.contract import scope as scope
 if TYPE_CHECKING:
     Array = np.ndarray
 else:
-    Array = Any  # any array with NumPy's protocols: the judge's arrays carry an error bound through this file
+    Array = Any  # any array with NumPy's protocols: the parity harness's arrays carry an error bound through this file
 Tape = Any  # a dictionary of named intermediates, or None
 DType = str
 Device = str | None
@@ -29,8 +29,8 @@ DTYPES = {
 }
 
 
-def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an array type override a function of ours, by NumPy's own protocol (NEP 18).
+def overridable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: an array type may override the function, by NumPy's own protocol (NEP 18).
 
     A subclass of ndarray that overrides nothing, such as a memmap, is treated as an ndarray.
     """
@@ -53,7 +53,7 @@ where, maximum = np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
-@primitive
+@overridable
 def amax_detached(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return np.max(x, axis=axis)
@@ -93,38 +93,38 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return np.zeros(shape, like.dtype)
 
 
-@primitive
+@overridable
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return np.array(values, np.float64).astype(like.dtype)
 
 
 def take(table: Array, index: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
     check_index(known_range(index), table.shape[0])
     return upcast(table)[index]
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
+    """Entries of the last axis, by the same index in every head: `b h t n`, `b t s` or `1 t s` -> `b h t s`."""
     (b, h, t, n), s = x.shape, index.shape[-1]
-    if type(x) is not np.ndarray:  # the judge's error arrays
+    if type(x) is not np.ndarray:  # the parity harness's error arrays
         return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
     flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
     rows = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
     return np.asarray(rows, x.dtype).reshape(b, h, t, s)
 
 
-@primitive
+@overridable
 def interpolate_last(x: Array, position: Array) -> Array:
-    """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
+    """Entries of the last axis, interpolated linearly between positions: `b h t n`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
+    A position is from 0 to n - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = np.floor(position)
     index = flat_indices(low, x.shape[-1])
     y = np.subtract(position, low, out=low)
-    y *= np.take(steps_to_next(x), index, mode="clip")
+    y *= np.take(differences_to_next(x), index, mode="clip")
     y += np.take(x, index, mode="clip")
     return y
 
@@ -138,17 +138,17 @@ def flat_indices(index: Array, n: int) -> Array:
     return index
 
 
-def steps_to_next(x: Array) -> Array:
-    """From each entry of the last axis to the next; 0 for the last."""
+def differences_to_next(x: Array) -> Array:
+    """The next entry of the last axis less each entry; 0 for the last."""
     return np.concatenate([x[..., 1:] - x[..., :-1], np.zeros((*x.shape[:-1], 1), x.dtype)], -1)
 
 
-def skew(x: Array, t: int, s: int) -> Array:
-    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
+def skew_rows(x: Array, t: int, s: int) -> Array:
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): of the n = t + s - 1 diagonals the last query takes the first s,
-    the query before it those from the second on, and the first query the last s. The result is a view, also where one
-    row serves all queries.
+    the query before it those from the second on, and the first query the last s. Of one query, where n is s, it is x as
+    it is. The result is a view, also where one row serves all queries.
     """
     if x.shape[-1] == s:
         return x
@@ -158,15 +158,15 @@ def skew(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def unskew(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: `skew` in reverse."""
+def unskew_rows(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`."""
     t, s = x.shape[-2:]
     y = np.zeros((*x.shape[:-1], n), x.dtype)
-    skew(y, t, s)[...] = x
+    skew_rows(y, t, s)[...] = x
     return y
 
 
@@ -187,7 +187,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return x.min().item(), x.max().item()
 
 
-def can_shape_by_values(x: Array) -> bool:
+def allows_data_dependent_shapes(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return True
 
@@ -197,7 +197,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached; `like` is for other frameworks."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
@@ -284,7 +284,7 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
-@primitive
+@overridable
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
 
@@ -314,14 +314,14 @@ def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Arra
     return y if bias is None else y + upcast(bias)
 
 
-@primitive
+@overridable
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
-@primitive
+@overridable
 def lerp(a: Array, b: Array, z: Array) -> Array:
     """(1 - z) a + z b for z from 0 to 1, with one product."""
     return a + z * (b - a)
@@ -339,7 +339,7 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
-    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    """`rms_norm` of the deviation from the mean over the last axis, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
     return unit if bias is None else unit + upcast(bias)
 
@@ -349,13 +349,13 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
-@primitive
+@overridable
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), without overflow."""
     return np.logaddexp(x, 0.0)
 
 
-@primitive
+@overridable
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The softmax over the allowed entries of an axis; where none is allowed the weights are 0.
 
@@ -377,7 +377,7 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
     """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
 
-    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    Where no key is allowed, or all overflow to -inf, the weights are 0 and the logarithm is -inf: a part for `merge`.
     """
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(scores, -1)[..., None]
@@ -389,11 +389,11 @@ def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]
     return weights / total, where(nothing, float("-inf"), top + log(total))[..., 0]
 
 
-def repeat_heads(x: Array, q: Array) -> Array:
-    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
-    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+def repeat_heads(x: Array, like: Array) -> Array:
+    """Head h // r of x for each head h of `like`, `b t h k`, if x has 1/r as many. Without a head axis, x itself."""
+    if x.ndim == 3 or x.shape[2] == like.shape[2]:
         return x
-    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+    return x[:, :, arange(like.shape[2], like) // (like.shape[2] // x.shape[2])]
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
@@ -429,12 +429,12 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`.
-    A backward pass by hand says itself what it keeps of a step.
+    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. They change nothing else here: the
+    hand-written backward pass decides what is kept.
     """
-    times = range(xs[0].shape[1])
+    time_indices = range(xs[0].shape[1])
     step_ys: list[tuple[Array, ...]] = []
-    for i in reversed(times) if reverse else times:
+    for i in reversed(time_indices) if reverse else time_indices:
         carry, ys = body(carry, tuple(None if x is None else x[:, i] for x in xs), *shared)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)

@@ -7,7 +7,7 @@ from attn_np._ops import (
     Array,
     Tape,
     arange,
-    cached_array,
+    cached_by_arguments,
     clip,
     concatenate,
     constants,
@@ -15,18 +15,18 @@ from attn_np._ops import (
     gather_last,
     record,
     reorder,
-    skew,
+    skew_rows,
     take,
     transpose_diagonals,
-    unskew,
+    unskew_rows,
     zeros,
 )
-from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_vjp, take_vjp
+from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_rows_vjp, take_vjp
 from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
-@cached_array
+@cached_by_arguments
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
     """Encodings of the integers low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
@@ -45,7 +45,7 @@ def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
-@cached_array
+@cached_by_arguments
 def bucket_table(xp: Any, config: Any) -> Any:
     """The bucket of every relative position from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
@@ -94,7 +94,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_rows(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -103,7 +103,7 @@ def relative_scores_per_head_vjp(
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
-        drelative_scores = skew_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
+        drelative_scores = skew_rows_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
         dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), drelative_scores)
         return dq, take_vjp(table, relative_index, drows)
     drelative_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
@@ -121,7 +121,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     count = keys.shape[1]
     # Heads come first: where they lie on several devices, only so can their axis be cut again.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * count, n, t + n - 1)
-    by_key = skew(by_diagonal, n, t).reshape(b, h, count, n, t)
+    by_key = skew_rows(by_diagonal, n, t).reshape(b, h, count, n, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
@@ -132,7 +132,7 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
     keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
     dby_key = reorder(in_blocks(reorder(dscores, (0, 3, 1, 2)), n), (0, 3, 1, 2, 4)).reshape(b, h * count, n, t)
-    dby_diagonal = unskew(dby_key, t + n - 1).reshape(b, h, count, n, t + n - 1)
+    dby_diagonal = unskew_rows(dby_key, t + n - 1).reshape(b, h, count, n, t + n - 1)
     dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, take(table, rows), dby_diagonal)
     return dkeys.reshape(b, count * n, h, -1)[:, :s], take_vjp(table, rows, drows)
 
@@ -158,7 +158,7 @@ def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
 def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """`relative_scores_per_head` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
     if is_by_diagonal(relative_index, s):
-        return skew(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_rows(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -168,7 +168,7 @@ def relative_scores_shared_vjp(
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
         dq, drows = einsum_vjp(
-            "bthk,xk->bhtx", q, take(table, relative_index[0, 0]), unskew(dscores, relative_index.shape[-1])
+            "bthk,xk->bhtx", q, take(table, relative_index[0, 0]), unskew_rows(dscores, relative_index.shape[-1])
         )
     else:
         dq, drows = einsum_vjp("bthk,btsk->bhts", q, tape[name], dscores)
@@ -179,7 +179,9 @@ def relative_scores_shared_vjp(
 def relative_values(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
-        return einsum("bhtx,xv->bthv", unskew(weights, relative_index.shape[-1]), take(table, relative_index[0, 0]))
+        return einsum(
+            "bhtx,xv->bthv", unskew_rows(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+        )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -189,8 +191,8 @@ def relative_values_vjp(
     """The gradients of the weights and of the table."""
     t, s = weights.shape[-2:]
     if is_by_diagonal(relative_index, s):
-        by_diagonal = unskew(weights, relative_index.shape[-1])
+        by_diagonal = unskew_rows(weights, relative_index.shape[-1])
         dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, take(table, relative_index[0, 0]), dcontext)
-        return skew(dweights, t, s), take_vjp(table, relative_index, drows)
+        return skew_rows(dweights, t, s), take_vjp(table, relative_index, drows)
     dweights, drows = einsum_vjp("bhts,btsv->bthv", weights, tape[name], dcontext)
     return dweights, take_vjp(table, relative_index, record(tape, **{f"d{name}": drows}))

@@ -11,7 +11,7 @@ from attn_np._ops import (
     Tape,
     any_over,
     arange,
-    cached_array,
+    cached_by_arguments,
     clip,
     concatenate,
     concrete,
@@ -40,7 +40,7 @@ def recorded_positions(tape: dict[str, Array]) -> Any:
     return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
 
 
-@cached_array
+@cached_by_arguments
 def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
     a float32 angle would be wrong by 1e-3 at position 100 000.
@@ -50,9 +50,9 @@ def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> 
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
-def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
+def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array, length: int | None = None) -> Array:
     """Cosines and sines of positions 0 .. max_positions - 1. "longrope" and "dynamic" depend on the length of the pass:
-    `longest`, or else the largest position and one more.
+    `length`, or else the largest position and one more.
 
     Raises:
         ValueError: "dynamic" in a compiled program, which does not know its positions.
@@ -60,23 +60,23 @@ def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array,
     count = config.max_positions
     if not config.depends_on_length(count):
         return cos_sin_table(config, count, count, dtype, like=like)
-    if longest is None and concrete(positions):
-        longest = int((known_range(positions) or (0, 0))[1]) + 1
-    if longest is not None:
-        return cos_sin_table(config, count, longest, dtype, like=like)
+    if length is None and concrete(positions):
+        length = int((known_range(positions) or (0, 0))[1]) + 1
+    if length is not None:
+        return cos_sin_table(config, count, length, dtype, like=like)
     config.check_traced_length()
     original = config.original_max_positions
-    short, long = (cos_sin_table(config, count, length, dtype, like=like) for length in (original, count))
+    short, long = (cos_sin_table(config, count, n, dtype, like=like) for n in (original, count))
     return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
 
 
 def select_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
     """From cosines or sines for every axis, `a ... r`, those of the axis that rotates each pair: `... r`."""
     if interleaved:
-        pair, axes, dealt = arange(x.shape[-1], like=x), len(sections), x[0]
+        pair, axes, selected = arange(x.shape[-1], like=x), len(sections), x[0]
         for axis, count in enumerate(sections):
-            dealt = where((pair % axes == axis) & (pair < axes * count), x[axis], dealt)
-        return dealt
+            selected = where((pair % axes == axis) & (pair < axes * count), x[axis], selected)
+        return selected
     ends = [sum(sections[: i + 1]) for i in range(len(sections))]
     parts = [x[i][..., end - n : end] for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
     return concatenate(parts, -1)
@@ -91,7 +91,7 @@ def cos_sin_for(
     step: DecodeStep | None = None,
     real: Array | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Cosines and sines of new positions, `b t` and half the rotated width; None without a base.
+    """Cosines and sines of new positions, each `b t r`, with r half the rotated width; None without a base.
 
     By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
     `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
@@ -115,8 +115,8 @@ def cos_sin_for(
         known = known_range(positions)
         if known is not None:
             config.check_range(*known)
-        longest = None if step is None else step.cache.max_length
-        cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, longest=longest)
+        length = None if step is None else step.cache.max_length
+        cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, length=length)
     cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin

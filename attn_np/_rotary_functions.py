@@ -7,7 +7,7 @@ from attn_np._layer import specs
 from attn_np._ops import (
     Array,
     Tape,
-    cached_array,
+    cached_by_arguments,
     check_dtype,
     concrete,
     dtype_name,
@@ -20,7 +20,7 @@ from attn_np._vjp import defvjp, sum_to
 from attn_np.contract import _functions as functions_contract
 
 
-@cached_array
+@cached_by_arguments
 def xpos_scales(xp: Any, config: Any, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 by which xPos scales each pair, made in float64 and rounded once."""
     logs = xp.log(xp.asarray(config.decays(), dtype=xp.float64)) / config.xpos
@@ -56,12 +56,12 @@ def rotary_angles(
     Args:
         positions: integers from 0, `b t` or of any shape.
         width: how many dimensions are rotated.
-        rope_base: the first pair turns by 1 for each position, pair i by rope_base^(-2i/width).
+        rope_base: the first pair turns by 1 radian for each position, pair i by rope_base^(-2i/width).
         max_positions: exclusive limit of the positions; the largest and one more by default, but a compiled program,
             which does not know them, needs it.
         sections: of positions on several axes, stacked along axis 0: how many pairs each axis rotates, in order, such
-            as (16, 24, 24) in Qwen2-VL (M-RoPE). For an image with frequencies of their own for rows and columns,
-            concatenate the angles of two calls.
+            as (16, 24, 24) in Qwen2-VL (M-RoPE). Where an image's rows and columns have separate frequencies,
+            concatenate the results of two calls.
         sections_interleaved: the axes take pairs in turn, as in Qwen3-VL; what is left at the end is the first one's.
         xpos: pairs are also scaled by a factor to the power of position / xpos: pass 512 for queries and -512 for keys,
             and scores decay with the distance (Sun et al. 2022, arXiv:2212.10554).
@@ -125,14 +125,16 @@ def rotate(
     """
     specs("rotate", x=x)
     wide = upcast(x)
-    cos, sin = cos_sin_of(wide, cos, sin, rope_base, xpos, max_positions)
-    spec = specs("rotate", x=x, cos=cos, sin=sin)
-    functions_contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
+    cos, sin = resolve_cos_sin(wide, cos, sin, rope_base, xpos, max_positions)
+    array_specs = specs("rotate", x=x, cos=cos, sin=sin)
+    functions_contract.check_rotation(
+        array_specs["x"], array_specs["cos"], array_specs["sin"], layout, dtype_name(wide)
+    )
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 
-def cos_sin_of(
+def resolve_cos_sin(
     x: Array,
     cos_or_positions: Array,
     sin: Array | None,
@@ -140,9 +142,9 @@ def cos_sin_of(
     xpos: float | None,
     max_positions: int | None,
 ) -> tuple[Array, Array]:
-    """The angles of a call of `rotate`: its own, or those of the positions that stand in their place."""
-    own = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
-    options = {name: value for name, value in own.items() if value is not None}
+    """Cosines and sines of a call of `rotate`: its own, or those of the positions that stand in their place."""
+    rope_options = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
+    options = {name: value for name, value in rope_options.items() if value is not None}
     functions_contract.check_angles_or_positions(
         specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options)
     )
@@ -157,7 +159,7 @@ def rotate_call_vjp(
 ) -> dict[str, Array]:
     """The gradient of x, rotated back, and those of the angles, which heads share; positions have none."""
     has_angles = sin is not None
-    cos, sin = cos_sin_of(upcast(x), cos, sin, **options)
+    cos, sin = resolve_cos_sin(upcast(x), cos, sin, **options)
     batched = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
     dx = rotary.rotate(dy, batched[0], batched[1], layout, inverse=not inverse)
     if not has_angles:

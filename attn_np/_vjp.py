@@ -15,16 +15,16 @@ import numpy as np
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
+    differences_to_next,
     dtype_name,
     einsum,
     flat_indices,
-    primitive,
+    overridable,
     record,
     sigmoid,
     sqrt,
-    steps_to_next,
     to_dtype,
-    unskew,
+    unskew_rows,
     upcast,
     where,
 )
@@ -93,7 +93,7 @@ def sum_to(dy: Array, shape: tuple[int, ...]) -> Array:
     return np.sum(dy, axis=axes).reshape(shape) if axes else dy
 
 
-@primitive
+@overridable
 def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = e^{s_i} / sum_j e^{s_j} has dp_i/ds_j = p_i (delta_ij - p_j).
 
@@ -103,7 +103,7 @@ def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return probs * (dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True))
 
 
-@primitive
+@overridable
 def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Array:
     """Weights of some of the keys, from the largest score and the sum of exponentials over all of them.
 
@@ -115,7 +115,7 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
     return np.exp(scores - top) / total
 
 
-@primitive
+@overridable
 def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
     """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them.
 
@@ -124,7 +124,7 @@ def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) ->
     return (dprobs - mean) * probs
 
 
-@primitive
+@overridable
 def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = s_i - tau on the support, where tau is the mean of its k scores less 1/k, so dp_i/ds_j = delta_ij - 1/k.
 
@@ -136,7 +136,7 @@ def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return np.where(support, dprobs - mean, 0.0)
 
 
-@primitive
+@overridable
 def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = g_i^2 with g_i = s_i / 2 - tau, so dp_i/ds_j = g_i (delta_ij - 2 dtau/ds_j).
 
@@ -148,7 +148,7 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return root * (dprobs - mean)
 
 
-@primitive
+@overridable
 def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - tau) on the support, so dp_i/ds_j = g_i (delta_ij - dtau/ds_j).
 
@@ -175,33 +175,33 @@ def dropout_vjp(dkept: Array, keep: Array | None, rate: float) -> Array:
     return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)
 
 
-@primitive
+@overridable
 def tanh_vjp(y: Array, dy: Array) -> Array:
     """d tanh(x)/dx = 1 - tanh(x)^2."""
     return dy * (1.0 - y * y)
 
 
-@primitive
+@overridable
 def sigmoid_vjp(y: Array, dy: Array) -> Array:
     """d sigmoid(x)/dx = sigmoid(x) (1 - sigmoid(x))."""
     return dy * y * (1.0 - y)
 
 
-@primitive
+@overridable
 def softplus_vjp(x: Array, dy: Array) -> Array:
     """d log(1 + e^x)/dx = e^x / (1 + e^x) = sigmoid(x)."""
     return dy * sigmoid(x)
 
 
-@primitive
+@overridable
 def silu_vjp(x: Array, dy: Array) -> Array:
     """d x s(x)/dx = s + x s (1 - s) for s = sigmoid(x)."""
     s = sigmoid(x)
     return dy * s + dy * x * s * (1.0 - s)
 
 
-@primitive
-def unit_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array:
+@overridable
+def divide_by_norm_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array:
     """y = x / norm with norm^2 = factor sum x^2 + eps has d norm/dx_j = factor x_j / norm.
 
     So dx_j = dy_j / norm - sum_i dy_i x_i / norm^2 * factor x_j / norm.
@@ -210,16 +210,16 @@ def unit_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array:
 
 
 def l2_normalize_vjp(x: Array, eps: float, dy: Array) -> Array:
-    """`unit_vjp` for norm^2 = sum x^2 + eps."""
-    return unit_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
+    """`divide_by_norm_vjp` for norm^2 = sum x^2 + eps."""
+    return divide_by_norm_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
 
 
 def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple[Array, Array | None]:
-    """`unit_vjp` for norm^2 = mean x^2 + eps; the weight gets the sum of dy x / norm."""
+    """`divide_by_norm_vjp` for norm^2 = mean x^2 + eps; the weight gets the sum of dy x / norm."""
     norm = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
     dunit = dy if weight is None else dy * upcast(weight)
     dweight = None if weight is None else sum_to(dy * (x / norm), weight.shape)
-    return unit_vjp(x, norm, dunit, 1.0 / x.shape[-1]), dweight
+    return divide_by_norm_vjp(x, norm, dunit, 1.0 / x.shape[-1]), dweight
 
 
 def layer_norm_vjp(
@@ -237,7 +237,7 @@ def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Arr
     return one_minus_z_times(z, dy), z * dy, dy * (b - a)
 
 
-@primitive
+@overridable
 def one_minus_z_times(z: Array, dy: Array) -> Array:
     """(1 - z) dy, in the form that differentiating a + z (b - a) gives."""
     return dy - z * dy
@@ -258,11 +258,11 @@ def take_vjp(table: Array, index: Array, dy: Array) -> Array:
 
 
 def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
-    """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
+    """An entry gets the sum of the gradients at all places whose index is its own: `b h t s` -> `b h t n`."""
     (b, h, t, s), n = dy.shape, x.shape[-1]
     index = np.broadcast_to(index, (b, t, s))
     if type(dy) is not np.ndarray:  # the judge's error arrays support only products
-        return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
+        return einsum("bhts,btsn->bhtn", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
     rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
 
@@ -272,16 +272,16 @@ def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, A
     return interpolated_entries_vjp(position, dy, x.shape[-1]), dy * slope_last(x, position)
 
 
-@primitive
+@overridable
 def slope_last(x: Array, position: Array) -> Array:
     """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
-    return np.take(steps_to_next(x), flat_indices(np.floor(position), x.shape[-1]), mode="clip")
+    return np.take(differences_to_next(x), flat_indices(np.floor(position), x.shape[-1]), mode="clip")
 
 
-@primitive
+@overridable
 def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     """An entry gets the sum of (1 - w) dy at the positions from it to the next entry, and of w dy at those from the
-    entry before to it: `b h t x`.
+    entry before to it: `b h t n`.
 
     Neighbours mostly have the same entry, and are summed together first.
     """
@@ -299,12 +299,12 @@ def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     return own.astype(dy.dtype)
 
 
-def skew_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+def skew_rows_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew(dy, shape[-1]), shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew_rows(dy, shape[-1]), shape)
 
 
-@primitive
+@overridable
 def sum_grads(*terms: Array) -> Array:
     """The sum of the gradients that reach one array on several paths."""
     return sum(terms[1:], start=terms[0])
@@ -335,8 +335,8 @@ def value_and_vjp(
     """The output, and a function `pull` from its gradient to the gradients of inputs and parameters.
 
     `pull` takes the gradient of y, and of a recurrent layer that returns its state also the state's. It may be called
-    more than once and from any thread. It uses the parameters and the dropout of this call, whatever happens to the
-    layer afterwards; inputs and parameters are not copied, so they must not be written to before `pull` is called.
+    more than once and from any thread. It uses this call's parameters and dropout, even if the layer gets others
+    afterwards; arrays are not copied: do not write into them before `pull`.
 
     Of a function, such as `attend`, `pull` takes a gradient for each output, None for one that the loss does not use;
     later ones may be left out. It returns gradients by the names of the arguments, and no parameters.
@@ -351,13 +351,13 @@ def value_and_vjp(
         TypeError: a function without a backward pass.
     """
     if not hasattr(layer, "config"):
-        return function_and_vjp(layer, inputs, options, recompute)
+        return function_value_and_vjp(layer, inputs, options, recompute)
     if not recompute:
         layer_copy, tape = shallow_copy(layer, lambda part: part.rng), BackwardTape()
         y = layer_copy(*inputs, tape=tape, **options)
         return y, lambda *cotangents: layer_copy.vjp(copy(tape), *cotangents)
 
-    layer_copy = shallow_copy(layer, lambda part: ReplayedGenerator(part.rng))
+    layer_copy = shallow_copy(layer, lambda part: RecordingGenerator(part.rng))
     y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
@@ -372,7 +372,7 @@ def defvjp(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     """A decorator that makes the rule below it the function's attribute `vjp`.
 
     A rule takes the tape of a call, the gradient of each output and the call's arguments by name. It returns the
-    gradients by the arguments' names. The tape is the one that the function wrote; with `y`, the first output.
+    gradients by the arguments' names. The tape is the one that the function wrote, and has the first output as `y`.
     """
 
     def attach(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -389,7 +389,9 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
         TypeError: it carries none.
     """
     if isinstance(function, partial):
-        return partial(rule_of(function.func), **function.keywords)
+        rule = rule_of(function.func)
+        by_position = dict(zip(signature(function.func).parameters, function.args, strict=False))
+        return partial(rule, **by_position, **function.keywords)
     if not callable(getattr(function, "vjp", None)):
         name = getattr(function, "__name__", repr(function))
         fix = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
@@ -398,7 +400,7 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
 
 
 def cast_like(grad: Any, x: Any) -> Any:
-    """A gradient in the dtype of its argument, in lists, in tuples, and by the names of attributes, too."""
+    """A gradient in the dtype of its argument; lists, tuples and dicts by attribute name entry by entry."""
     if isinstance(x, list | tuple):
         return type(x)(cast_like(g, y) for g, y in zip(grad, x, strict=True))
     if isinstance(grad, dict):
@@ -406,10 +408,12 @@ def cast_like(grad: Any, x: Any) -> Any:
     return to_dtype(grad, dtype_name(x))
 
 
-def function_and_vjp(
+def function_value_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
-    """`value_and_vjp` of a function that carries a rule."""
+    """`value_and_vjp` of a function that carries a rule; of a `partial`, what it fixes has gradients as well."""
+    if isinstance(function, partial):
+        inputs, options, function = (*function.args, *inputs), function.keywords | options, function.func
     rule, call = rule_of(function), signature(function).bind(*inputs, **options)
     call.apply_defaults()
     named = call.arguments
@@ -418,7 +422,7 @@ def function_and_vjp(
         return function(**named | ({"tape": tape} if "tape" in named else {}))
 
     def pull(*cotangents: Any) -> Grads:
-        tape = BackwardTape() if recompute else copy(residuals)
+        tape = BackwardTape() if recompute else copy(forward_tape)
         if recompute:
             forward(tape)
         if all(dy is None for dy in cotangents):
@@ -429,8 +433,8 @@ def function_and_vjp(
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
         return Grads(inputs={n: cast_like(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
-    residuals = BackwardTape()
-    y = forward(None if recompute else residuals)
+    forward_tape = BackwardTape()
+    y = forward(None if recompute else forward_tape)
     outputs = y if isinstance(y, tuple) else (y,)
     return y, pull
 
@@ -450,8 +454,8 @@ def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
     return duplicate
 
 
-class ReplayedGenerator:
-    """Draws from a generator, and can draw the same again, even if other threads draw from it in between."""
+class RecordingGenerator:
+    """Draws from a generator and records how, to `replay` the draws, even if other threads draw from it in between."""
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.source, self.states = generator.bit_generator, list[Any]()

@@ -7,13 +7,13 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
+from attn_np._ops import Array, Tape, arange, broadcast_to, cached_by_arguments, dtype_name, linear, record
 from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
 
-@cached_array
+@cached_by_arguments
 def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
     """The random blocks of each of `count` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)

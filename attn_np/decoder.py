@@ -11,7 +11,7 @@ from attn_np._masks import token_positions, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
-    cached_array,
+    cached_by_arguments,
     clip,
     dtype_name,
     known_range,
@@ -86,7 +86,7 @@ def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
     return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
 
 
-@cached_array
+@cached_by_arguments
 def query_scales(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
     numbers = xp.arange(1, count + 1, dtype=xp.float64)

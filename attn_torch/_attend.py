@@ -62,7 +62,7 @@ def lse_of(scores: Array, visible: Array | None, sinks: Array | None) -> Array:
     return lse
 
 
-def fast_path(
+def run_fast_path(
     tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
 ) -> tuple[Array, Array | None]:
     """The context and the lse by the fast path, which needs a head axis: arrays without one get one."""
@@ -78,7 +78,7 @@ def fast_path(
     return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
-def takes_fast_path(
+def softmax_takes_fast_path(
     q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
 ) -> bool:
     """Whether `attend` takes the fast path for a softmax over the keys."""
@@ -161,7 +161,7 @@ def attend(
     if fast:
         fast_options: Any = {"bias": bias, "diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap}
         fast_options |= {"sinks": sinks, "return_lse": return_lse}
-        context, lse = fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
+        context, lse = run_fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
         return (context, None, lse) if return_lse else (context, None)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)

@@ -60,8 +60,10 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         if _values is None:
             self._draw()
         for name, child in children.items():
-            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, under_prefix(_values, p), device, torch_dtype) for p, part in parts.items()]
+            configs = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            sublayers = [
+                self._child(part, under_prefix(_values, p), device, torch_dtype) for p, part in configs.items()
+            ]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
@@ -82,9 +84,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         for name, param in self._parameters.items():
             if param is None:
                 continue
-            start, limit = own[name].initial_value(), fans[name] ** -0.5
-            if start is not None:
-                param.copy_(torch.tensor(start, device=param.device, dtype=param.dtype))
+            initial_value, limit = own[name].initial_value(), fans[name] ** -0.5
+            if initial_value is not None:
+                param.copy_(torch.tensor(initial_value, device=param.device, dtype=param.dtype))
             elif own[name].normal:
                 param.normal_()
             else:
@@ -97,8 +99,8 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     @property
     def dtype(self) -> str | None:
         """Name of the parameters' dtype; None for a layer without parameters."""
-        own = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
-        return next((dtype_name(p) for p in self.parameters()), None) if own is None else dtype_name(own)
+        own_param = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
+        return next((dtype_name(p) for p in self.parameters()), None) if own_param is None else dtype_name(own_param)
 
     def extra_repr(self) -> str:
         return f"{self.config}, dtype={self.dtype!r}"

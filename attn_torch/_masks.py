@@ -24,8 +24,8 @@ from attn_torch._ops import (
     where,
 )
 
-# A pattern is asked about so many queries at a time, as one interval from the least to the greatest number: of few
-# queries these are close together, and more keys can be skipped.
+# At most so many queries are given to a pattern as one interval of positions: the narrower the interval, the more keys
+# can be skipped.
 QUERIES_PER_INTERVAL = 32
 
 
@@ -41,8 +41,8 @@ def attention_mask(
     step: Any = None,
     head_axis: bool = True,
 ) -> Array | None:
-    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if there is no mask,
-    causality, window or pattern, and no step of decoding that is not uniform (see `DecodeStep`).
+    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every pair is
+    allowed: no mask, causality, window or pattern, and a full pass or a uniform step (see `DecodeStep`).
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -51,7 +51,7 @@ def attention_mask(
     right = 0 if causal else right
     allowed = None
     if step is not None and not step.uniform:
-        allowed = step.attention_mask(left, right)
+        allowed = step.window_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
         allowed = in_window(arange(t, like)[None, :] + (s - t), arange(s, like)[None, :], left, right)[0]
@@ -140,7 +140,7 @@ def block_min_max(x: Array, size: int, count: int) -> tuple[Array, Array]:
 def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
     """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
-    Where fewer are allowed, the length of the axis, which is not an index. Without a gradient.
+    Where fewer are allowed, the rest is the axis's length, which is no valid index. Without a gradient.
     """
     n, indices = scores.shape[-1], []
     for _ in range(count):
@@ -220,7 +220,7 @@ def hide_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
 
 
 def zero_unseen(subscripts: str, allowed: Array | None, x: Any) -> Any:
-    """x, set to 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key,
+    """x, 0 where unseen: a key that no query sees, `zero_unseen("bhts->bshk", allowed, k)`; a query that sees no key,
     `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)
@@ -239,10 +239,10 @@ def zero_unseen_inputs(
     pattern: Pattern | None = None,
     step: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Query, key and value, upcast; a missing key is the query, a missing value the key.
+    """Query, key and value, upcast, 0 where unseen: a key that no query sees, a query that sees no key.
 
-    In a full pass, keys that no query sees and queries that see no key become 0; in a step of decoding that is not
-    uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
+    A missing key is the query, a missing value the key. In a full pass what is unseen becomes 0; in a step of decoding
+    that is not uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
     projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
     `query_mask` and `key_mask`, and the three results.
 
@@ -265,5 +265,5 @@ def zero_unseen_inputs(
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
     elif not step.uniform:
-        query, key, value = (where(step.appended[:, :, None], x, 0.0) for x in arrays)
+        query, key, value = (where(step.is_appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

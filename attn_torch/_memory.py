@@ -1,4 +1,4 @@
-"""A memory: learned keys, each with a value, that every query sees beside those of the call."""
+"""A memory: learned keys and values beside those of the call, for every query to see."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def with_memory(
     step: DecodeStep | None,
     tape: Tape,
 ) -> tuple[Array, Array, Array, dict[str, Any]]:
-    """The arguments of `attend`, q, k, v and the rest, with the memory `m g k` and `m g v` behind the call's keys.
+    """The arguments of `attend`, q, k, v and the rest, with learned keys `m g k` and values `m g v` behind the call's.
 
     Without a memory they are returned unchanged. With one, causality, window and step have become part of the mask.
     """
@@ -50,7 +50,7 @@ def with_memory(
     q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
     mask, keep = append_memory_entries(mask, s, memory_k), append_memory_entries(keep, s, memory_k)
     bias = append_memory_entries(record(tape, caller_bias=upcast(bias)), s, memory_k)
-    # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
+    # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values are multiplied by it.
     factor = 1.0 if keep is None else 1.0 - rate
     options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
     return q, append_memory(k, memory_k), append_memory(v, memory_v, factor), options

@@ -1,4 +1,4 @@
-"""PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+"""PyTorch's dialect: the operations that every variant is written in, by the names that all three packages have."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, wraps
@@ -29,10 +29,10 @@ DType = str | torch.dtype
 Device = torch.device | str | None
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # The dispatch modes that trace operations: `FakeTensorMode`, `make_fx`.
-TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+TRACING_MODES = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     if not axes:
         return x  # torch reduces over all
-    return torch.any(x, dim=axes) if 0 in x.shape else torch.amax(x, dim=axes)  # four times as fast on a CPU
+    return torch.any(x, dim=axes) if 0 in x.shape else torch.amax(x, dim=axes)  # four times as fast as any on a CPU
 
 
 def reorder(x: Array, order: Sequence[int]) -> Array:
@@ -68,7 +68,7 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return x.permute(tuple(order))
 
 
-def alongside(x: Array, like: Array) -> Array:
+def to_device_of(x: Array, like: Array) -> Array:
     """An array on the device of another; beside a DTensor, the same in every process."""
     x = x.to(like.device)
     mesh = getattr(like, "device_mesh", None)
@@ -86,7 +86,7 @@ def expand_to_heads(x: Array, like: Array) -> Array:
 
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
-    return alongside(torch.arange(n, device=like.device), like)
+    return to_device_of(torch.arange(n, device=like.device), like)
 
 
 def argmax(x: Array, axis: int) -> Array:
@@ -100,26 +100,26 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
-    return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
+    return to_device_of(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
 def take(table: Array, index: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
     check_index(known_range(index), table.shape[0])
     return upcast(table)[index.long()]
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
+    """Entries of the last axis, by the same index in every head: `b h t n`, `b t s` or `1 t s` -> `b h t s`."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return torch.gather(x, -1, index)
 
 
 def interpolate_last(x: Array, position: Array) -> Array:
-    """Entries of the last axis, interpolated linearly between positions: `b h t x`, `b h t s` -> `b h t s`.
+    """Entries of the last axis, interpolated linearly between positions: `b h t n`, `b h t s` -> `b h t s`.
 
-    A position is from 0 to x - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
+    A position is from 0 to n - 1. At a whole number its gradient is the slope to the next entry; at the last, 0.
     """
     low = torch.floor(position.detach())
     # A position may be NaN, and is then read at 0.
@@ -127,12 +127,12 @@ def interpolate_last(x: Array, position: Array) -> Array:
     return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
 
 
-def skew(x: Array, t: int, s: int) -> Array:
-    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`; if n is s, x as it is.
+def skew_rows(x: Array, t: int, s: int) -> Array:
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the last query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the right than the row
-    before, the first row with the first of the n = t + s - 1. The last query comes first, as `attend_in_row_blocks`
-    passes rows, because PyTorch has no negative strides: in this order the result is a view.
+    before, the first row with the first of the n = t + s - 1. Of one query, where n is s, it is x as it is. In this
+    order, that of `attend_in_row_blocks`, the result is a view: PyTorch has no negative strides.
     """
     (b, h, rows, n) = x.shape
     if n == s:
@@ -144,12 +144,12 @@ def skew(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
     return x
 
 
-def unskew(x: Array, n: int) -> Array:
-    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `skew` in reverse.
+def unskew_rows(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`.
 
     Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
     """
@@ -166,7 +166,7 @@ def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile, vmap and other tracing they are not."""
     if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
         return False
-    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACERS):
+    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACING_MODES):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -176,7 +176,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return (x.min().item(), x.max().item()) if concrete(x) and x.numel() else None
 
 
-def can_shape_by_values(x: Array) -> bool:
+def allows_data_dependent_shapes(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
 
@@ -186,7 +186,7 @@ def is_longer(t: int, n: int) -> bool:
     return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
-def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached; they go where `like` is.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
@@ -195,7 +195,7 @@ def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
 
     def array(*args: Any, like: Array) -> Array:
         x = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
-        return alongside(x, like)
+        return to_device_of(x, like)
 
     return array
 
@@ -213,8 +213,8 @@ def reverse_cumsum(x: Array) -> Array:
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place unless gradients flow."""
     rows = arange(buffer.shape[0], buffer)[:, None]
-    traced = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
-    return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
+    return buffer.index_put((rows, slot), x) if needs_grad else buffer.index_put_((rows, slot), x)
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
@@ -256,7 +256,7 @@ def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], 
 
 
 def dtype_name(x: Array) -> str:
-    return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
 
 def autocast_dtype(x: Array) -> str | None:
@@ -264,7 +264,7 @@ def autocast_dtype(x: Array) -> str | None:
     device = x.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
-    return NAMES[torch.get_autocast_dtype(device)]
+    return DTYPE_NAMES[torch.get_autocast_dtype(device)]
 
 
 def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,7 +281,7 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_device(device: Device) -> Device:
-    """The device itself, which must be one that is here.
+    """The device as a torch.device, which must be one that is here; None stays None.
 
     Raises:
         ValueError: it is not.
@@ -320,8 +320,8 @@ def to_dtype(x: Any, dtype: str) -> Any:
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
 
-    A letter that one operand alone has must be in the output.
-    Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
+    A letter that one operand alone has must be in the output. Under `torch.autocast` a product is rounded to its dtype,
+    as in PyTorch's own modules; what is added to it is in float32.
     """
     left, right, out = subscripts.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
@@ -377,7 +377,7 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
-    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    """`rms_norm` of the deviation from the mean over the last axis, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - torch.sum(x, dim=-1, keepdim=True) / x.shape[-1], weight, eps)
     return unit if bias is None else unit + upcast(bias)
 
@@ -415,13 +415,13 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
     """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
 
-    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    Where no key is allowed, or all overflow to -inf, the weights are 0 and the logarithm is -inf: a part for `merge`.
     """
     return SoftmaxAndLse.apply(scores if allowed is None else scores.masked_fill(~allowed, -torch.inf))
 
 
 class SoftmaxAndLse(Function):
-    """Both in three passes over the scores and two backward; the operations one by one take three times as many."""
+    """In three passes over the scores and two backward; the operations one by one take three times as many."""
 
     @staticmethod
     def forward(ctx, scores):
@@ -441,11 +441,11 @@ class SoftmaxAndLse(Function):
         return probs * (dprobs + (dlse - torch.linalg.vecdot(probs, dprobs))[..., None])
 
 
-def repeat_heads(x: Array, q: Array) -> Array:
-    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
-    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+def repeat_heads(x: Array, like: Array) -> Array:
+    """Head h // r of x for each head h of `like`, `b t h k`, if x has 1/r as many. Without a head axis, x itself."""
+    if x.ndim == 3 or x.shape[2] == like.shape[2]:
         return x
-    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+    return x[:, :, arange(like.shape[2], like) // (like.shape[2] // x.shape[2])]
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
@@ -476,15 +476,15 @@ def scan(
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared` are arrays that every step reads: each calls `body(carry, xs, *shared)`. Then only the carries are kept,
+    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. If there are any, only the carries are kept,
     and the backward pass computes the steps again.
     """
     body = remat(body) if shared else body
-    times = range(xs[0].shape[1])
+    time_indices = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
-    for i in reversed(times) if reverse else times:
+    for i in reversed(time_indices) if reverse else time_indices:
         carry, ys = body(carry, tuple(None if x is None else x[i] for x in parts), *shared)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)

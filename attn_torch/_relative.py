@@ -9,7 +9,7 @@ from attn_torch._ops import (
     Array,
     Tape,
     arange,
-    cached_array,
+    cached_by_arguments,
     clip,
     concatenate,
     constants,
@@ -17,15 +17,15 @@ from attn_torch._ops import (
     gather_last,
     record,
     reorder,
-    skew,
+    skew_rows,
     take,
     transpose_diagonals,
-    unskew,
+    unskew_rows,
     zeros,
 )
 
 
-@cached_array
+@cached_by_arguments
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
     """Encodings of the integers low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
@@ -44,7 +44,7 @@ def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
-@cached_array
+@cached_by_arguments
 def bucket_table(xp: Any, config: Any) -> Any:
     """The bucket of every relative position from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
@@ -93,7 +93,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_rows(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -108,7 +108,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     count = keys.shape[1]
     # Heads come first: where they lie on several devices, only so can their axis be cut again.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * count, n, t + n - 1)
-    by_key = skew(by_diagonal, n, t).reshape(b, h, count, n, t)
+    by_key = skew_rows(by_diagonal, n, t).reshape(b, h, count, n, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, count * n)[..., :s]
 
 
@@ -133,12 +133,14 @@ def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
 def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """`relative_scores_per_head` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
     if is_by_diagonal(relative_index, s):
-        return skew(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_rows(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
 def relative_values(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
-        return einsum("bhtx,xv->bthv", unskew(weights, relative_index.shape[-1]), take(table, relative_index[0, 0]))
+        return einsum(
+            "bhtx,xv->bthv", unskew_rows(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+        )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))

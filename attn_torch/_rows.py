@@ -18,7 +18,7 @@ from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_transform
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, relative_positions
-from attn_torch._ops import Array, Tape, can_shape_by_values
+from attn_torch._ops import Array, Tape, allows_data_dependent_shapes
 from attn_torch._weigh import WeighingFunction
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
@@ -70,7 +70,7 @@ def attend_in_row_blocks(
     Args:
         attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
-            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew` takes.
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew_rows` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -108,7 +108,7 @@ def attend_in_row_blocks(
     if attend_in_linear_memory is not None and score_arrays["keep"] is None:
         return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
-    if weighing is not None and score_arrays["keep"] is None and q.is_cpu and can_shape_by_values(q):
+    if weighing is not None and score_arrays["keep"] is None and q.is_cpu and allows_data_dependent_shapes(q):
         heads_per_block = max([1, *(n for x in maps if x is not None for n in x.shape)])
         blocks = tuple(
             band.row_blocks((4 if weighing.elementwise else 1) * CPU_BLOCK_SCORES // heads_per_block, MIN_ROWS)
@@ -117,7 +117,7 @@ def attend_in_row_blocks(
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
-        """The context of some rows. `attend_rows` gets the last one first, as `skew` has them."""
+        """The context of some rows. `attend_rows` gets the last one first, as `skew_rows` has them."""
         allowed = block_last_query_first(mask, rows, keys)
         if not band.covers(rows, keys):
             query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)

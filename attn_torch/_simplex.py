@@ -31,9 +31,9 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
     """Entmax of the allowed scores over the last axis, for any alpha above 1 (Peters et al. 2019, algorithm 1).
 
     The weights are (1 + (alpha - 1) (z - threshold))^(1 / (alpha - 1)), where z is the score less the largest, and the
-    threshold is such that they add up to 1: for alpha -> 1 that is exp(z - threshold). It lies between 0, where the
-    largest weighs 1, and log n, where none weighs more than 1 / n. Where nothing is allowed the weights are 0; allowed
-    scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    threshold, from 0 (the largest weighs 1) to log n (none weighs more than 1 / n), makes them add up to 1. For alpha
+    -> 1 they are exp(z - threshold). Where nothing is allowed the weights are 0; allowed scores that are all -inf give
+    NaN, and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, float("-inf"))
     top = amax_detached(z, -1)[..., None]
@@ -103,9 +103,9 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
         ValueError: a mask or an axis that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    spec = specs("softmax", scores=scores, mask=mask)
+    array_specs = specs("softmax", scores=scores, mask=mask)
     axis = functions_contract.numpy_scalar_to_python(axis)
-    functions_contract.check_scores("softmax", spec["scores"], spec["mask"], axis)
+    functions_contract.check_scores("softmax", array_specs["scores"], array_specs["mask"], axis)
     return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
 
 
@@ -126,7 +126,7 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
         ValueError: a mask, an axis or an alpha that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    spec = specs("entmax", scores=scores, mask=mask)
+    array_specs = specs("entmax", scores=scores, mask=mask)
     axis, alpha = functions_contract.numpy_scalar_to_python(axis), functions_contract.numpy_scalar_to_python(alpha)
-    functions_contract.check_scores("entmax", spec["scores"], spec["mask"], axis, alpha)
+    functions_contract.check_scores("entmax", array_specs["scores"], array_specs["mask"], axis, alpha)
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))

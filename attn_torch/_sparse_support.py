@@ -2,7 +2,7 @@
 
 import torch
 
-from attn_torch._ops import Array, arange, can_shape_by_values, maximum, sqrt, where
+from attn_torch._ops import Array, allows_data_dependent_shapes, arange, maximum, sqrt, where
 
 NEWTON_STEPS = 4  # before what is left is sorted
 
@@ -10,8 +10,8 @@ NEWTON_STEPS = 4  # before what is left is sorted
 def support_of(z: Array, power: int) -> Array:
     """Where z, whose rows have 0 as their largest, is above the tau for which the sum of max(z - tau, 0)^power is 1.
 
-    If the row were its k largest z alone, it would have some tau. The tau of the whole row is the largest of these: for
-    power 1 over all k, for power 2 over those k whose smallest z is at least their tau.
+    Let tau_k be tau if the k largest z were the support. tau is the largest tau_k, for power 2 among the k whose k-th
+    largest z is at least tau_k.
     """
     x = largest_first(z, power)
     k = arange(x.shape[-1], z) + 1.0
@@ -21,8 +21,8 @@ def support_of(z: Array, power: int) -> Array:
         x = maximum(x, -1.0)  # the largest alone gives tau = -1
         mean = torch.cumsum(x, -1) / k
         # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford).
-        deviation = torch.cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), -1)
-        tau = mean - sqrt(maximum(1.0 - deviation, 0.0) / k)
+        squared_deviations = torch.cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), -1)
+        tau = mean - sqrt(maximum(1.0 - squared_deviations, 0.0) / k)
         tau = where(tau <= x, tau, -1.0)
     return z > torch.amax(tau, dim=-1, keepdim=True)
 
@@ -33,7 +33,7 @@ def largest_first(z: Array, power: int) -> Array:
     Newton's steps from below never pass tau, since the sum is convex (Michelot 1986): a few of them leave so few z that
     sorting costs little. All are sorted where shapes may not depend on numbers, or a process does not see all of them.
     """
-    if not can_shape_by_values(z) or hasattr(z, "device_mesh"):
+    if not allows_data_dependent_shapes(z) or hasattr(z, "device_mesh"):
         return torch.sort(z, dim=-1, descending=True).values
     tau = z.new_full((), -1.0)
     for _ in range(NEWTON_STEPS):

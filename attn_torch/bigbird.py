@@ -9,10 +9,10 @@ from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
 from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
+from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_by_arguments, dtype_name, linear, record
 
 
-@cached_array
+@cached_by_arguments
 def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
     """The random blocks of each of `count` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)

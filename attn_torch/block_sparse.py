@@ -86,7 +86,7 @@ class BlockSparseAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         x = upcast(query)
         if step is not None and not step.uniform:
-            x = where(step.appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
+            x = where(step.is_appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)

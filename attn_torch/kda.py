@@ -5,7 +5,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.kda import Config
-from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
+from attn_torch._decode import DecodeStep, read_state, real_mask, write_state
 from attn_torch._layer import Layer, cast_output
 from attn_torch._masks import broadcast_mask, zero_unseen
 from attn_torch._ops import (
@@ -59,7 +59,7 @@ class KimiDeltaAttention(Layer[Config]):
         """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
         x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)

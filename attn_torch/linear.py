@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.linear import Config
-from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
+from attn_torch._decode import DecodeStep, read_state, real_mask, write_state
 from attn_torch._layer import Layer, cast_output, specs
 from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
@@ -122,7 +122,7 @@ class LinearAttention(Layer[Config]):
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
         x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from attn_torch._kernels.unseen import PackedPattern
-from attn_torch._ops import alongside
+from attn_torch._ops import to_device_of
 
 SHARDING_AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
 SHARDING_AXES |= {"diagonal_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
@@ -76,4 +76,4 @@ def attend_locally(
         device_mesh=mesh,
         redistribute_inputs=True,
     )
-    return mapped(*(x if is_sharded(x) else alongside(x, q) for x, _, _ in present))
+    return mapped(*(x if is_sharded(x) else to_device_of(x, q) for x, _, _ in present))

@@ -15,8 +15,8 @@ from parity_tests.bounds.precision import FUNCTION, promised
 def adopt(tree: str) -> None:
     """Give the rules to a copy of attn_np that is imported under another name.
 
-    A primitive whose body was edited in the copy has no rule: its body itself then runs on error-carrying arrays, with
-    wider bounds.
+    An overridable function whose body was edited in the copy has no rule: its body itself then runs on error-carrying
+    arrays, with wider bounds.
     """
     for whole in (_masks, _ops, _sparse_weights, _vjp):
         copy = sys.modules.get(whole.__name__.replace("attn_np", tree, 1))

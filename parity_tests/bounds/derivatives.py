@@ -46,14 +46,14 @@ def silu_vjp(x: Any, dy: Any) -> ErrArray:
     return ErrArray(out.v, out.b + 8 * u * magnitude(dy) * (1 + magnitude(x)) * plain(_ops.sigmoid)(x.v))
 
 
-@rule(FUNCTIONS, _vjp.unit_vjp)
-def unit_vjp(x: Any, size: Any, dy: Any, share: float) -> ErrArray:
+@rule(FUNCTIONS, _vjp.divide_by_norm_vjp)
+def divide_by_norm_vjp(x: Any, size: Any, dy: Any, share: float) -> ErrArray:
     """Two terms that cancel where dy points along x; automatic differentiation makes each by other quotients.
 
     That is eight roundings more of the first term, and of the second the sum's and twice as many.
     """
     x, size, dy, p = lift(x), lift(size), lift(dy), promised()
-    out = plain(_vjp.unit_vjp)(x, size, dy, share)
+    out = plain(_vjp.divide_by_norm_vjp)(x, size, dy, share)
     along = np.sum(magnitude(dy) * magnitude(x), axis=-1, keepdims=True) * share / size.v**3
     more = 8 * p.u * magnitude(dy) / size.v + (p.gamma(x.shape[-1]) + (16 + FUNCTION) * p.u) * magnitude(x) * along
     return ErrArray(out.v, out.b + more)

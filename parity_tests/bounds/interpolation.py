@@ -25,7 +25,7 @@ def slopes_within(x: ErrArray, position: ErrArray) -> tuple[list[ErrArray], np.n
     first, last = lowest_and_highest(position, n)
     # After the last entry there is no line: a slope of 0 without an error.
     steps = ErrArray(
-        _ops.steps_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
+        _ops.differences_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
     )
     rows = [_ops.flat_indices(np.minimum(first + line, last), n) for line in range(LINES)]
     return [entries(steps, row) for row in rows], last - first >= LINES

@@ -151,8 +151,8 @@ def silu_vjp(x: Dual, dy: Dual) -> Dual:
     return Dual(_vjp.silu_vjp(x.v, dy.v), in_any_form(one + two + two + three, *terms))
 
 
-@rule(FUNCTIONS, _vjp.unit_vjp)
-def unit_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
+@rule(FUNCTIONS, _vjp.divide_by_norm_vjp)
+def divide_by_norm_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
     """dy / size - x S share / size^3 with S = sum dy x changes by what each of its factors does."""
     cube = size.v * size.v * size.v
     along = np.sum(dy.v * x.v, axis=-1, keepdims=True) * share / cube
@@ -164,7 +164,7 @@ def unit_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
         -(x.v * moved),
         3.0 * (x.v * along * size.d / size.v),
     )
-    return Dual(_vjp.unit_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.sum_grads(*terms), *terms))
+    return Dual(_vjp.divide_by_norm_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.sum_grads(*terms), *terms))
 
 
 @rule(FUNCTIONS, _vjp.tanh_vjp)

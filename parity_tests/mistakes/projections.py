@@ -15,8 +15,8 @@ V = 'v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)'
 Y = 'linear("bthv,hvo->bto", context, self.w_o, self.b_o))\n'
 QKV = "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]"
 SIDE_BY_SIDE = 'context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))'
-REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
-REPEATED_IN_JAX = "broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))"
+REPEATED = "arange(like.shape[2], like) // (like.shape[2] // x.shape[2])"
+REPEATED_IN_JAX = "broadcast_to(x[:, :, :, None], (*x.shape[:3], like.shape[2] // x.shape[2], *x.shape[3:]))"
 
 OWN = "give queries, keys and values each their own weights"
 ORDER = "read the joint projection in the order of its file: (3, heads, width), q then k then v"
@@ -115,12 +115,12 @@ MUTANTS = (
         Y.replace("context,", 'context[:, :, sizes["h"] - 1 - arange(sizes["h"], context)],'),
         needs=("arange",),
     ),
-    by_index("shared heads tiled", CONSECUTIVE, REPEATED, "arange(q.shape[2], q) % x.shape[2]"),
+    by_index("shared heads tiled", CONSECUTIVE, REPEATED, "arange(like.shape[2], like) % x.shape[2]"),
     by_broadcast(
         "shared heads tiled in a broadcast",
         CONSECUTIVE,
         REPEATED_IN_JAX,
-        "broadcast_to(x[:, :, None], (*x.shape[:2], q.shape[2] // x.shape[2], *x.shape[2:]))",
+        "broadcast_to(x[:, :, None], (*x.shape[:2], like.shape[2] // x.shape[2], *x.shape[2:]))",
     ),
     shared(
         "shared heads tiled for the values only",
@@ -146,7 +146,7 @@ MUTANTS = (
         "one key/value head for all query heads",
         "let query head h use key/value head h // r",
         REPEATED,
-        "arange(q.shape[2], q) * 0",
+        "arange(like.shape[2], like) * 0",
     ),
     by_broadcast(
         "one key/value head for all query heads in a broadcast",

@@ -269,10 +269,10 @@ class Mistaken(DecodeStep):
     mask_key_positions: Any = None
     newest: int = 0
 
-    def attention_mask(self, left: int | None, right: int | None) -> Any:
+    def window_mask(self, left: int | None, right: int | None) -> Any:
         plain = replace(self, query_positions=self.mask_query_positions, key_positions=self.mask_key_positions)
         right = right if right is None else right + self.newest
-        return DecodeStep.attention_mask(plain, left, right)
+        return DecodeStep.window_mask(plain, left, right)
 
 
 def mistaken(step: DecodeStep, shift: Any = 0, restart: bool = False, **changes: Any) -> Mistaken:

@@ -198,7 +198,7 @@ def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
             step = module.begin_step(config, cache, array.array(np.zeros((3, t, 2), np.float32)), array.array(real))
             new = array.array(np.zeros((3, t, 1, 2), np.float32))
             module.append(step, k=new, v=new)
-            sees, keys = (np.asarray(array.numpy(x)) for x in (step.attention_mask(left, 0), step.key_positions))
+            sees, keys = (np.asarray(array.numpy(x)) for x in (step.window_mask(left, 0), step.key_positions))
             at = lengths[:, None] + np.cumsum(real, 1) - 1
             for b, i in np.argwhere(real):
                 seen = sorted(keys[b][sees[b, 0, i]])
@@ -755,8 +755,8 @@ PLANTED = (
     ("start + t <= num_slots", "start + t <= max_length"),
     ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
     ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
-    ("before.positions, step.start,", "before.positions, step.start + 1,"),
-    ("filled = min(longest + t, num_slots)", "filled = longest"),
+    ("old_cache.positions, step.start,", "old_cache.positions, step.start + 1,"),
+    ("max_filled = min(longest + t, num_slots)", "max_filled = longest"),
 )
 
 

@@ -481,10 +481,10 @@ def test_sinks_that_are_no_floats_are_refused(tree: Tree) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 # What repeats the heads, and repeats them in turn.
-REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])", "arange(q.shape[2], q) % x.shape[2]"
+REPEATED = "arange(like.shape[2], like) // (like.shape[2] // x.shape[2])", "arange(like.shape[2], like) % x.shape[2]"
 REPEATED_IN_JAX = (
-    "broadcast_to(x[:, :, :, None], (*x.shape[:3], q.shape[2] // x.shape[2], *x.shape[3:]))",
-    "broadcast_to(x[:, :, None], (*x.shape[:2], q.shape[2] // x.shape[2], *x.shape[2:]))",
+    "broadcast_to(x[:, :, :, None], (*x.shape[:3], like.shape[2] // x.shape[2], *x.shape[3:]))",
+    "broadcast_to(x[:, :, None], (*x.shape[:2], like.shape[2] // x.shape[2], *x.shape[2:]))",
 )
 
 

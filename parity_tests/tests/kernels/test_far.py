@@ -79,8 +79,8 @@ def a_far_key_twice(far: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def the_other_side(far: Any, patch: pytest.MonkeyPatch) -> None:
-    real = far.far_keys
-    patch.setattr(far, "far_keys", lambda *args: ((name, -n, *rest) for name, n, *rest in real(*args)))
+    real = far.far_sides
+    patch.setattr(far, "far_sides", lambda *args: ((name, -n, *rest) for name, n, *rest in real(*args)))
 
 
 def parts_weigh_alike(far: Any, patch: pytest.MonkeyPatch) -> None:
@@ -90,11 +90,11 @@ def parts_weigh_alike(far: Any, patch: pytest.MonkeyPatch) -> None:
 
 def one_key_late(far: Any, patch: pytest.MonkeyPatch) -> None:
     relative = import_module(far.__name__.replace("_far", "_relative"))
-    real = relative.skew
+    real = relative.skew_rows
     if far.__name__.startswith("attn_torch"):
-        patch.setattr(relative, "skew", lambda x, t, s: real(x.roll(1, -1), t, s))
+        patch.setattr(relative, "skew_rows", lambda x, t, s: real(x.roll(1, -1), t, s))
     else:
-        patch.setattr(relative, "skew", lambda x, t, s: real(np.roll(x, 1, -1), t, s))
+        patch.setattr(relative, "skew_rows", lambda x, t, s: real(np.roll(x, 1, -1), t, s))
 
 
 def far_keys_give_the_tables_nothing(far: Any, patch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,7 @@ def test_a_step_of_decoding_is_no_argument(tree: Tree) -> None:
 
 
 BUGS = {
-    "counted from the last key": ("ShiftedQueries(pattern, first_position - default)", "ShiftedQueries(pattern, 0)"),
+    "counted from the last key": ("ShiftedQueries(pattern, offset - default)", "ShiftedQueries(pattern, 0)"),
     "lengths forgotten": ("pattern & Prefix(lengths)", "pattern"),
     "lengths in place of the pattern": ("if pattern is None else pattern & Prefix", "if True else pattern & Prefix"),
 }

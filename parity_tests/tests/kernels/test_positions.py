@@ -479,7 +479,7 @@ BUGS = {
     "xpos by the angle": ("/ config.xpos", "* config.xpos"),
     "a length of the limit": (
         "config, positions, name, like=positions)",
-        "config, positions, name, like=positions, longest=12)",
+        "config, positions, name, like=positions, length=12)",
     ),
 }
 

@@ -264,7 +264,9 @@ def middle_of(tree: str) -> Callable[..., Any]:
     ops = import_module(f"{TREES[tree].package.__name__}._ops")
 
     def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any) -> Any:
-        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.skew(relative_position[:, None], q.shape[1], k.shape[1])
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.skew_rows(
+            relative_position[:, None], q.shape[1], k.shape[1]
+        )
         weights = weights if bias is None else weights + bias
         for x in (allowed, keep):
             weights = weights if x is None else ops.where(x, weights, 0.0)
@@ -335,10 +337,10 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
     """So all rows go at once."""
     rows, arrays, s = in_small_blocks(monkeypatch, tree), whole_numbers.drawn(13, "pairs"), 13
     step: Any = whole_numbers.Step(None)
-    positions, seen = (step.query_positions, step.key_positions), step.attention_mask(None, 0)
+    positions, seen = (step.query_positions, step.key_positions), step.window_mask(None, 0)
     assert seen.shape[-1] == s
     step.query_positions, step.key_positions = (TREES[tree].array(x) for x in positions)
-    monkeypatch.setattr(step, "attention_mask", lambda left, right: TREES[tree].array(seen))
+    monkeypatch.setattr(step, "window_mask", lambda left, right: TREES[tree].array(seen))
     found = found_by(tree, rows, arrays, {"causal": True, "step": step})
     relative_position = positions[1][:, None] - positions[0][:, :, None]
     for name, x in wanted(arrays, seen & arrays["mask"], relative_position).items():

@@ -82,7 +82,7 @@ def of_rotation(tree: Tree, package: Any) -> bool:
 
 
 LENGTHS = "[None, None, None, :] < key_value_seq_lengths[:, None, None, None]"
-MEAN = "where(real_queries, where(seen, context, mean), 0.0)"
+MEAN = "where(real_queries, where(sees_key, context, mean), 0.0)"
 BUGS: dict[str, tuple[Any, str, str]] = {
     "causal from the last key": (of_torch, "if is_causal and t != s:", "if t < 0:"),
     "lengths of no keys": (of_jax, LENGTHS, "[None, None, None, :] < s"),

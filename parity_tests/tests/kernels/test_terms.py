@@ -143,7 +143,7 @@ def test_compiled_with_its_gradient() -> None:
 
 BUGS = {
     "the first term alone": ("added = added + part\n", "added = added\n"),
-    "counted from the last key": ("(self.first_position - (s - t))", "0"),
+    "counted from the last key": ("(self.offset - (s - t))", "0"),
     "counted the other way": ("arange(max(1, t + s - 1), self.q) + (1 - s)", "arange(max(1, t + s - 1), self.q)"),
     "slopes that raise": ("return -slopes[:, None]", "return slopes[:, None]"),
     "distances with a sign": (

@@ -116,6 +116,41 @@ def test_a_function_of_the_callers_brings_its_own_rule(names: str) -> None:
     assert same(attn_np.value_and_vjp(squares, x, factor=0.5)[1](x).inputs["scores"], x * x)
 
 
+def scaled_squares(factor: float, scores: Any, allowed: Any = None) -> Any:
+    return squares(scores, allowed, factor)
+
+
+@defvjp(scaled_squares)
+def scaled_squares_vjp(tape: Any, dy: Any, *, factor: float, scores: Any, allowed: Any = None) -> Any:
+    return squares_vjp(tape, dy, scores=scores, allowed=allowed, factor=factor)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_partial_fixes_arguments_by_position_too(recompute: bool) -> None:
+    """The gradients are those of the whole call, also of what is fixed, by position or by name."""
+    q, k, v = given(2).values()
+    (y, _), pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, causal=True, recompute=recompute)
+    want = pull(cotangent(y.shape)).inputs
+    for function, inputs in (
+        (partial(attn_np.attend, q), (k, v)),
+        (partial(attn_np.attend, q, k, v=v), ()),
+        (partial(partial(attn_np.attend, q), k), (v,)),
+        (partial(attn_np.attend, q, causal=False), (k, v)),
+    ):
+        _, pull = attn_np.value_and_vjp(function, *inputs, causal=True, recompute=recompute)
+        found = pull(cotangent(y.shape)).inputs
+        assert set(found) == set(want)
+        assert all(same(x, want[name]) for name, x in found.items())
+
+
+def test_a_partial_of_a_softmax_fn_fixes_arguments_by_position_too() -> None:
+    inputs: Any = given(2)
+    found = pulled(inputs, {"softmax_fn": partial(scaled_squares, 0.5)})
+    want = pulled(inputs, {"softmax_fn": partial(squares, factor=0.5)})
+    assert set(found) == set(want)
+    assert all(same(x, want[name]) for name, x in found.items())
+
+
 def test_what_cannot_be_differentiated_is_refused() -> None:
     inputs: Any = given(2)
     with pytest.raises(TypeError, match="value_and_vjp: expected a layer or a function with a backward pass, got <la"):

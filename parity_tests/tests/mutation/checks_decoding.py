@@ -400,14 +400,16 @@ def functions_of_a_cache(alias: str) -> None:
         step = parts.begin_step(Held(slots=slots), kept, k[:, :4], real)
         query_positions, key_positions = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
-            claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
+            claim(step.start == 0 and step.max_filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(
-                step.appended is None and step.overflowing is None and not step.concatenated and not step.head_axis,
+                step.is_appended is None and step.overflowing is None and not step.concatenated and not step.head_axis,
                 "nothing else",
             )
         else:
-            claim(step.start is None and step.concatenated == (slots == 3) and step.filled == (slots or 4), "opened")
-            claim(same(step.appended, np.ones((B, 4), bool)) and not step.overflowing.any(), "opened")
+            claim(
+                step.start is None and step.concatenated == (slots == 3) and step.max_filled == (slots or 4), "opened"
+            )
+            claim(same(step.is_appended, np.ones((B, 4), bool)) and not step.overflowing.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
                 "places in a step",
@@ -439,10 +441,11 @@ def functions_of_a_cache(alias: str) -> None:
         claim(after.positions[:, :-1].tolist() == [[*held, *[-1] * ((slots or 5) - len(held))]] * B, "where they stand")
         again = parts.begin_step(Held(slots=slots), after, k[:, 4:], None)
         claim(
-            again.start == (4 if slots is None else None) and again.filled == (5 if slots is None else 3), "it goes on"
+            again.start == (4 if slots is None else None) and again.max_filled == (5 if slots is None else 3),
+            "it goes on",
         )
-        claim((parts.real_positions(None, again) is None) == (slots is None), "all of them count")
-        claim(slots is not None or parts.real_positions(real, again) is real, "all of them count")
+        claim((parts.real_mask(None, again) is None) == (slots is None), "all of them count")
+        claim(slots is not None or parts.real_mask(real, again) is real, "all of them count")
         claim(
             same(parts.read_state(again, "state", state), state.astype("float32").astype("float64")),
             "the state is back",
@@ -466,13 +469,13 @@ def functions_of_a_cache(alias: str) -> None:
     for heads in (True, False, None):
         kept, real = parts.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
         step = parts.begin_step(Held(heads=heads), kept, k[:, :2], real)
-        near = step.attention_mask(None, None)
+        near = step.window_mask(None, None)
         claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
         claim(
             near.reshape(B, 2, 2).tolist() == [[[True, True]] * 2, [[True, False], [False] * 2]], "keys that are there"
         )
-        claim(step.attention_mask(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
-        claim(step.attention_mask(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
+        claim(step.window_mask(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
+        claim(step.window_mask(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
 
 
 def what_counts(alias: str) -> None:
@@ -482,9 +485,9 @@ def what_counts(alias: str) -> None:
         Held(), parts.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
     )
     mask = np.array([[True, False, True, False]])
-    claim(parts.real_positions(None) is None and parts.real_positions(mask) is mask, "without a past")
+    claim(parts.real_mask(None) is None and parts.real_mask(mask) is mask, "without a past")
     claim(
-        same(parts.real_positions(None, step), real) and same(parts.real_positions(mask, step), real & mask),
+        same(parts.real_mask(None, step), real) and same(parts.real_mask(mask, step), real & mask),
         "in a step",
     )
 
@@ -508,7 +511,7 @@ def written(alias: str) -> None:
         "numbers of slots",
     )
     claim([parts.is_longer(t, 2) for t in (1, 2, 3)] == [False, False, True], "more than n")
-    claim(parts.can_shape_by_values(x) is True, "shapes may follow from NumPy's numbers")
+    claim(parts.allows_data_dependent_shapes(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
         empty = parts.empty_slots(shape, x)
         claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")
@@ -518,7 +521,7 @@ def written(alias: str) -> None:
     claim(parts.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
     claim(parts.concrete(x) is True, "NumPy's numbers are known")
     asked: list[Any] = []
-    kept = parts.cached_array(lambda numpy, *args: asked.append(args) or numpy.array(args))
+    kept = parts.cached_by_arguments(lambda numpy, *args: asked.append(args) or numpy.array(args))
     claim(all(same(kept(2, 3, like=x), np.array((2, 3))) for _ in range(2)) and asked == [(2, 3)], "made once")
     claim(same(kept(3, 2, like=x), np.array((3, 2))) and len(asked) == 2, "made for other values")
     for dtype in ("float64", "float32", "int64"):

@@ -134,7 +134,7 @@ class Step:
         self.start, self.uniform, self.shape = start, start is not None, (t, s)
         self.query_positions, self.key_positions = np.arange(s - t, s)[None], np.arange(s)[None]
 
-    def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
+    def window_mask(self, left: int | None, right: int | None) -> np.ndarray:
         return np.ones((1, 1, *self.shape), bool)
 
 

@@ -105,9 +105,9 @@ class _Step:
 
     def __init__(self, start: int | None = None) -> None:
         self.start, self.uniform = start, start is not None
-        self.filled = None if start is None else start + 5
+        self.max_filled = None if start is None else start + 5
 
-    def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
+    def window_mask(self, left: int | None, right: int | None) -> np.ndarray:
         return np.arange(7) <= np.arange(5)[:, None] + (0 if right is None else right)
 
 
@@ -147,9 +147,7 @@ def visibilities(alias: str) -> None:
                 claim(same(parts.zero_unseen(spec, some, x), parts.zero_unseen(spec, full, x)), f"{spec}, no heads")
     for options in ({}, {"causal": True}):
         mask = parts.attention_mask(None, 5, 7, like=np.ones(1), step=_Step(), **options)
-        claim(
-            same(mask, _Step().attention_mask(None, 0 if options else None)), "in a step the cache says who sees whom"
-        )
+        claim(same(mask, _Step().window_mask(None, 0 if options else None)), "in a step the cache says who sees whom")
     every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (3, None)}
     want = parts.attention_mask(None, 5, 7, **every)
     claim(same(parts.attention_mask(None, 5, 5, **every, step=_Step(2)), want), "the end of a full pass")

@@ -181,7 +181,7 @@ class Step:
         self.start, self.uniform = start, start is not None
         self.query_positions, self.key_positions = np.arange(T)[None] + 7, np.arange(13)[None]
 
-    def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
+    def window_mask(self, left: int | None, right: int | None) -> np.ndarray:
         return visible(None, (1, 1, T, 13), False, (1, right))
 
 
@@ -208,7 +208,7 @@ def when_rows_go_at_once(alias: str) -> None:
     ):
         own = options.get("step") is arranged
         relative_position = arranged.key_positions[:, None] - arranged.query_positions[:, :, None] if own else usual
-        seen = arranged.attention_mask(None, 0) if own else visible(None, (1, 1, T, 13), True, None)
+        seen = arranged.window_mask(None, 0) if own else visible(None, (1, 1, T, 13), True, None)
         want, _ = Middle()(None, *given, seen & more["mask"], relative_position, more["bias"], more["keep"])
         middle = Middle()
         with small_blocks(rows):
@@ -253,7 +253,7 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
-        claim(parts.skew(dy, t, s) is dy, "what stands by pair stays")
+        claim(parts.skew_rows(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.relative_scores_per_head(tape, "scores", q, table, rows, s), want), "scores")

@@ -96,7 +96,7 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_ops.sigmoid(x), d), TWO),
     "softplus_vjp": (lambda x, d: _vjp.softplus_vjp(x, d), TWO),
     "silu_vjp": (lambda x, d: _vjp.silu_vjp(x, d), TWO),
-    "unit_vjp": (lambda x, d: _vjp.unit_vjp(x, size_of(x), d, 1.0), TWO),
+    "divide_by_norm_vjp": (lambda x, d: _vjp.divide_by_norm_vjp(x, size_of(x), d, 1.0), TWO),
     "interpolate_last": (lambda x, p: _ops.interpolate_last(x, place(p)), ROWS),
     "slope_last": (lambda x, p: _vjp.slope_last(x, place(p)), ROWS),
     "interpolated_entries_vjp": (lambda d, p: _vjp.interpolated_entries_vjp(place(p), d, 5), (ROWS[1], ROWS[1])),
@@ -212,7 +212,15 @@ def test_bound_is_no_blank_cheque(name: str) -> None:
 
 # Errors of several terms are added up though they have a source in common: these bounds are wider than what errors do.
 COMMON_SOURCE = ("maximum", "softmax then product", "part_of_softmax", "log_sum_exp", "softmax_vjp", "sigmoid_vjp")
-COMMON_SOURCE += ("silu_vjp", "unit_vjp", "sparsemax", "entmax15", "bisected_entmax", "sparsemax_vjp", "entmax15_vjp")
+COMMON_SOURCE += (
+    "silu_vjp",
+    "divide_by_norm_vjp",
+    "sparsemax",
+    "entmax15",
+    "bisected_entmax",
+    "sparsemax_vjp",
+    "entmax15_vjp",
+)
 COMMON_SOURCE += ("entmax_vjp",)
 SMALL = 2.0**-20  # errors whose squares are 2^-20 times as large, and which are 2^33 times a rounding
 

@@ -21,7 +21,7 @@ import pytest
 
 import attn_np
 from attn_np import _kernels, contract
-from attn_np._vjp import ReplayedGenerator
+from attn_np._vjp import RecordingGenerator
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
@@ -181,7 +181,7 @@ def test_dropout_in_many_threads(transform: str, variant: str) -> None:
 def test_a_replayed_generator_draws_the_same_again() -> None:
     """From every thread its own numbers, which together are the stream of the generator."""
     source = np.random.default_rng(0)
-    replayed = [ReplayedGenerator(source) for _ in range(8)]
+    replayed = [RecordingGenerator(source) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(lambda one: [one.random((3,)) for _ in range(50)], replayed))
     stream = np.random.default_rng(0)

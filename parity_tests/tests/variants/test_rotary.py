@@ -414,9 +414,7 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
     config, _, inputs = placed(**LENGTHS["longrope"])
     inputs["positions"][1, -1] = 15
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
-    bug = Mutant(
-        "length", SHARED, "longest = int((known_range(positions) or (0, 0))[1]) + 1", "longest = count", "", ""
-    )
+    bug = Mutant("length", SHARED, "length = int((known_range(positions) or (0, 0))[1]) + 1", "length = count", "", "")
 
     def cosines(package: str) -> np.ndarray:
         cos_sin_for = import_module(f"{package}._rotary").cos_sin_for
