@@ -65,7 +65,8 @@ def check_offset_and_lengths(
     for name, spec in (("q", q), ("k", k)):
         if spec is None:
             raise TypeError(f"attend: expected an array for {name}, got None; pass {name}=")
-        require(len(spec[0]) in (3, 4), "attend", f"{name} with three or four axes", spec[0], "put them in this order")
+        fits, fix = len(spec[0]) in (3, 4), "put its axes in this order"
+        require(fits, "attend", f"{name} with three or four axes", spec[0], fix)
     if offset is not None and (not is_integer(offset)):
         expected = "offset as an integer, or an array of integers of shape (b,)"
         raise field_error("attend", expected, repr(offset), "0 is the first key")

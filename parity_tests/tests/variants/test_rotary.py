@@ -518,7 +518,8 @@ def test_positions_beyond_the_table() -> None:
         layer = layer_of(tree, config, w)
         with pytest.raises(ValueError) as caught:
             layer(**tree.arrays(inputs))
-        assert str(caught.value) == "rotary: expected positions from 0 to 100, got 0 to 101; set max_positions="
+        fix = "count from 0, and set max_positions= above the largest"
+        assert str(caught.value) == f"rotary: expected positions from 0 to 100, got 0 to 101; {fix}"
         with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; set max_pos"):
             layer(**tree.arrays(inputs | {"positions": inputs["positions"] - 1}))
     layer = layer_of(TREES["jax"], config, w)
