@@ -270,7 +270,7 @@ class RotaryAnglesOptions(Rotary):
     """The options of `rotary_angles`, checked as the fields of a layer with rotary positions are.
 
     Attributes:
-        xpos: xPos scales queries and keys: pair i by decays()[i]^(position / xpos); None: it does not.
+        xpos: the divisor of positions in xPos, which scales pair i by decays()[i]^(position / xpos); None: no scaling.
     """
 
     width: int

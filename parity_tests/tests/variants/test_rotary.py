@@ -520,7 +520,7 @@ def test_positions_beyond_the_table() -> None:
             layer(**tree.arrays(inputs))
         fix = "count from 0, and set max_positions= above the largest"
         assert str(caught.value) == f"rotary: expected positions from 0 to 100, got 0 to 101; {fix}"
-        with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; set max_pos"):
+        with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; count from 0"):
             layer(**tree.arrays(inputs | {"positions": inputs["positions"] - 1}))
     layer = layer_of(TREES["jax"], config, w)
     y = np.asarray(jax.jit(lambda x, places: layer(x, positions=places))(inputs["query"], inputs["positions"]))
