@@ -85,7 +85,7 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to five configs of a variant, by a short name; almost any two axes differ in size in one of them."""
+    """Two to five configs of a variant, by a short name; nearly all pairs of axes differ in size in one of them."""
     return get(variant).EXAMPLES
 
 

@@ -599,12 +599,12 @@ def test_a_missing_array_is_named(left_out: str) -> None:
             TypeError, match=f"attend: expected .*{names[left_out]}.*, got None; pass {names[left_out]}="
         ):
             tree.package.attend(**{names[name]: array for name, array in some.items()}, offset=1)
-    some = {name: None if x is None else jnp.asarray(drawn(1, 2, 4, 5, 3)) for name, x in some.items()}
+    given: dict[str, Any] = {name: jnp.ones((2, 4, 5, 3)) for name in ("query", "key", "value")} | {left_out: None}
     with pytest.raises(TypeError, match=f"attention_fn: expected an array for {left_out}, got None; pass {left_out}="):
-        attn_jax.drop_in.attention_fn(**some)
-    some = {name: None if x is None else torch.ones(2, 4, 5, 3) for name, x in some.items()}
+        attn_jax.drop_in.attention_fn(**given)
+    given = {name: torch.ones(2, 4, 5, 3) for name in ("query", "key", "value")} | {left_out: None}
     with pytest.raises(TypeError, match=f"transformers_attention: expected an array for {left_out}, got None; pass"):
-        attn_torch.drop_in.transformers_attention(SimpleNamespace(is_causal=False), **some, attention_mask=None)
+        attn_torch.drop_in.transformers_attention(SimpleNamespace(is_causal=False), **given, attention_mask=None)
 
 
 def test_what_attention_functions_of_other_libraries_refuse() -> None:
