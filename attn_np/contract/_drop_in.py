@@ -217,7 +217,7 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
 def merged_mask_shape(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that a mask is broadcast to before its batch axes become one.
 
-    None where the call has at most one, or the mask none.
+    None where the call has at most one batch axis, or the mask has none.
     """
     return (*batch, *((1,) * (3 - len(shape)) + shape)[-3:]) if len(batch) > 1 and len(shape) > 3 else None
 

@@ -10,9 +10,9 @@ Kernels call it twice:
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
 - before that, with an `Interval` for each block instead of its positions: by interval arithmetic the same expression
-  says whether any query of the block may see any key of the other, and whether all see all. So blocks
-  that it proves hidden cost nothing, for every pattern that can be written down, and those that it proves visible
-  need no mask (JAX builds one anyway).
+  says whether any query of the block may see any key of the other, and whether all see all. So blocks that it
+  proves hidden cost nothing, for every pattern that can be written down, and those that it proves visible need no mask
+  (JAX builds one anyway).
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:
 
@@ -232,7 +232,7 @@ def array_kind(x: Any) -> str:
 
 
 def from_text(text: str, array: Callable[[str], Any]) -> Pattern:
-    """The pattern of a text; `array(axes)` gives the next array with these axes; it may give marks as 0 and 1."""
+    """The pattern of a text; `array(axes)` gives the next array with these axes; it may give booleans as 0 and 1."""
     remaining = iter(text.split())
 
     def read(axes: str) -> Any:
