@@ -3,7 +3,7 @@
 Names load on first use: `attn_jax.build("mha", ...)`, `attn_jax.MultiHeadAttention`, `attn_jax.attend`.
 """
 
-from attn_np.contract._package import lazy, require_installed
+from attn_np.contract._package import lazy_namespace, require_installed
 
 require_installed(__name__, modules=("jax", "flax"), extra="jax")
-__getattr__, __dir__, __all__ = lazy(__name__, api=("build", "load", "load_pretrained", "save", "trace"))
+__getattr__, __dir__, __all__ = lazy_namespace(__name__, api=("build", "load", "load_pretrained", "save", "trace"))

@@ -154,14 +154,14 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    window = functions_contract.window_of(window, to_python_scalar)
+    window = functions_contract.python_window(window, to_python_scalar)
     masking: dict[str, Any] = {"causal": to_python_scalar(causal), "window": window, "pattern": pattern}
     if offset is not None or lengths is not None:
         masking = positions_as_pattern(masking, to_python_scalar(offset), lengths, q, k)
-    options = functions_contract.numbers_of(to_python_scalar, scale, softcap, rate)
-    functions_contract.check_rate(options["rate"], keep)
+    options = functions_contract.python_numbers(to_python_scalar, scale, softcap, rate)
+    functions_contract.check_rate_has_keep(options["rate"], keep)
     if return_lse:
-        functions_contract.check_lse(normalize_over, softmax_fn is not None)
+        functions_contract.check_lse_options(normalize_over, softmax_fn is not None)
     relative_bias = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
     if relative_bias is not None:
@@ -188,7 +188,7 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         TypeError: dtypes that do not fit.
     """
     part_specs = [specs("merge", context=context, lse=lse) for context, lse in functions_contract.checked_parts(parts)]
-    functions_contract.check_parts([(spec["context"], spec["lse"]) for spec in part_specs])
+    functions_contract.check_part_specs([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
     weights = ops.softmax(lses, lses > float("-inf"))

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
-from attn_jax._ops import DTYPES, Array, Tape, check_dtype, dtype_name, memoized_check, to_dtype, upcast
+from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
 from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
 from attn_np.contract._rotary import split_cos_sin
@@ -88,9 +88,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         check_config(type(self), config)
-        jax_dtype = DTYPES[check_dtype(config.variant, param_dtype)]
+        jax_dtype = DTYPES[float_dtype_name(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
-        self.dtype = check_dtype(config.variant, param_dtype if dtype is None else dtype)
+        self.dtype = float_dtype_name(config.variant, param_dtype if dtype is None else dtype)
         if jax_dtype == jnp.float64 and self.dtype != "float64":
             raise ValueError(
                 f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
@@ -163,7 +163,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
-        entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)
+        entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
         like = jnp.zeros((), DTYPES[entry_dtype])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
@@ -172,9 +172,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     ) -> tuple[Array, Any]:
         config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
-        cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
-        check_step(config, not self.deterministic, sizes, valid_spec, cached, cache.max_length)
+        check_step(config, not self.deterministic, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
@@ -187,9 +187,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
 
 
-def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
+    return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 
 def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
@@ -199,12 +199,12 @@ def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
         ValueError: naming JAX's switch.
     """
     if any(isinstance(x, np.ndarray) and dtype_name(x) == "float64" for x in arrays):
-        check_dtype(variant, "float64")
+        float_dtype_name(variant, "float64")
 
 
-def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not isinstance(x, jax.Array | np.ndarray):
-        raise TypeError(f"{owner}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
+        raise TypeError(f"{who}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
     return tuple(x.shape), dtype_name(x)

@@ -256,16 +256,16 @@ def dtype_name(x: Any) -> str:
     return x.dtype.name
 
 
-def check_dtype(variant: str, dtype: DType) -> str:
+def float_dtype_name(who: str, dtype: DType) -> str:
     """The name of a float dtype, if JAX can compute in it.
 
     Raises:
         ValueError: not a float type, or float64 while JAX has it switched off.
     """
-    name = contract.check_dtype(variant, dtype)
+    name = contract.float_dtype_name(who, dtype)
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
+            f"{who}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
             'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'
         )
     return name

@@ -46,7 +46,7 @@ def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> 
     a float32 angle would be wrong by 1e-3 at position 100 000.
     """
     angles = xp.arange(count, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
-    cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
+    cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.cos_sin_factor()
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
@@ -114,7 +114,7 @@ def cos_sin_for(
     else:
         known = known_range(positions)
         if known is not None:
-            config.check_range(*known)
+            config.check_position_range(*known)
         length = None if step is None else step.cache.max_length
         cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, length=length)
     cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))

@@ -69,7 +69,7 @@ def query_scale(c: Config, positions: Any, t: int, *, like: Array, step: DecodeS
     else:
         count, known = c.max_positions or 1, known_range(positions)
         if known is not None:
-            c.check_range(*known)
+            c.check_position_range(*known)
     scales = query_scales(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
     return take(scales, positions)[:, :, None, None]
 

@@ -46,22 +46,27 @@ def attention_fn(
     """
     if module is not None:
         fix = "set sow_weights=False, or call attend with return_weights=True"
-        raise field_error(drop_in_contract.FLAX, "module=None", type(module).__name__, fix)
+        raise field_error(drop_in_contract.FLAX_FUNCTION, "module=None", type(module).__name__, fix)
     if precision is not None:
-        raise field_error(drop_in_contract.FLAX, "precision=None", repr(precision), "set jax_default_matmul_precision")
-    drop_in_contract.check_arrays(
-        drop_in_contract.FLAX, specs(drop_in_contract.FLAX, query=query, key=key, value=value, mask=mask)
+        raise field_error(
+            drop_in_contract.FLAX_FUNCTION, "precision=None", repr(precision), "set jax_default_matmul_precision"
+        )
+    drop_in_contract.check_arrays_present(
+        drop_in_contract.FLAX_FUNCTION,
+        specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, mask=mask),
     )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
     mask = None if mask is None else mask.astype(bool)
-    drop_in_contract.check_flax(specs(drop_in_contract.FLAX, query=query, key=key, value=value, bias=bias, mask=mask))
+    drop_in_contract.check_flax(
+        specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask)
+    )
     batch, (t, h, _), s = query.shape[:-3], query.shape[-3:], key.shape[-3]
     q, k, v = (x.reshape((prod(batch), *x.shape[-3:])) for x in (query, key, value))
     rate, keep = 0.0 if deterministic else float(dropout_rate), None
     if rate > 0 and dropout_rng is None:
         raise field_error(
-            drop_in_contract.FLAX, "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module"
+            drop_in_contract.FLAX_FUNCTION, "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module"
         )
     if rate > 0 and dropout_rng is not None:
         shape = (t, s) if broadcast_dropout else (*batch, h, t, s)

@@ -76,8 +76,8 @@ class KimiDeltaAttention(Layer[Config]):
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
         decay = record(tape, decay=exp(log_decay))
-        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.unit_eps()))
-        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
+        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.qk_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))

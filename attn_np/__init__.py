@@ -3,8 +3,8 @@
 Names load on first use: `attn_np.build("mha", ...)`, `attn_np.MultiHeadAttention`, `attn_np.attend`.
 """
 
-from attn_np.contract._package import lazy
+from attn_np.contract._package import lazy_namespace
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_namespace(
     __name__, api=("build", "load", "load_pretrained", "save", "trace", "value_and_vjp")
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_np import contract
 from attn_np._layer import Layer, Output
-from attn_np._ops import Device, DType, check_device, check_dtype, from_numpy, to_numpy
+from attn_np._ops import Device, DType, check_device, float_dtype_name, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
 from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward passes read what such a tape holds
 from attn_np.weights import (
@@ -46,7 +46,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
         TypeError: an unknown or missing field.
     """
     config, device = contract.config(variant, **fields), check_device(device)
-    dtype = check_dtype(variant, dtype)
+    dtype = float_dtype_name(variant, dtype)
     values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
     return layer_class(config.variant).from_params(config, values, dtype, seed)
 
@@ -139,7 +139,7 @@ def load(
     target_dtype = requested_dtype(layer_config, into.params() if into else {}, dtype)
     selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
     weight_file = read(path, config=layer_config, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)
-    dtype = check_dtype(weight_file.config.variant, weight_file.dtype or target_dtype or "float32")
+    dtype = float_dtype_name(weight_file.config.variant, weight_file.dtype or target_dtype or "float32")
     values = pop_on_read(weight_file.values, lambda x: from_numpy(x, device))
     if into is None:
         return layer_class(weight_file.config.variant).from_params(weight_file.config, values, dtype)
@@ -188,12 +188,12 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target_dtype, device = None if dtype is None else check_dtype("load_pretrained", dtype), check_device(device)
+    target_dtype, device = None if dtype is None else float_dtype_name("load_pretrained", dtype), check_device(device)
     selection: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
     pretrained = read_pretrained(path, layer, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)
     if report is not None:
         report(pretrained.report())
-    dtype = check_dtype(pretrained.config.variant, pretrained.dtype)
+    dtype = float_dtype_name(pretrained.config.variant, pretrained.dtype)
     values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
     return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype)
 

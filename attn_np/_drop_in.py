@@ -71,9 +71,11 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    array_specs = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep)
+    array_specs = specs(
+        drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep
+    )
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
-    batch, heads, kv_heads = drop_in_contract.check_torch(
+    batch, heads, kv_heads = drop_in_contract.checked_torch_sizes(
         array_specs,
         dropout_p=dropout_p,
         is_causal=is_causal,
@@ -122,9 +124,9 @@ def scaled_dot_product_attention_call_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of query, key, value and a float mask."""
-    array_specs = specs(drop_in_contract.TORCH, query=query, key=key, value=value, attn_mask=attn_mask)
-    batch, heads, kv_heads = drop_in_contract.check_heads_first(
-        drop_in_contract.TORCH, array_specs, "attn_mask", shares_heads=enable_gqa
+    array_specs = specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask)
+    batch, heads, kv_heads = drop_in_contract.checked_heads_first_sizes(
+        drop_in_contract.TORCH_FUNCTION, array_specs, "attn_mask", may_share_heads=enable_gqa
     )
     dy = as_bthk(dy, batch, heads)
     dq, dk, dv, dbias = attend_vjp(tape, dy, scale=to_python_scalar(scale), rate=float(dropout_p), kv_heads=kv_heads)
@@ -180,8 +182,8 @@ def dot_product_attention(
     """
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     scale = to_python_scalar(scale)
-    left, right = drop_in_contract.check_jax(
-        specs(drop_in_contract.JAX, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
+    left, right = drop_in_contract.checked_jax_window(
+        specs(drop_in_contract.JAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
         is_causal=is_causal, window=local_window_size, implementation=implementation,
         return_residual=return_residual, scale=scale,
     )  # fmt: skip

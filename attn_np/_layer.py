@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
-from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
+from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
 from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
 from attn_np.contract._rotary import split_cos_sin
 
@@ -77,7 +77,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         check_config(type(self), config)
-        self.config, self.training, self.dtype = config, True, check_dtype(config.variant, dtype)
+        self.config, self.training, self.dtype = config, True, float_dtype_name(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
@@ -151,7 +151,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
-        entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)
+        entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
         like = np.zeros((), DTYPES[entry_dtype])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
@@ -160,9 +160,9 @@ class Layer(DecodingMixin[Array], Generic[C]):
     ) -> tuple[Array, Any]:
         config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
-        cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
-        check_step(config, self.training, sizes, valid_spec, cached, cache.max_length)
+        check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))  # type: ignore[operator]
         object.__setattr__(cache, "spent", True)
@@ -176,19 +176,19 @@ class Layer(DecodingMixin[Array], Generic[C]):
         return self.rng.random(shape) >= rate
 
 
-def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
+    return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 
-def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not hasattr(x, "__array_function__"):
-        raise TypeError(f"{owner}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
+        raise TypeError(f"{who}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"{owner}: expected {name} as a NumPy array, got {type(x).__name__}; give its data, and say by mask= "
+            f"{who}: expected {name} as a NumPy array, got {type(x).__name__}; give its data, and say by mask= "
             "what may be attended to"
         )
     return tuple(x.shape), dtype_name(x)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from attn_np.contract import check_dtype as check_dtype
 from attn_np.contract import check_index, device_error, record, tap_step
+from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
 

@@ -8,9 +8,9 @@ from attn_np._ops import (
     Array,
     Tape,
     cached_by_arguments,
-    check_dtype,
     concrete,
     dtype_name,
+    float_dtype_name,
     known_range,
     take,
     to_dtype,
@@ -74,7 +74,7 @@ def rotary_angles(
         ValueError: options that cannot be right, or positions beyond their limit.
         TypeError: positions that are not integers, or an unknown option.
     """
-    name = check_dtype("rotary_angles", dtype)
+    name = float_dtype_name("rotary_angles", dtype)
     spec = functions_contract.integer_positions(specs("rotary_angles", positions=positions)["positions"])
     low, high = known_range(positions) or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else functions_contract.numpy_scalar_to_python(max_positions)
@@ -87,7 +87,7 @@ def rotary_angles(
         long_factor=long_factor,
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
-    config.check_range(low, high)
+    config.check_position_range(low, high)
     cos_sin_table = rotary.cos_sin_table_for(config, positions, name, like=positions)
     if xpos is not None:
         cos_sin_table = cos_sin_table * xpos_scales(config, config.max_positions, name, like=positions)

@@ -91,8 +91,8 @@ class KimiDeltaAttention(Layer[Config]):
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
         decay = record(tape, decay=exp(log_decay))
-        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.unit_eps()))
-        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.unit_eps()))
+        q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.qk_eps()))
+        k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
@@ -137,8 +137,8 @@ class KimiDeltaAttention(Layer[Config]):
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dv_silu, ddecay = record(tape, dv_silu=dv_silu, ddecay=ddecay)
-        dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.unit_eps(), zero_unseen("bt->btgk", real, dq_unit)))
-        dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.unit_eps(), zero_unseen("bt->btgk", real, dk_unit)))
+        dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.qk_eps(), zero_unseen("bt->btgk", real, dq_unit)))
+        dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.qk_eps(), zero_unseen("bt->btgk", real, dk_unit)))
         # log_decay = -rate softplus(a) with rate = exp(a_log)
         dlog_decay, rate = record(tape, dlog_decay=ddecay * decay), exp(upcast(self.a_log))[:, None]
         dlog_decay = zero_unseen("bt->bthk", real, dlog_decay)

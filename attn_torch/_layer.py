@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
+from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
 from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
 from attn_np.contract._rotary import split_cos_sin
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
@@ -49,7 +49,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     ) -> None:
         super().__init__()
         check_config(type(self), config)
-        self.config, torch_dtype = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
+        self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
             if name not in own and name not in children:
@@ -131,7 +131,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
-        torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
+        torch_dtype = DTYPES[float_dtype_name(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
         like = torch.zeros((), dtype=torch_dtype, device=device)
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
@@ -141,9 +141,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     ) -> tuple[Array, Any]:
         config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
-        cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
-        check_step(config, self.training, sizes, valid_spec, cached, cache.max_length)
+        check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         if not torch.compiler.is_compiling():
@@ -158,15 +158,15 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
 
 
-def specs(owner: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
-    return {name: spec_of(owner, name, x) for name, x in arrays.items()}
+    return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 
-def spec_of(owner: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not isinstance(x, Tensor):
-        raise TypeError(f"{owner}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
+        raise TypeError(f"{who}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
     dtype = dtype_name(x)
     return tuple(x.shape), "float32" if dtype == autocast_dtype(x) else dtype  # autocast mixes both

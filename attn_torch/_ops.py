@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attn_np import contract
 from attn_np.contract import Config, check_index, record, tap_step
-from attn_np.contract import check_dtype as check_dtype
+from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
 from attn_torch._recompute import remat as remat
 

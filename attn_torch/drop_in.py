@@ -46,9 +46,9 @@ def scaled_dot_product_attention(
     """
     keep, dropout_p = None, to_python_scalar(dropout_p)
     if isinstance(dropout_p, float) and 0 < dropout_p < 1:
-        arrays = specs(drop_in_contract.TORCH, query=query, key=key, value=value)
-        batch, heads, _ = drop_in_contract.check_heads_first(
-            drop_in_contract.TORCH, arrays, "attn_mask", shares_heads=enable_gqa
+        arrays = specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value)
+        batch, heads, _ = drop_in_contract.checked_heads_first_sizes(
+            drop_in_contract.TORCH_FUNCTION, arrays, "attn_mask", may_share_heads=enable_gqa
         )
         shape = (*batch, heads, query.shape[-2], key.shape[-2])
         keep = torch.rand(shape, device=query.device, dtype=torch.float32) >= dropout_p
@@ -81,10 +81,12 @@ def transformers_attention(
     unknown = [name for name in UNSUPPORTED_ARGUMENTS if options.get(name) is not None]
     if unknown:
         fix = 'set attn_implementation="eager" for this model'
-        raise field_error(drop_in_contract.HUGGING_FACE, "no other input of the scores", ", ".join(unknown), fix)
+        raise field_error(
+            drop_in_contract.TRANSFORMERS_FUNCTION, "no other input of the scores", ", ".join(unknown), fix
+        )
     arrays = {"query": query, "key": key, "value": value, "s_aux": s_aux}
     drop_in_contract.check_transformers(
-        specs(drop_in_contract.HUGGING_FACE, attention_mask=attention_mask, **arrays), scaling, softcap
+        specs(drop_in_contract.TRANSFORMERS_FUNCTION, attention_mask=attention_mask, **arrays), scaling, softcap
     )
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     t, s = query.shape[2], key.shape[2]

@@ -13,10 +13,10 @@ from attn_np.contract._base import Param as Param
 from attn_np.contract._base import Preset as Preset
 from attn_np.contract._base import annotated_names as annotated_names
 from attn_np.contract._base import check_config as check_config
-from attn_np.contract._base import check_dtype as check_dtype
 from attn_np.contract._base import check_index as check_index
 from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
+from attn_np.contract._base import float_dtype_name as float_dtype_name
 from attn_np.contract._base import memoized_check as memoized_check
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix
@@ -85,7 +85,7 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to five configs of a variant, whose sizes differ from axis to axis, by a short name."""
+    """Two to five configs of a variant, by a short name; nearly all pairs of axes differ in size in one of them."""
     return get(variant).EXAMPLES
 
 

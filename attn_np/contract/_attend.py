@@ -15,7 +15,7 @@ SOFTMAX_AXIS = {"keys": -1, "queries": -2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArraySpecs(Config):
+class AttendArguments(Config):
     """The arrays of a call of `attend`, checked as the arguments of a layer are."""
 
     head_axis: bool
@@ -36,8 +36,8 @@ class ArraySpecs(Config):
         return arguments if self.head_axis else {name: arg.without("h", "g") for name, arg in arguments.items()}
 
 
-ArraySpecs.variant = "attend"
-WITH_HEADS, WITHOUT_HEADS = ArraySpecs(head_axis=True), ArraySpecs(head_axis=False)
+AttendArguments.variant = "attend"
+WITH_HEADS, WITHOUT_HEADS = AttendArguments(head_axis=True), AttendArguments(head_axis=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Options(Config):
         self.check_one_of("implementation", IMPLEMENTATIONS)
         self.check_one_of("normalize_over", tuple(SOFTMAX_AXIS))
         self.check_flag("causal")
-        self.check_limits("window")
+        self.check_window("window")
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
 
@@ -76,7 +76,7 @@ def takes_fast_path(
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        supported: whether the fast path supports the arrays: those of the package's own type.
+        supported: whether the arrays are of the package's own type, as the fast path needs.
 
     Raises:
         ValueError: "fused" with an argument that needs the weights or with other arrays; a `softmax_fn` not callable.
@@ -153,7 +153,7 @@ def check(
         check_specs: the package's function that checks specs against axes and caches the result.
 
     Raises:
-        ValueError: a shape that does not fit, or an unknown word.
+        ValueError: a shape, a rate, sinks or a softmax_fn that does not fit.
         TypeError: a dtype that does not fit.
     """
     q, sinks, normalize_over = specs["q"], specs["sinks"], options.normalize_over

@@ -12,7 +12,7 @@ Limits = tuple[int | None, int | None]
 
 
 def window_limits(window: Limits | None) -> Limits:
-    """The limits of a window, which has none if it is None, each at most `FAR`."""
+    """Left and right limit of a window, each at most `FAR`; both None for no window."""
     left, right = (None if n is None else min(n, FAR) for n in window or (None, None))
     return left, right
 

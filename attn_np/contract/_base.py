@@ -22,19 +22,17 @@ Spec = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Param:
-    """One learned array: its axes, and those of the input that it is applied to.
+    """One learned array: its axes, and those whose sizes multiply to its fan.
 
-    `inputs` names the axes that a product with the weight sums over; for a bias, those of its weight. They give the
-    fan, and with it the range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan_axes`
-    names other axes. A parameter whose initial values are not random, such as the weight of a norm, has `init`: a
-    number for all entries, or a function that returns this number, or one for each entry of the only axis. A function
-    is called late, when the sizes in an untrusted file have been checked. With `normal` the initial values are standard
-    normal.
+    The fan gives the range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`. `fan_axes` are
+    mostly the axes that a product with the weight sums over; for a bias, those of its weight. A parameter whose initial
+    values are not random, such as the weight of a norm, has `init`: a number for all entries, or a function that
+    returns this number, or one for each entry of the only axis. A function is called late, when the sizes in an
+    untrusted file have been checked. With `normal` the initial values are standard normal.
     """
 
     axes: str
-    inputs: str
-    fan_axes: str | None = None
+    fan_axes: str
     init: float | Callable[[], float | tuple[float, ...]] | None = None
     normal: bool = False
 
@@ -49,8 +47,8 @@ class Arg:
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
-    names the argument used when this one is None. Integers are below `below`, the limit that the config sets; where it
-    sets none, the judge draws integers below `judge_below`.
+    names the argument used when this one is None. Integers are below `below`, the limit that the config sets;
+    `judge_below` limits the random integers of test calls where `below` is None.
     """
 
     axes: str
@@ -90,17 +88,17 @@ def is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, float) or is_integer(x)
 
 
-def require(condition: bool, variant: str, expected: str, got: object, fix: str) -> None:
-    """Raise `field_error(variant, expected, got, fix)` unless `condition` holds."""
+def require(condition: bool, who: str, expected: str, got: object, fix: str) -> None:
+    """Raise `field_error(who, expected, got, fix)` unless `condition` holds."""
     if not condition:
-        raise field_error(variant, expected, got, fix)
+        raise field_error(who, expected, got, fix)
 
 
-def field_error(variant: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument. `require` raises it; where building its message would fail for a valid
-    value, or cost time, the call site tests the condition and raises it itself.
+def field_error(who: str, expected: str, got: object, fix: str) -> ValueError:
+    """The error of a field or an argument of `who`, a variant or a function. `require` raises it; where building its
+    message would fail for a valid value, or cost time, the call site tests the condition and raises it itself.
     """
-    return ValueError(f"{variant}: expected {expected}, got {got}; {fix}")
+    return ValueError(f"{who}: expected {expected}, got {got}; {fix}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +155,8 @@ class Config:
 
     def why_no_cache(self) -> str:
         """Why the layer cannot decode, as an error message says it."""
+        if getattr(self, "normalize_over", "keys") == "queries":
+            return "normalize_over='queries'"
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     def broken_relations(self) -> dict[str, str]:
@@ -189,10 +189,8 @@ class Config:
         return {name: shape_of(param.axes, sizes) for name, (param, sizes) in self._walk().items()}
 
     def fans(self) -> dict[str, int]:
-        """Fan of every parameter by its dotted name: how many products one output sums, or the size of `fan_axes`."""
-        return {
-            name: prod(shape_of(param.fan_axes or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()
-        }
+        """Fan of every parameter by its dotted name: the size of its `fan_axes`."""
+        return {name: prod(shape_of(param.fan_axes, sizes)) for name, (param, sizes) in self._walk().items()}
 
     def initial_values(self) -> dict[str, float | tuple[float, ...] | None]:
         """Initial value of every parameter by its dotted name; None if it is drawn."""
@@ -217,7 +215,7 @@ class Config:
             if not is_integer(value) or value < 1:
                 raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")
 
-    def check_count(self, *names: str) -> None:
+    def check_num_children(self, *names: str) -> None:
         """Each named field counts sub-layers: a weight file that asks for a billion must not get them."""
         self.check_positive(*names)
         for name in names:
@@ -262,7 +260,7 @@ class Config:
             if not isinstance(value, bool):
                 raise field_error(self.variant, f"{name} to be True or False", repr(value), f"set {name}=")
 
-    def check_limits(self, name: str) -> None:
+    def check_window(self, name: str) -> None:
         """The named field is (left, right), each an integer from 0 or None, or it is None."""
         value = getattr(self, name)
         fits = value is None or (
@@ -389,14 +387,14 @@ def shape_text(axes: str, sizes: Mapping[str, int]) -> str:
     return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
 
-def check_dtype(variant: str, dtype: Any) -> str:
+def float_dtype_name(who: str, dtype: Any) -> str:
     """The name of a float dtype, from a name or from a framework's own object.
 
     Raises:
         ValueError: not one of the four float types.
     """
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    require(name in FLOATS, variant, f"dtype to be one of {', '.join(FLOATS)}", repr(dtype), "set dtype=")
+    require(name in FLOATS, who, f"dtype to be one of {', '.join(FLOATS)}", repr(dtype), "set dtype=")
     return name
 
 
@@ -416,26 +414,26 @@ def under_prefix(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] |
     return {name[len(prefix) + 1 :]: values[name] for name in names}
 
 
-def check_config(layer: Any, config: Any) -> None:
+def check_config(layer_type: Any, config: Any) -> None:
     """Refuse a config of another class than the layer's.
 
     Raises:
         TypeError: naming the expected class.
     """
-    expected: type[Config] = layer.Config
+    expected: type[Config] = layer_type.Config
     # A contract that inherits the fields of another is not a config of that other variant.
     if not isinstance(config, expected) or config.variant != expected.variant:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
-            f"{expected.variant}: expected config to be a {layer.__name__}.Config, got {got}; "
-            f"pass {layer.__name__}.Config(...), or call build with its fields"
+            f"{expected.variant}: expected config to be a {layer_type.__name__}.Config, got {got}; "
+            f"pass {layer_type.__name__}.Config(...), or call build with its fields"
         )
 
 
-def annotated_names(layer: type) -> list[str]:
+def annotated_names(layer_type: type) -> list[str]:
     """Names that a layer class and its bases annotate: parameters and sub-layers."""
     names: list[str] = []
-    for base in layer.__mro__:
+    for base in layer_type.__mro__:
         if base.__name__ == "Layer":
             break
         names += [name for name in get_annotations(base) if name not in names]
@@ -451,5 +449,5 @@ def check_index(value_range: tuple[int, int] | None, size: int) -> None:
     low, high = value_range or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
-        fix = "check the tokens against the vocabulary size"
+        fix = "check the indices against the number of rows"
         raise ValueError(f"index into a table: expected indices from 0 to {size - 1}, got {got}; {fix}")

@@ -31,7 +31,8 @@ def cache_shapes(
         fits = is_integer(size) and size >= 1
         require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     why = config.why_no_cache()
-    fix = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
+    fixes = {"causal=False": "causal=True", "normalize_over='queries'": "normalize_over='keys'"}
+    fix = f"build it with {fixes[why]}" if why in fixes else "see its contract's fields"
     require(bool(config.cache_axes()), variant, "a layer that decodes", why, fix)
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
@@ -82,7 +83,7 @@ def check_step(
     training: bool,
     sizes: Mapping[str, int],
     valid: Spec | None,
-    cache: Mapping[str, Spec | None],
+    cache_specs: Mapping[str, Spec | None],
     max_length: int,
 ) -> None:
     """Refuse a step that cannot be right, before anything is written; `sizes` are those that `check` returned.
@@ -102,11 +103,12 @@ def check_step(
     require(
         keys == new, variant, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones"
     )
-    cached = config.cache_axes()
-    require(set(cache) == set(cached), variant, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
+    axes_by_name = config.cache_axes()
+    fits, expected = set(cache_specs) == set(axes_by_name), f"a cache of {', '.join(axes_by_name)}"
+    require(fits, variant, expected, ", ".join(cache_specs), "call init_cache")
     all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
-    for name, axes in cached.items():
-        shape = (cache[name] or ((), ""))[0]
+    for name, axes in axes_by_name.items():
+        shape = (cache_specs[name] or ((), ""))[0]
         expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
         fits = expected == shape and len(axes.split()) == len(expected)
         require(
@@ -123,14 +125,14 @@ def check_step(
             )
 
 
-def check_room(variant: str, length: Any, max_length: int) -> None:
+def check_room(who: str, length: Any, max_length: int) -> None:
     """Refuse positions that a cache has no room for, if their number is known.
 
     Raises:
         ValueError: naming both numbers.
     """
     fix = "call init_cache with a larger max_length"
-    require(length <= max_length, variant, f"at most {max_length} positions in the cache", length, fix)
+    require(length <= max_length, who, f"at most {max_length} positions in the cache", length, fix)
 
 
 class DecodingMixin(Generic[Array]):
@@ -177,8 +179,9 @@ class DecodingMixin(Generic[Array]):
                 keep: their keys would be slots of the cache; no `return_weights`: `tape["probs"]` has the weights.
 
         Raises:
-            TypeError: a cache of another package, or no cache.
-            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
-                are not: a full cache is left as it is, the outputs are NaN and `cache.overflowed` is True.
+            TypeError: a cache of another package, or no cache; an array of another type or dtype.
+            ValueError: a used or full cache, one of another layer, an argument that a step cannot take, or training
+                with dropout. Under jit and compile the lengths are not known: a full cache is left as it is, the
+                outputs are NaN and `cache.overflowed` is True.
         """
         return self._step(query, cache, valid, tape, arguments)

@@ -10,8 +10,9 @@ from typing import Any
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_integer, is_number, require
 from attn_np.contract._functions import check_floats
 
-TORCH, JAX, FLAX = "scaled_dot_product_attention", "dot_product_attention", "attention_fn"
-HUGGING_FACE = "transformers_attention"
+# The names of the functions, as errors say them.
+TORCH_FUNCTION, JAX_FUNCTION = "scaled_dot_product_attention", "dot_product_attention"
+FLAX_FUNCTION, TRANSFORMERS_FUNCTION = "attention_fn", "transformers_attention"
 ARRAY_NAMES = ("query", "key", "value")
 
 
@@ -43,7 +44,7 @@ class FlaxArguments(PositionsFirst):
     """The arguments of an `attention_fn`."""
 
 
-JaxArguments.variant, FlaxArguments.variant = JAX, FLAX
+JaxArguments.variant, FlaxArguments.variant = JAX_FUNCTION, FLAX_FUNCTION
 
 
 def check_flag(who: str, name: str, value: Any) -> None:
@@ -56,18 +57,19 @@ def check_flag(who: str, name: str, value: Any) -> None:
         raise field_error(who, f"{name} to be True or False", repr(value), f"set {name}=")
 
 
-def check_arrays(who: str, specs: Mapping[str, Spec | None]) -> None:
+def check_arrays_present(who: str, specs: Mapping[str, Spec | None]) -> None:
     """Refuse a call without query, key or value.
 
     Raises:
-        ValueError: naming the first.
+        TypeError: naming the first that is missing.
     """
     for name in ARRAY_NAMES:
-        require(specs[name] is not None, who, f"an array for {name}", None, f"pass {name}=")
+        if specs[name] is None:
+            raise TypeError(f"{who}: expected an array for {name}, got None; pass {name}=")
 
 
-def shape_of(spec: Spec | None) -> tuple[int, ...]:
-    """The shape of an array; none where it was left out."""
+def spec_shape(spec: Spec | None) -> tuple[int, ...]:
+    """The shape of an array; () where it was left out."""
     return () if spec is None else spec[0]
 
 
@@ -85,8 +87,8 @@ def broadcast_size(who: str, name: str, *sizes: int, fix: str = "broadcast them"
     return whole
 
 
-def check_heads_first(
-    who: str, specs: Mapping[str, Spec | None], mask_name: str, *, shares_heads: bool
+def checked_heads_first_sizes(
+    who: str, specs: Mapping[str, Spec | None], mask_name: str, *, may_share_heads: bool
 ) -> tuple[tuple[int, ...], int, int]:
     """The batch axes of arrays `... h t k`, the heads of the queries, and those of keys and values.
 
@@ -94,13 +96,13 @@ def check_heads_first(
         who: the function, as its caller wrote it.
         specs: shape and dtype name of query, key, value, a mask, and of `keep` where there is one.
         mask_name: what the caller calls the mask.
-        shares_heads: whether several heads of queries may share one of keys and values.
+        may_share_heads: whether several heads of queries may share one of keys and values.
 
     Raises:
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = shapes = [shape_of(specs[name]) for name in ARRAY_NAMES]
+    query, key, value = shapes = [spec_shape(specs[name]) for name in ARRAY_NAMES]
     dtype = (specs["query"] or ((), ""))[1]
     for name, shape in zip(ARRAY_NAMES, shapes, strict=True):
         spec = specs[name]
@@ -119,16 +121,16 @@ def check_heads_first(
         broadcast_size(who, "the batch", *sizes) for sizes in zip(*(shape[:-3] for shape in full), strict=True)
     )
     heads, kv_heads = full[0][-3], broadcast_size(who, "heads", full[1][-3], full[2][-3])
-    if shares_heads:
+    if may_share_heads:
         fits, fix = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
         require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", fix)
     else:
         heads = broadcast_size(who, "heads", heads, kv_heads, fix="pass enable_gqa=True where heads share keys")
-    scores = (*batch, heads, query[-2], key[-2])
+    scores_shape = (*batch, heads, query[-2], key[-2])
     for name in (mask_name, "keep"):
         spec = specs.get(name)
         if spec is not None:
-            check_broadcast(who, name, spec[0], scores)
+            check_broadcast(who, name, spec[0], scores_shape)
     mask, keep = specs.get(mask_name), specs.get("keep")
     if mask is not None and mask[1] not in (*FLOATS, "bool"):
         raise TypeError(f"{who}: expected {mask_name} to be bool or float, got {mask[1]}; pass {mask_name} == 1")
@@ -137,19 +139,19 @@ def check_heads_first(
     return batch, heads, kv_heads
 
 
-def check_broadcast(who: str, name: str, shape: tuple[int, ...], scores: tuple[int, ...]) -> None:
+def check_broadcast(who: str, name: str, shape: tuple[int, ...], scores_shape: tuple[int, ...]) -> None:
     """Refuse a mask that does not fit scores `... h t s`.
 
     Raises:
         ValueError: naming the mask.
     """
-    pairs = zip(reversed(shape), reversed(scores), strict=False)
-    fits = len(shape) <= len(scores) and all(n == 1 or n == size for n, size in pairs)
+    pairs = zip(reversed(shape), reversed(scores_shape), strict=False)
+    fits = len(shape) <= len(scores_shape) and all(n == 1 or n == size for n, size in pairs)
     fix = "add axes of size 1 where it does not vary"
-    require(fits, who, f"{name} broadcastable to the scores' shape {scores}", shape, fix)
+    require(fits, who, f"{name} broadcastable to the scores' shape {scores_shape}", shape, fix)
 
 
-def check_torch(
+def checked_torch_sizes(
     specs: Mapping[str, Spec | None], *, dropout_p: float, is_causal: Any, enable_gqa: Any, scale: Any, has_keep: bool
 ) -> tuple[tuple[int, ...], int, int]:
     """The batch axes of a call, the heads of the queries, and those of keys and values.
@@ -161,19 +163,19 @@ def check_torch(
     Raises:
         ValueError, TypeError: a call that cannot be right, or that has no meaning here.
     """
-    check_flag(TORCH, "is_causal", is_causal)
-    check_flag(TORCH, "enable_gqa", enable_gqa)
-    check_scale(TORCH, "scale", scale)
+    check_flag(TORCH_FUNCTION, "is_causal", is_causal)
+    check_flag(TORCH_FUNCTION, "enable_gqa", enable_gqa)
+    check_scale(TORCH_FUNCTION, "scale", scale)
     fits = is_number(dropout_p) and 0 <= dropout_p < 1
     if not fits:
-        raise field_error(TORCH, "dropout_p in [0, 1)", repr(dropout_p), "it is the share of weights set to 0")
+        raise field_error(TORCH_FUNCTION, "dropout_p in [0, 1)", repr(dropout_p), "it is the share of weights set to 0")
     if dropout_p > 0 and not has_keep:
         fix = "draw it, or leave dropout_p out; attn_torch.drop_in draws by itself"
-        raise field_error(TORCH, "keep=, True where a weight is not dropped, with dropout_p", "none", fix)
+        raise field_error(TORCH_FUNCTION, "keep=, True where a weight is not dropped, with dropout_p", "none", fix)
     if specs["attn_mask"] is not None and is_causal:
-        fix = "put causality into the mask: PyTorch refuses both, or not, by the kernel that it chooses"
-        raise field_error(TORCH, "attn_mask or is_causal=True", "both", fix)
-    return check_heads_first(TORCH, specs, "attn_mask", shares_heads=enable_gqa)
+        fix = "put causality into the mask: whether PyTorch takes both depends on its kernel"
+        raise field_error(TORCH_FUNCTION, "attn_mask or is_causal=True", "both", fix)
+    return checked_heads_first_sizes(TORCH_FUNCTION, specs, "attn_mask", may_share_heads=enable_gqa)
 
 
 def check_scale(who: str, name: str, value: Any) -> None:
@@ -195,9 +197,10 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
     Raises:
         ValueError, TypeError: naming the argument.
     """
-    who, mask, sinks, key = HUGGING_FACE, specs["attention_mask"], specs["s_aux"], specs["key"]
+    who, mask, sinks, key = TRANSFORMERS_FUNCTION, specs["attention_mask"], specs["s_aux"], specs["key"]
     check_scale(who, "scaling", scaling)
     check_scale(who, "softcap", softcap)
+    check_arrays_present(who, specs)
     for name in ARRAY_NAMES:
         spec = specs[name]
         require(
@@ -206,13 +209,16 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
     if mask is not None and key is not None:  # of a mask for a longer cache the first keys count
         mask = ((*mask[0][:-1], min(mask[0][-1], key[0][-2])), mask[1])
     masked = {**specs, "attention_mask": mask}
-    _, heads, _ = check_heads_first(who, masked, "attention_mask", shares_heads=True)
+    _, heads, _ = checked_heads_first_sizes(who, masked, "attention_mask", may_share_heads=True)
     fits = sinks is None or sinks[0] == (heads,)
     require(fits, who, f"s_aux of shape ({heads},), one sink for each head of query", sinks and sinks[0], "reshape it")
 
 
 def merged_mask_shape(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that a mask is broadcast to before its batch axes become one; None where it has at most one."""
+    """The shape that a mask is broadcast to before its batch axes become one.
+
+    None where the call has at most one batch axis, or the mask has none.
+    """
     return (*batch, *((1,) * (3 - len(shape)) + shape)[-3:]) if len(batch) > 1 and len(shape) > 3 else None
 
 
@@ -221,14 +227,15 @@ def merged_batch_size(batch: tuple[int, ...]) -> int:
     return prod(batch)
 
 
-def check_positions_first(arrays: type[PositionsFirst], specs: Mapping[str, Spec | None]) -> None:
+def check_positions_first(arguments_class: type[PositionsFirst], specs: Mapping[str, Spec | None]) -> None:
     """Refuse arrays `b t h k`, or `t h k`, that cannot be right.
 
     Raises:
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    who, rank, dtype = arrays.variant, len((specs["query"] or ((),))[0]), (specs["query"] or ((), ""))[1]
+    who, rank, dtype = arguments_class.variant, len((specs["query"] or ((),))[0]), (specs["query"] or ((), ""))[1]
+    check_arrays_present(who, specs)
     for name in ARRAY_NAMES:
         spec = specs[name]
         fits = spec is None or (len(spec[0]) in (3, 4) and len(spec[0]) == rank)
@@ -236,7 +243,7 @@ def check_positions_first(arrays: type[PositionsFirst], specs: Mapping[str, Spec
         require(fits, who, expected, spec and spec[0], "give it these axes")
     bias = specs.get("bias")
     as_query = {"bias": (bias[0], dtype)} if bias is not None and bias[1] in FLOATS else {}
-    sizes = arrays(batched=rank == 4).check(None, **{**specs, **as_query})
+    sizes = arguments_class(batched=rank == 4).check(None, **{**specs, **as_query})
     fits, fix = sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0, "share each among equally many"
     got = f"{sizes['h']} and {sizes['g']}"
     require(fits, who, "heads of query as a multiple of those of key and value", got, fix)
@@ -250,20 +257,20 @@ def check_flax(specs: Mapping[str, Spec | None]) -> None:
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = (shape_of(specs[name]) for name in ARRAY_NAMES)
+    query, key, value = (spec_shape(specs[name]) for name in ARRAY_NAMES)
     batch, last = query[:-3], {}
     for name, shape in zip(ARRAY_NAMES, (query, key, value), strict=True):
         fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"
-        require(fits, FLAX, expected, shape, "give it these axes")
+        require(fits, FLAX_FUNCTION, expected, shape, "give it these axes")
         last[name] = (shape[-3:], (specs[name] or ((), ""))[1])
     check_positions_first(FlaxArguments, last)
     for name in ("bias", "mask"):
         spec = specs[name]
         if spec is not None:
-            check_broadcast(FLAX, name, spec[0], (*batch, query[-2], query[-3], key[-3]))
+            check_broadcast(FLAX_FUNCTION, name, spec[0], (*batch, query[-2], query[-3], key[-3]))
 
 
-def check_jax(
+def checked_jax_window(
     specs: Mapping[str, Spec | None],
     *,
     is_causal: Any,
@@ -272,29 +279,41 @@ def check_jax(
     return_residual: Any,
     scale: Any,
 ) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees, None for all.
+    """Refuse a call that cannot be right; give its window (left, right), None for no limit.
 
     Raises:
         ValueError, TypeError: a call that cannot be right, or that has no meaning here.
     """
-    check_flag(JAX, "is_causal", is_causal)
+    check_flag(JAX_FUNCTION, "is_causal", is_causal)
     if implementation not in (None, "xla"):
-        raise field_error(JAX, "implementation=None or 'xla'", repr(implementation), "call jax.nn's for cuDNN's")
+        raise field_error(
+            JAX_FUNCTION,
+            "implementation=None or 'xla'",
+            repr(implementation),
+            "call jax.nn.dot_product_attention for cuDNN",
+        )
     if return_residual is not False:
-        raise field_error(JAX, "return_residual=False", repr(return_residual), "call jax.nn's for the residual")
-    check_scale(JAX, "scale", scale)
+        raise field_error(
+            JAX_FUNCTION,
+            "return_residual=False",
+            repr(return_residual),
+            "call jax.nn.dot_product_attention for the residual",
+        )
+    check_scale(JAX_FUNCTION, "scale", scale)
     check_positions_first(JaxArguments, specs)
     query = specs["query"]
     for name in ("query_seq_lengths", "key_value_seq_lengths"):
         spec, batch = specs[name], query[0][0] if query is not None and len(query[0]) == 4 else 1
         if spec is not None and (spec[0] != (batch,) or not spec[1].startswith("int")):
-            raise field_error(JAX, f"{name} of shape ({batch},) and an integer dtype", spec, "give each sequence one")
+            raise field_error(
+                JAX_FUNCTION, f"{name} of shape ({batch},) and an integer dtype", spec, "give each sequence one"
+            )
     sides = (window, window) if is_integer(window) else window
-    left, right = (None, None) if sides is None else window_sides(sides)
+    left, right = (None, None) if sides is None else checked_window_sides(sides)
     return left, 0 if is_causal else right
 
 
-def window_sides(sides: Any) -> tuple[int, int]:
+def checked_window_sides(sides: Any) -> tuple[int, int]:
     """Both sides of `local_window_size`.
 
     Raises:
@@ -303,5 +322,5 @@ def window_sides(sides: Any) -> tuple[int, int]:
     is_pair = isinstance(sides, tuple | list) and len(sides) == 2
     if not is_pair or any(not is_integer(n) or n < 0 for n in sides):
         expected = "local_window_size to be an int from 0, or (left, right) of them"
-        raise field_error(JAX, expected, repr(sides), "leave it out for no window")
+        raise field_error(JAX_FUNCTION, expected, repr(sides), "leave it out for no window")
     return sides[0], sides[1]

@@ -19,14 +19,14 @@ def numpy_scalar_to_python(x: Any) -> Any:
     return x.item() if type(x).__module__ == "numpy" and x.shape == () else x
 
 
-def numbers_of(to_python_scalar: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
+def python_numbers(to_python_scalar: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
     """Options of `attend` as Python's numbers; a softcap of 0 is none, as other libraries have it."""
     softcap = to_python_scalar(softcap)
     none = is_number(softcap) and softcap == 0
     return {"scale": to_python_scalar(scale), "softcap": None if none else softcap, "rate": to_python_scalar(rate)}
 
 
-def window_of(x: Any, to_python_scalar: Callable[[Any], Any]) -> Any:
+def python_window(x: Any, to_python_scalar: Callable[[Any], Any]) -> Any:
     """The limits of a window as a tuple of Python's integers; a number alone is the left one."""
     x = to_python_scalar(x)
     if isinstance(x, tuple | list):
@@ -46,7 +46,7 @@ def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> 
 def check_offset_and_lengths(
     specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any
 ) -> None:
-    """Refuse positions of the queries and lengths that cannot be right, and what they are combined with.
+    """Refuse an offset or lengths that cannot be right, and a window or pattern beside them that cannot.
 
     Args:
         specs: of q, k, lengths and of an offset that is an array.
@@ -55,7 +55,7 @@ def check_offset_and_lengths(
 
     Raises:
         ValueError: a shape that does not fit, an offset that is not an integer, or a window that cannot be right.
-        TypeError: an offset or lengths that are not integers, or what is not a pattern.
+        TypeError: no q or k, arrays of offsets or lengths of another dtype, or what is not a pattern.
     """
     words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
     Options(causal=causal, window=window, **words)
@@ -63,8 +63,10 @@ def check_offset_and_lengths(
         check_pattern("attend", pattern, {}, lambda *_: None)
     q, k = specs["q"], specs["k"]
     for name, spec in (("q", q), ("k", k)):
-        fits = spec is not None and len(spec[0]) in (3, 4)
-        require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
+        if spec is None:
+            raise TypeError(f"attend: expected an array for {name}, got None; pass {name}=")
+        fits, fix = len(spec[0]) in (3, 4), "put its axes in this order"
+        require(fits, "attend", f"{name} with three or four axes", spec[0], fix)
     if offset is not None and (not is_integer(offset)):
         expected = "offset as an integer, or an array of integers of shape (b,)"
         raise field_error("attend", expected, repr(offset), "0 is the first key")
@@ -76,33 +78,33 @@ def check_offset_and_lengths(
         require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
-def check_terms(terms: Any, term: type) -> None:
+def check_terms(terms: Any, term_class: type) -> None:
     """Refuse `terms` that are not `Term`s.
 
     Args:
         terms: as `attend` gets them.
-        term: the class of the package's terms.
+        term_class: the class of the package's terms.
 
     Raises:
-        TypeError: naming the type of what is none.
+        TypeError: naming the type of what is not a term.
     """
     for one in terms if isinstance(terms, list | tuple) else () if terms is None else (terms,):
-        if not isinstance(one, term):
+        if not isinstance(one, term_class):
             got = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
             expected = "attend: expected terms to be one or several of `terms`, such as terms.Slopes(slopes), or None"
             raise TypeError(f"{expected}, got {got}; pass an array of what is added to the scores as bias=")
 
 
-def check_floats_by_axes(owner: str, name: str, axes: str, spec: Spec | None) -> None:
+def check_floats_by_axes(who: str, name: str, axes: str, spec: Spec | None) -> None:
     """Refuse what is no array of floats with these axes.
 
     Raises:
         ValueError: another number of axes.
         TypeError: no floats.
     """
-    check_floats(owner, name, spec)
+    check_floats(who, name, spec)
     shape = spec[0] if spec else ()
-    require(len(shape) == len(axes.split()), owner, f"{name} of shape ({', '.join(axes.split())})", shape, "reshape it")
+    require(len(shape) == len(axes.split()), who, f"{name} of shape ({', '.join(axes.split())})", shape, "reshape it")
 
 
 def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) -> None:
@@ -137,7 +139,7 @@ def check_offset(values: tuple[int, ...] | None) -> None:
             raise field_error("attend", expected, n, "count positions from the first key")
 
 
-def check_rate(rate: Any, keep: Any) -> None:
+def check_rate_has_keep(rate: Any, keep: Any) -> None:
     """Refuse a dropout rate without `keep`: a function draws nothing.
 
     Raises:
@@ -172,8 +174,8 @@ def check_weights(spec: Spec | None, shape: tuple[int, ...]) -> None:
     require(got == shape, "attend", f"weights of shape {shape} from softmax_fn, as the scores", got, fix)
 
 
-def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
-    """Refuse a sum of exponentials where there is none.
+def check_lse_options(normalize_over: str, has_softmax_fn: bool) -> None:
+    """Refuse `return_lse=True` without the softmax over the keys.
 
     Raises:
         ValueError: naming the option.
@@ -198,7 +200,7 @@ def checked_parts(parts: Any) -> list[Any]:
     return pairs
 
 
-def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
+def check_part_specs(parts: list[tuple[Spec | None, Spec | None]]) -> None:
     """Refuse parts that cannot be joined.
 
     Raises:
@@ -209,20 +211,26 @@ def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
     for context, lse in parts:
         check_floats("merge", "context", context)
         check_floats("merge", "lse", lse)
-        require(context == first, "merge", f"contexts of one shape and dtype {first}", context, "of the same queries")
+        require(
+            context == first,
+            "merge",
+            f"contexts of one shape and dtype {first}",
+            context,
+            "merge contexts of the same queries",
+        )
         shape = context[0] if context else (0, 0)
         require(len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in order")
-        rows = (shape[0], *shape[2:-1], shape[1])
+        lse_shape = (shape[0], *shape[2:-1], shape[1])
         require(
-            lse is not None and lse[0] == rows,
+            lse is not None and lse[0] == lse_shape,
             "merge",
-            f"lse of shape {rows}",
+            f"lse of shape {lse_shape}",
             lse and lse[0],
             "put its axes in this order",
         )
 
 
-def check_floats(owner: str, name: str, spec: Spec | None) -> None:
+def check_floats(who: str, name: str, spec: Spec | None) -> None:
     """Refuse an array that is missing or holds no floats.
 
     Raises:
@@ -230,36 +238,40 @@ def check_floats(owner: str, name: str, spec: Spec | None) -> None:
     """
     if spec is None or spec[1] not in FLOATS:
         got, fix = ("none", "give one") if spec is None else (spec[1], "convert it to one")
-        raise TypeError(f"{owner}: expected {name} of a float dtype, got {got}; {fix} of {', '.join(FLOATS)}")
+        raise TypeError(f"{who}: expected {name} of a float dtype, got {got}; {fix} of {', '.join(FLOATS)}")
 
 
-def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:
+def check_scores(who: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:
     """Refuse scores that are not floats, a mask that does not fit, or an axis or alpha that cannot be right.
 
     Raises:
         ValueError: a shape, an axis or an alpha that cannot be right.
         TypeError: a dtype that cannot be right.
     """
-    check_floats(owner, "scores", scores)
+    check_floats(who, "scores", scores)
     shape = scores[0] if scores else ()
     rank = len(shape)
     is_axis = is_integer(axis) and -rank <= axis < rank
-    require(is_axis, owner, f"axis to be one of the scores' {rank} axes", repr(axis), "count from 0, or back from -1")
+    require(is_axis, who, f"axis to be one of the scores' {rank} axes", repr(axis), "count from 0, or back from -1")
     if mask is not None:
         if mask[1] != "bool":
             fix = "pass mask == 1, or add a bias to the scores"
-            raise TypeError(f"{owner}: expected a boolean mask (True = may attend), got {mask[1]}; {fix}")
+            raise TypeError(f"{who}: expected a boolean mask (True = may attend), got {mask[1]}; {fix}")
         sizes = tuple(shape[rank - len(mask[0]) :])
         fits = len(mask[0]) <= rank and all(n in (1, size) for n, size in zip(mask[0], sizes, strict=True))
         fix = "add axes of size 1 where it does not vary"
-        require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], fix)
+        require(fits, who, f"mask broadcastable to the scores' shape {shape}", mask[0], fix)
     if not is_number(alpha) or not 1 <= alpha <= float_info.max:
-        raise field_error(owner, "alpha to be a finite number from 1", short(alpha), "1 is softmax, 2 is sparsemax")
+        raise field_error(who, "alpha to be a finite number from 1", short(alpha), "1 is softmax, 2 is sparsemax")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryAnglesOptions(Rotary):
-    """The options of `rotary_angles`, checked as the fields of a layer with rotary positions are."""
+    """The options of `rotary_angles`, checked as the fields of a layer with rotary positions are.
+
+    Attributes:
+        xpos: the divisor of positions in xPos, which scales pair i by decays()[i]^(position / xpos); None: no scaling.
+    """
 
     width: int
     rope_base: float = 10000.0
@@ -296,7 +308,7 @@ class RotaryAnglesOptions(Rotary):
 
         Args:
             spec: of the positions.
-            limited: whether a limit of the positions is known.
+            limited: whether max_positions was passed, or the positions are known.
 
         Raises:
             ValueError: another first axis than one entry for each section, or no limit.
@@ -327,11 +339,11 @@ def integer_positions(spec: Spec | None) -> Spec:
     return spec
 
 
-def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
+def check_angles_or_positions(specs: Mapping[str, Spec | None], has_sin: bool, options: tuple[str, ...]) -> None:
     """Refuse cosines without sines, and options of positions beside angles.
 
     Args:
-        spec: of x and cos, which may be positions.
+        specs: of x and cos, which may be positions.
         has_sin: whether the call has sines.
         options: the names of those that are given.
 
@@ -339,10 +351,10 @@ def check_angles_or_positions(spec: Mapping[str, Spec | None], has_sin: bool, op
         ValueError: options beside angles.
         TypeError: cosines alone.
     """
-    check_floats("rotate", "x", spec["x"])
+    check_floats("rotate", "x", specs["x"])
     expected, fix = "no options of positions beside cos and sin", "they are options of rotary_angles"
     require(not (has_sin and options), "rotate", expected, ", ".join(options), fix)
-    cos = spec["cos"]
+    cos = specs["cos"]
     if not has_sin and (cos is None or cos[1] not in INTEGERS):
         got = "none" if cos is None else f"{cos[1]} alone"
         fix = "pass positions, or both results of rotary_angles"
@@ -368,7 +380,8 @@ def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: A
         if spec is None or spec[1] != compute_dtype:
             got = "none" if spec is None else spec[1]
             raise TypeError(
-                f"rotate: expected {name} of dtype {compute_dtype}, as x is computed in, got {got}; set dtype= of it"
+                f"rotate: expected {name} of dtype {compute_dtype}, as x is computed in, got {got}; "
+                "make it by rotary_angles with this dtype="
             )
         fits = len(spec[0]) in (2, 3) and spec[0][-2] == shape[1] and spec[0][:-2] in ((), (1,), shape[:1])
         expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"

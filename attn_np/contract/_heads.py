@@ -61,8 +61,8 @@ class Heads(_base.Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Heads):
-    """The fields most of these variants share; each contract adds its own and documents all."""
+class SelfAttentionConfig(Heads):
+    """Fields of self-attention: alibi, chunked, dilated and segments; each adds its own and documents all."""
 
     d_model: int
     num_heads: int
@@ -84,7 +84,7 @@ class Config(Heads):
 
 @dataclass(frozen=True, kw_only=True)
 class BidirectionalConfig(Heads):
-    """Fields of variants that look ahead and so have no `causal`."""
+    """Fields of self-attention that looks ahead and so has no `causal`: bigbird, longformer and prefix."""
 
     d_model: int
     num_heads: int
@@ -96,8 +96,8 @@ class BidirectionalConfig(Heads):
     use_bias: bool = True
 
 
-class CrossHeads(Heads):
-    """`Heads` of variants whose keys and values may come from another sequence, with widths of their own."""
+class CrossAttentionHeads(Heads):
+    """`Heads` of self- or cross-attention: keys and values may come from another sequence, with widths of their own."""
 
     key_dim: int | None
     value_dim: int | None
@@ -136,9 +136,9 @@ class CrossHeads(Heads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossConfig(CrossHeads):
-    """Fields of mha, gqa, qk_norm, sinks, gated, differential, talking_heads, and of those that replace the softmax:
-    hard, sparsemax, entmax15 and sigmoid_attention.
+class CrossAttentionConfig(CrossAttentionHeads):
+    """Fields of self- or cross-attention: mha, gqa, qk_norm, sinks, gated, differential, talking_heads, and
+    those that replace the softmax: hard, sparsemax, entmax15 and sigmoid_attention.
     """
 
     d_model: int
@@ -158,7 +158,7 @@ class CrossConfig(CrossHeads):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_number("softcap", above=0.0)
-        self.check_limits("window")
+        self.check_window("window")
 
     def check_groups(self, num_kv_heads: int | None) -> None:
         """The heads of keys and values, None for as many as queries have, are shared by equal groups of query heads."""
@@ -173,8 +173,10 @@ class CrossConfig(CrossHeads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistanceConfig(CrossHeads):
-    """Fields of variants whose scores depend on distances of queries and keys; they have no window and no softcap."""
+class RelativePositionConfig(CrossAttentionHeads):
+    """Fields of disentangled, shaw, t5_bias and transformer_xl, whose scores depend on the relative position of a key;
+    they have no window and no softcap.
+    """
 
     d_model: int
     num_heads: int
@@ -193,8 +195,8 @@ class DistanceConfig(CrossHeads):
         return dict.fromkeys(names, "scores depend on the distance of queries and keys")
 
 
-def shared_heads(params: dict[str, Param]) -> dict[str, Param]:
-    """Parameters of a `CrossConfig` with keys and values of g heads instead of h."""
+def with_shared_heads(params: dict[str, Param]) -> dict[str, Param]:
+    """The parameters of a `CrossAttentionConfig`, with keys and values of g heads instead of h."""
     shared = {
         "w_k": Param("i g k", "i"),
         "w_v": Param("j g v", "j"),

@@ -1,4 +1,4 @@
-"""Queries that do not end at the last key: patterns whose queries stand elsewhere."""
+"""Patterns for calls whose last query is not at the last key."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -39,7 +39,9 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
             )
 
 
-def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_namespace(
+    package: str, *, api: tuple[str, ...]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package: its functions and the class of every variant."""
     from attn_np.contract import did_you_mean, variant_by_class_name
 

@@ -10,9 +10,9 @@ Kernels call it twice:
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
 - before that, with an `Interval` for each block instead of its positions: by interval arithmetic the same expression
-  says whether any query of the block may see any key of the other, and whether all see all. So blocks that are hidden
-  entirely cost nothing, for every pattern that can be written down, and those entirely visible need no
-  mask (JAX builds one anyway).
+  says whether any query of the block may see any key of the other, and whether all see all. So blocks that it
+  proves hidden cost nothing, for every pattern that can be written down, and those that it proves visible need no mask
+  (JAX builds one anyway).
 
 A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:
 
@@ -151,7 +151,7 @@ def as_interval(x: Any) -> Interval:
 
 
 # Every class of patterns by its full name: `from_text` makes patterns of them.
-CLASSES: dict[str, type["Pattern"]] = {}
+PATTERN_CLASSES: dict[str, type["Pattern"]] = {}
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Pattern:
     kinds: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
-        CLASSES[full_name(cls)] = cls
+        PATTERN_CLASSES[full_name(cls)] = cls
 
     def allows(self, query: Any, key: Any) -> Any:
         """Whether a query at each position sees a key at each position: the last query is at the last key."""
@@ -212,7 +212,7 @@ class Pattern:
             TypeError: a class of that name was made since, as by a second run of a notebook's cell.
         """
         name = full_name(type(self))
-        if CLASSES[name] is not type(self):
+        if PATTERN_CLASSES[name] is not type(self):
             raise TypeError(f"{name}: expected one class of this name, got a second; make a pattern of the new class")
         inner = [
             x.as_text() if isinstance(x, Pattern) else array_kind(x) if name in self.axes else repr(x)
@@ -227,21 +227,21 @@ def full_name(cls: type[Pattern]) -> str:
 
 
 def array_kind(x: Any) -> str:
-    """The word for an array in the text of a pattern: "marks" for booleans, "numbers" for integers."""
-    return "marks" if "bool" in str(x.dtype) else "numbers"
+    """The word for an array in the text of a pattern: "booleans" or "integers"."""
+    return "booleans" if "bool" in str(x.dtype) else "integers"
 
 
 def from_text(text: str, array: Callable[[str], Any]) -> Pattern:
-    """The pattern of a text; `array(axes)` gives the next array with these axes, marks also as 0 and 1."""
+    """The pattern of a text; `array(axes)` gives the next array with these axes; it may give booleans as 0 and 1."""
     remaining = iter(text.split())
 
     def read(axes: str) -> Any:
         word = next(remaining)
-        if word in ("marks", "numbers"):
-            return array(axes) != 0 if word == "marks" else array(axes)
-        if word not in CLASSES:
+        if word in ("booleans", "integers"):
+            return array(axes) != 0 if word == "booleans" else array(axes)
+        if word not in PATTERN_CLASSES:
             return literal_eval(word)
-        cls: Any = CLASSES[word]
+        cls: Any = PATTERN_CLASSES[word]
         return cls(**{field.name: read(cls.axes.get(field.name, "")) for field in dataclasses.fields(cls)})
 
     return read("")
@@ -275,7 +275,7 @@ def check_class(pattern: Pattern) -> None:
                 repr(axes),
                 "choose one",
             )
-            wanted = {"integers": "numbers", "booleans": "marks"}.get(pattern.kinds.get(field, ""))
+            wanted = pattern.kinds.get(field)
             if wanted and hasattr(x, "dtype") and array_kind(x) != wanted:
                 got = str(x.dtype).rpartition(".")[2]
                 raise TypeError(f"{name}: expected {field} as {pattern.kinds[field]}, got {got}; convert it")
@@ -284,7 +284,7 @@ def check_class(pattern: Pattern) -> None:
             raise TypeError(f"{expected}, got {x!r}; say by axes= which fields are arrays")
 
 
-def check_field(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
+def check_whole_number(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
     """Refuse a field that is not a whole number from `least`.
 
     Raises:
@@ -297,7 +297,7 @@ def check_field(pattern: Pattern, name: str, least: int, optional: bool = False)
 
 
 def check_pattern(
-    owner: str, pattern: Any, sizes: Mapping[str, int], spec_of: Callable[[str, str, Any], Spec | None]
+    who: str, pattern: Any, sizes: Mapping[str, int], spec_of: Callable[[str, str, Any], Spec | None]
 ) -> None:
     """Refuse what is not a pattern, and arrays in one that do not fit the call.
 
@@ -308,18 +308,18 @@ def check_pattern(
     if pattern is None:
         return
     if not isinstance(pattern, Pattern):
-        expected = f"{owner}: expected pattern to be one of `patterns`, such as patterns.Chunks(128), or None"
+        expected = f"{who}: expected pattern to be one of `patterns`, such as patterns.Chunks(128), or None"
         raise TypeError(f"{expected}, got {type(pattern).__name__}; pass an array of who sees whom as mask=")
     check_class(pattern)
     for axes, x in pattern.arrays():
-        spec = spec_of(owner, "an array of the pattern", x)
+        spec = spec_of(who, "an array of the pattern", x)
         shape, dtype = spec if spec is not None else ((), "None")
         expected_shape = tuple(sizes[letter] for letter in axes.split())
         if shape != expected_shape:
-            raise field_error(owner, f"an array of the pattern of shape {axes} = {expected_shape}", shape, "reshape it")
+            raise field_error(who, f"an array of the pattern of shape {axes} = {expected_shape}", shape, "reshape it")
         if dtype not in (*INTEGERS, "bool"):
             raise TypeError(
-                f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it"
+                f"{who}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it"
             )
 
 
@@ -371,8 +371,8 @@ class Window(Pattern):
     right: int | None = None
 
     def __post_init__(self) -> None:
-        check_field(self, "left", 0, optional=True)
-        check_field(self, "right", 0, optional=True)
+        check_whole_number(self, "left", 0, optional=True)
+        check_whole_number(self, "right", 0, optional=True)
 
     def allows(self, query: Any, key: Any) -> Any:
         left, right = window_limits((self.left, self.right))
@@ -410,9 +410,9 @@ class Chunks(Pattern):
     right: int = 0
 
     def __post_init__(self) -> None:
-        check_field(self, "size", 1)
-        check_field(self, "left", 0)
-        check_field(self, "right", 0)
+        check_whole_number(self, "size", 1)
+        check_whole_number(self, "left", 0)
+        check_whole_number(self, "right", 0)
 
     def allows(self, query: Any, key: Any) -> Any:
         size, left, right = (min(n, FAR) for n in (self.size, self.left, self.right))
@@ -434,7 +434,7 @@ class ChosenChunk(Pattern):
     kinds = {"chunk_index": "integers"}
 
     def __post_init__(self) -> None:
-        check_field(self, "size", 1)
+        check_whole_number(self, "size", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
         return key // min(self.size, FAR) == self.chunk_index
@@ -447,7 +447,7 @@ class Dilated(Pattern):
     dilation: int
 
     def __post_init__(self) -> None:
-        check_field(self, "dilation", 1)
+        check_whole_number(self, "dilation", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
         dilation = min(self.dilation, FAR)

@@ -83,13 +83,17 @@ def check_decay(value_range: tuple[float, float] | None) -> None:
 
 
 def check_qkv_present(specs: Mapping[str, Spec | None]) -> None:
-    """Refuse a call of `recur` without queries, keys or values."""
+    """Refuse a call of `recur` without queries, keys or values.
+
+    Raises:
+        TypeError: naming the first that is missing.
+    """
     for name in "qkv":
-        require(
-            specs[name] is not None, "recur", f"an array for {name}", None, "q is b t h k, k is b t g k, v is b t g v"
-        )
+        if specs[name] is None:
+            fix = "q is b t h k, k is b t g k, v is b t g v"
+            raise TypeError(f"recur: expected an array for {name}, got None; {fix}")
 
 
 def spec_or_default(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:
-    """The spec of an argument; of one that is None, one of this shape."""
+    """The spec of an argument, or one with the shape `default` if it was left out."""
     return specs[name] or (default, "")

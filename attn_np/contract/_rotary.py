@@ -56,8 +56,8 @@ class Rotary(Config):
         """How many dimensions of a head are rotated."""
         return self.rotary_dim or self.sizes()["k"]
 
-    def position_axes(self) -> dict[str, int]:
-        """The size of the axis of positions that are counted on several axes; nothing for one."""
+    def position_sizes(self) -> dict[str, int]:
+        """The size of axis `a`, how many axes positions are counted on; empty without rope_sections."""
         return {"a": len(self.rope_sections)} if isinstance(self.rope_sections, tuple) else {}
 
     def check_sections(self, name: str) -> None:
@@ -159,7 +159,7 @@ class Rotary(Config):
             raise field_error(variant, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
     def check_optional_rotary(self) -> None:
-        """As `check_rotary`, where `rope_base=None` is no rotation, beside which other fields of it would mean nothing.
+        """As `check_rotary`, or rope_base=None, with which rope_scaling, rotary_dim and rope_sections must be unset.
 
         Raises:
             ValueError: naming the field.
@@ -212,22 +212,22 @@ class Rotary(Config):
             fix = "make it by rotary_angles; of a model that has each angle twice, take the first half"
             require(fits, variant, expected, shape, fix)
 
-    def check_range(self, low: int, high: int) -> None:
+    def check_position_range(self, low: int, high: int) -> None:
         """Refuse positions whose least and largest are not from 0 to `max_positions` - 1.
 
         Raises:
             ValueError: naming the range.
         """
         last = (self.max_positions or 1) - 1
-        fits = low >= 0 and high <= last
-        require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", "set max_positions=")
+        fits, fix = low >= 0 and high <= last, "count from 0, and set max_positions= above the largest"
+        require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", fix)
 
     def depends_on_length(self, length: int) -> bool:
-        """Whether angles of passes over up to `length` positions are not all the same."""
+        """Whether the angles change with the length of a pass, for some length up to `length`."""
         return self.rope_scaling in ("dynamic", "longrope") and length > (self.original_max_positions or 1)
 
     def check_traced_length(self) -> None:
-        """Refuse the kind of scaling whose tables a compiled program cannot choose between.
+        """Refuse "dynamic": a compiled program does not know the largest position, on which its angles depend.
 
         Raises:
             ValueError: `rope_scaling="dynamic"`.
@@ -281,7 +281,7 @@ class Rotary(Config):
         """Index of the pair that makes n turns within the original length, as a real number."""
         return self.rotary_width() * log((self.original_max_positions or 1) / (n * 2 * pi)) / (2 * log(self.rope_base))
 
-    def amplitude(self) -> float:
+    def cos_sin_factor(self) -> float:
         """Factor on cosines and sines: `attention_factor`, or a value that the scaling derives from its factor."""
         factor = self.rope_scaling_factor or 1.0
         if self.attention_factor is not None:
@@ -293,7 +293,7 @@ class Rotary(Config):
         return 1.0
 
 
-def split_cos_sin(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def split_cos_sin(who: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call; a pair passed as `positions` becomes two arguments, `cos` and `sin`, and positions None.
 
     Raises:
@@ -303,5 +303,5 @@ def split_cos_sin(variant: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(positions, tuple):
         return arguments
     expected, got = "positions as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"
-    require(len(positions) == 2, variant, expected, got, "make the pair by rotary_angles")
+    require(len(positions) == 2, who, expected, got, "make the pair by rotary_angles")
     return {**arguments, "positions": None, "cos": positions[0], "sin": positions[1]}

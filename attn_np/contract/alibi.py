@@ -6,7 +6,7 @@ from attn_np.contract import _heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.SelfAttentionConfig):
     """Fields of attention with linear biases.
 
     Attributes:
@@ -62,7 +62,7 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_limits("window")
+        self.check_window("window")
         self.check_flag("scale_slopes")
 
     def broken_relations(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Config(_heads.Config):
             "heads_stand_alone": "the slope of a head depends on how many there are",
         }
         if self.scale_slopes:
-            reasons["the_scale_belongs_to_the_queries"] = "it is the slopes' as well"
+            reasons["the_scale_belongs_to_the_queries"] = "the scale multiplies the slopes as well"
         return reasons
 
     def slopes(self) -> tuple[float, ...]:

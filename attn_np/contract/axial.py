@@ -45,7 +45,10 @@ class Config(_heads.Heads):
         "Ho et al. 2019, Axial Attention in Multidimensional Transformers, arXiv:1912.12180, section 3.1; its "
         "transformer has a norm and a residual around each axis, which here belong to the block around the layer"
     )
-    equals = ("height=1: mha, and then the values' projections of the columns", "two layers of mha, on reshaped arrays")
+    equals = (
+        "height=1: mha, then w_v_columns and w_o_columns with their biases",
+        "two layers of mha, on reshaped arrays",
+    )
     traps = (
         "rows follow each other in the sequence: position i * width + j is row i, column j",
         "the columns attend to what the rows gave: two attentions beside each other, added up, are another layer",

@@ -80,7 +80,7 @@ class Config(_heads.BidirectionalConfig):
     def drawn_blocks(self, count: int) -> tuple[tuple[int, ...], ...]:
         """The random blocks of each of `count` blocks, -1 where there are no more: `n r`.
 
-        Blocks are served from the first to the last. A draw takes one of the candidates in ascending order: those that
+        Blocks are served from the first to the last. A draw picks one of the candidates, in ascending order: those that
         are neither neighbours nor global nor drawn before. Its index is floor(state / 2^33) modulo their number. The
         state starts at graph_seed, and before each draw becomes 6364136223846793005 state + 1442695040888963407
         modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4): integers, the same in all packages.
@@ -99,12 +99,12 @@ class Config(_heads.BidirectionalConfig):
         return "blocks that look ahead"
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "keys of other blocks are hidden too"
+        why = "keys of other blocks are hidden too"
         reasons = {
             "keys_have_no_order": "the mask depends on positions",
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
         }
         if self.random_blocks > 0:
             reasons["hidden_keys_may_as_well_not_be_there"] = "for another length other blocks are drawn"

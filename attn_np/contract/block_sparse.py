@@ -21,7 +21,7 @@ class Config(_heads.Heads):
         use_bias: biases on the four projections.
         block_size: how many positions a block has; the last one may have fewer.
         chosen_blocks: how many blocks a query chooses; it sees its own besides.
-        query_block: how many queries in a row share the choice of the first of them, a divisor of block_size.
+        query_block: size of a block of queries, which share the choice of the first of them; a divisor of block_size.
     """
 
     class_name = "BlockSparseAttention"

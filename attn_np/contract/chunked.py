@@ -6,7 +6,7 @@ from attn_np.contract import _heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.SelfAttentionConfig):
     """Fields of chunked attention.
 
     Attributes:
@@ -69,12 +69,12 @@ class Config(_heads.Config):
         return self.chunk_size
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "keys of other chunks are hidden too"
+        why = "keys of other chunks are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
             "hidden_keys_may_as_well_not_be_there": "without some keys, others belong to another chunk",
         }
 

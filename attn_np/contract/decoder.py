@@ -35,9 +35,10 @@ class Config(Rotary):
         norm_eps: added under the root.
         clip_qkv: queries, keys and values are clipped to numbers of at most this size, after the norm and before the
             rotation; None: no limit.
-        temperature_growth: queries are multiplied by 1 + temperature_growth * log(1 + floor((position + 1) /
-            temperature_interval)), so that weights stay sharp among many keys; 0.1 in Llama 4. None: by 1.
-        temperature_interval: after how many positions the factor grows; 8192 in Llama 4.
+        temperature_growth: part of a factor on the queries that grows with the position, so that weights stay sharp
+            among many keys: 1 + temperature_growth * log(1 + floor((position + 1) / temperature_interval)); 0.1 in
+            Llama 4. None: no factor.
+        temperature_interval: how many positions that factor stays the same; 8192 in Llama 4.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
@@ -108,7 +109,7 @@ class Config(Rotary):
         "2025, arXiv:2505.06708 (gate)"
     )
     equals = (
-        "num_kv_heads=num_heads, qkv_bias, output_bias and nothing else: rotary",
+        "num_kv_heads=num_heads, qkv_bias, output_bias and nothing else: rotary with causal=True",
         "rope_base=None, qkv_bias, output_bias: gqa in one sequence",
     )
     traps = (
@@ -175,7 +176,7 @@ class Config(Rotary):
         self.check_number("clip_qkv", above=0.0)
         self.check_number("temperature_growth")
         self.check_positive("temperature_interval", "chunk_size")
-        self.check_limits("window")
+        self.check_window("window")
         self.check_rate("dropout")
         self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
         for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):
@@ -187,8 +188,10 @@ class Config(Rotary):
         got = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
         _base.require(fits, self.variant, "num_heads divisible by num_kv_heads", got, "change one of them")
         if self.norm_over == "all":
-            own = self.norm_weight != "shared"
-            _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
+            not_shared = self.norm_weight != "shared"
+            _base.require(
+                not_shared, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight="
+            )
         if self.norm_bias:
             shared = self.norm == "layer" and self.norm_weight == "shared"
             got, fix = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}", "leave norm_bias out"
@@ -221,7 +224,7 @@ class Config(Rotary):
             "k": k,
             "v": self.value_head_dim or k,
             "o": self.output_dim or self.d_model,
-            **self.position_axes(),
+            **self.position_sizes(),
         }
 
     def own_params(self) -> dict[str, Param]:

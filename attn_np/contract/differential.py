@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from math import exp
 
 from attn_np.contract._base import Arg, Param, Spec, require
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 from attn_np.contract._rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Rotary, CrossConfig):
+class Config(Rotary, CrossAttentionConfig):
     """Fields of differential attention: those of multi-head attention, and the factor of the second map.
 
     Attributes:
@@ -27,7 +27,7 @@ class Config(Rotary, CrossConfig):
         dropout: share of the weights set to 0 in training, after the maps are subtracted.
         use_bias: biases on the four projections.
         lambda_init: the constant part of the second map's factor, in [0, 1); from the depth by default.
-        depth: index of the layer, from 1; lambda_init is 0.8 - 0.6 exp(-0.3 (depth - 1)) by default.
+        depth: number of the layer in its model, from 1; lambda_init is 0.8 - 0.6 exp(-0.3 (depth - 1)) by default.
         num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
         norm_weight: the norm of each head's output has a weight.
         norm_eps: added under the root of that norm.
@@ -81,10 +81,10 @@ class Config(Rotary, CrossConfig):
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        heads = 2 * self.num_heads if type(self.num_heads) is int else 1
-        if self.head_dim is None and type(self.d_model) is int and heads > 0:
+        num_maps = 2 * self.num_heads if type(self.num_heads) is int else 1
+        if self.head_dim is None and type(self.d_model) is int and num_maps > 0:
             require(
-                self.d_model % heads == 0,
+                self.d_model % num_maps == 0,
                 self.variant,
                 "d_model divisible by num_heads and by 2",
                 f"d_model={self.d_model}, num_heads={self.num_heads}",
@@ -129,7 +129,7 @@ class Config(Rotary, CrossConfig):
         return super().sizes() | widths
 
     def own_params(self) -> dict[str, Param]:
-        pairs = {
+        replaced = {
             "w_q": Param("d h r k", "d"),
             "w_k": Param("i g r k", "i"),
             "w_v": Param("j g v", "j"),
@@ -137,12 +137,12 @@ class Config(Rotary, CrossConfig):
             "b_k": Param("g r k", "i"),
             "b_v": Param("g v", "j"),
         }
-        weights = {name: pairs.get(name, param) for name, param in super().own_params().items()}
+        weights = {name: replaced.get(name, param) for name, param in super().own_params().items()}
         weights |= {"lambda_q": Param("r k", "k"), "lambda_k": Param("r k", "k")}
         return weights | ({"w_norm": Param("v", "v", init=1.0)} if self.norm_weight else {})
 
     def arguments(self) -> dict[str, Arg]:
-        return CrossConfig.arguments(self) if self.rope_base is None else super().arguments()
+        return CrossAttentionConfig.arguments(self) if self.rope_base is None else super().arguments()
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         if self.rope_base is not None:

@@ -6,7 +6,7 @@ from attn_np.contract import _heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.SelfAttentionConfig):
     """Fields of dilated attention.
 
     Attributes:
@@ -20,7 +20,8 @@ class Config(_heads.Config):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         dilation: the distance between neighbouring keys that a query sees.
-        steps: (left, right), how many such keys before and after its own position a query sees; None is no limit.
+        steps: the window counted in multiples of the dilation: (left, right), how many such keys before and after
+            its own position a query sees; None is no limit.
     """
 
     class_name = "DilatedAttention"
@@ -65,19 +66,19 @@ class Config(_heads.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("dilation")
-        self.check_limits("steps")
+        self.check_window("steps")
 
     def cache_slots(self) -> int | None:
         left = None if self.steps is None else self.steps[0]
         return None if left is None else left * self.dilation + 1
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "keys between the steps are hidden too"
+        why = "keys between the steps are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
         }
 
 

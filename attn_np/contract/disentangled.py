@@ -9,7 +9,7 @@ TERMS = ("c2p", "p2c")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.DistanceConfig):
+class Config(_heads.RelativePositionConfig):
     """Fields of disentangled attention.
 
     Attributes:
@@ -20,13 +20,13 @@ class Config(_heads.DistanceConfig):
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores, all terms; 1/sqrt(head_dim * number of terms) by default.
+        scale: factor on the scores, all terms; 1/sqrt(head_dim * (1 + len(score_terms))) by default.
         causal: query i sees the keys up to its own position, aligned at the last key. The paper's encoder is not
             causal.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        max_distance: k of the paper: relative positions from -k + 1 to k - 1 have a row each, others share the outer
-            two.
+        max_distance: k of the paper: relative positions from -k + 1 to k - 2 have a row each; smaller ones share the
+            first, larger ones the last.
         score_terms: beside content to content: "c2p", "p2c" or both.
         buckets_per_side: embeddings of one side, twice as many in all; max_distance by default. With fewer,
             distances up to half of them have one each, and larger ones share them in buckets that grow with the
@@ -138,7 +138,7 @@ class Config(_heads.DistanceConfig):
 
     def signed_buckets(self) -> tuple[int, ...]:
         """The bucket of every relative position from -max_distance to max_distance: negative for negative ones."""
-        positive = buckets(self.span(), self.max_distance)
+        positive = buckets_by_distance(self.span(), self.max_distance)
         return (*(-x for x in positive[:0:-1]), *positive)
 
     def unshown_sizes(self) -> tuple[int, ...]:
@@ -165,16 +165,17 @@ class Config(_heads.DistanceConfig):
         }
 
 
-def buckets(count: int, most: int) -> tuple[int, ...]:
-    """The bucket of every distance from 0 to `most`.
+def buckets_by_distance(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The bucket of every distance from 0 to max_distance D.
 
-    Up to m = count / 2 it is the distance d. Beyond, it is m + n for the least n with (d / m)^(m - 1) <= ((most - 1) /
-    m)^n: the authors' formula, m + ceil((m - 1) log(d / m) / log((most - 1) / m)), without logarithms, in integers.
+    Up to m = num_buckets / 2 it is the distance d. Beyond, it is m + n for the least n with
+    (d / m)^(m - 1) <= ((D - 1) / m)^n: the authors' formula, m + ceil((m - 1) log(d / m) / log((D - 1) / m)), without
+    logarithms, in integers.
     """
-    half, n = count // 2, 0
+    half, n = num_buckets // 2, 0
     bucket_of: list[int] = list(range(half + 1))
-    for distance in range(half + 1, most + 1):
-        while distance ** (half - 1) * half**n > (most - 1) ** n * half ** (half - 1):
+    for distance in range(half + 1, max_distance + 1):
+        while distance ** (half - 1) * half**n > (max_distance - 1) ** n * half ** (half - 1):
             n += 1
         bucket_of.append(half + n)
     return tuple(bucket_of)
@@ -184,7 +185,7 @@ PRESETS = {
     "deberta_v3": Preset(
         title="DeBERTa's later versions",
         idea=(
-            "Far distances share embeddings in buckets that grow with the distance, and distances are normed and "
+            "Far distances share embeddings in buckets that grow with the distance, and embeddings are normed, then "
             "projected by the weights of the contents."
         ),
         paper="He, Gao, Chen 2021, DeBERTaV3, arXiv:2111.09543; buckets and weights as in the authors' code",

@@ -65,7 +65,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
-        self.check_limits("window")
+        self.check_window("window")
         self.check_rate("dropout")
         self.check_flag("causal")
         self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))

@@ -83,7 +83,7 @@ class Config(_base.Config):
         self.check_positive("d_model", "num_heads", "head_dim", "output_dim", "memory_keys")
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
-        self.check_limits("window")
+        self.check_window("window")
         self.check_rate("dropout")
         self.check_flag("causal", "use_bias", "use_output")
         self.check_divisible("d_model", "num_heads", unless="head_dim")

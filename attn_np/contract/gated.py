@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of gated attention: those of multi-head attention and the kind of gate.
 
     Attributes:

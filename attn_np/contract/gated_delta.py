@@ -16,8 +16,8 @@ class Config(_base.Config):
     Attributes:
         d_model: width of the input.
         num_heads: how many heads, each with a state.
-        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
-            heads of values in a row use the same.
+        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
+            num_heads / num_key_heads heads of values in a row share one.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.
@@ -51,7 +51,7 @@ class Config(_base.Config):
         "alpha_t": "exp of log_decay on the tape, log_decay = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
         "gamma_t (product of alphas in a chunk)": "exp of the running sum of log_decay",
         "beta_t, and u_t (pseudo-values)": "beta, and v_new: the value written for a key",
-        "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
+        "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: there one array for q, k and v",
         "W, U": "w, u: what a chunk removes from the state before it, and what it would write into an empty one",
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_gate, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
@@ -147,7 +147,7 @@ class Config(_base.Config):
         windows = {"q_conv": "b x g k", "k_conv": "b x g k", "v_conv": "b x h v"}
         return state if self.conv_size is None else state | windows
 
-    def unit_eps(self) -> float:
+    def qk_eps(self) -> float:
         """What is added under the roots of the norms of queries and keys."""
         return self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
 

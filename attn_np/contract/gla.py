@@ -57,8 +57,8 @@ class Config(_base.Config):
     equals = ("the three forms: each other", "decays of 1, without the gate and the norm: linear without its features")
     traps = (
         "a decay belongs to a channel of the keys, a row of the state; those of the values have none",
-        "quotients of products of decays overflow: a chunk is halved until both factors are products",
-        "the temperature is an exponent of the sigmoid, not a divisor of its argument",
+        "quotients of products of decays overflow: halve chunks, decay keys to the middle and queries from there",
+        "1 / temperature is an exponent of the sigmoid; the temperature is no divisor of its argument",
         "padding must not decay the state",
         "a position's own decay acts on the state before it, not on what it writes",
     )

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig, relations_broken_by_memory, shared_heads
+from attn_np.contract._heads import CrossAttentionConfig, relations_broken_by_memory, with_shared_heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of grouped-query attention: those of multi-head attention and the number of key/value heads.
 
     Attributes:
@@ -77,7 +77,7 @@ class Config(CrossConfig):
         return sizes if self.memory_keys is None else sizes | {"m": self.memory_keys}
 
     def own_params(self) -> dict[str, Param]:
-        params = shared_heads(super().own_params())
+        params = with_shared_heads(super().own_params())
         if self.memory_keys is not None:
             params |= {"memory_k": Param("m g k", "k"), "memory_v": Param("m g v", "v")}
         return params

@@ -15,7 +15,7 @@ class LayerConfig(_base.Config):
         hidden_dim: width of the state, which is also the output.
         use_bias: biases of the gates.
         reset_after: the reset gate acts after the recurrent product, which then has a bias of its own.
-        backward: it begins at the last position.
+        backward: the direction: it reads from the last position to the first.
     """
 
     class_name = "GRULayer"
@@ -31,9 +31,9 @@ class LayerConfig(_base.Config):
 
     def own_params(self) -> dict[str, Param]:
         # torch.nn.GRU draws all four with the hidden width as the fan.
-        weights = {"w_x": Param("f d e", "d", fan_axes="e"), "w_h": Param("f e a", "e", fan_axes="e")}
-        biases = {"b_x": Param("f e", "d", fan_axes="e")}
-        biases |= {"b_h": Param("f e", "e", fan_axes="e")} if self.reset_after else {}
+        weights = {"w_x": Param("f d e", "e"), "w_h": Param("f e a", "e")}
+        biases = {"b_x": Param("f e", "e")}
+        biases |= {"b_h": Param("f e", "e")} if self.reset_after else {}
         return weights | biases if self.use_bias else weights
 
 
@@ -103,7 +103,7 @@ class Config(_base.Config):
 
     def __post_init__(self) -> None:
         self.check_positive("input_dim", "hidden_dim")
-        self.check_count("num_layers")
+        self.check_num_children("num_layers")
         self.check_rate("dropout")
         self.check_flag("use_bias", "reset_after", "bidirectional")
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of multi-head attention with one key for each query.
 
     Attributes:

@@ -14,8 +14,8 @@ class Config(gated_delta.Config):
     Attributes:
         d_model: width of the input.
         num_heads: how many heads, each with a state.
-        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide. As many
-            heads of values in a row use the same.
+        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
+            num_heads / num_key_heads heads of values in a row share one.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.
@@ -42,7 +42,7 @@ class Config(gated_delta.Config):
         r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
         r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_{a,down} w_{a,up} + b_{dt})},\quad "
         r"\beta_t = \sigma(x_t w_\beta),\quad "
-        r"y = (\mathrm{rms}(c) \odot \sigma(x w_{gate} w_u + b_{gate}))\, w_o"
+        r"y = (\mathrm{rms}(c) \odot \sigma(x w_{gate,down} w_{gate,up} + b_{gate}))\, w_o"
     )
     notation = {
         "S_t": "states on the tape, state in the cache",
@@ -65,7 +65,7 @@ class Config(gated_delta.Config):
     traps = (
         "the channels of the state decay before the key's old value is looked up, not after",
         "a decay belongs to a channel of the keys, a row of the state; those of the values have none",
-        "quotients of products of decays overflow: a chunk is halved until both factors are products",
+        "quotients of products of decays overflow: halve chunks, decay keys to the middle and queries from there",
         "the output gate is a sigmoid, where the gated delta rule has SiLU",
         "decays and gates come from latents without a nonlinearity between their two projections",
         "padding must neither decay the state nor write",

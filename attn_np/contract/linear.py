@@ -125,7 +125,7 @@ class Config(_base.Config):
             self.variant,
             "num_features for feature_map='exp' or a function, and for them only",
             f"num_features={self.num_features}, feature_map={self.feature_map!r}",
-            "give both or none of them",
+            "set num_features=" if self.feature_map == "exp" else "leave num_features out, or set feature_map='exp'",
         )
         self.check_divisible("d_model", "num_heads", unless="head_dim")
 

@@ -83,12 +83,12 @@ class Config(_heads.BidirectionalConfig):
         return "a window to both sides"
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "keys outside the window are hidden too"
+        why = "keys outside the window are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
             "the_output_is_the_weights_times_the_values": "queries of global positions average other values",
         }
 

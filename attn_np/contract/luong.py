@@ -165,13 +165,13 @@ class Config(_base.Config):
     def broken_relations(self) -> dict[str, str]:
         if self.local is None:
             return {}
-        order, pattern = "the mask depends on positions", "keys outside the window are hidden too"
+        order, why = "the mask depends on positions", "keys outside the window are hidden too"
         reasons = {
             "keys_have_no_order": order,
             "every_key_twice_changes_nothing": order,
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
             "outputs_stay_among_the_values": "the weights of a query may add up to less than 1, to 0 too",
         }
         if self.local == "p":

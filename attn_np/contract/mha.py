@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from attn_np.contract import _attend, _base
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig, relations_broken_by_memory
+from attn_np.contract._heads import CrossAttentionConfig, relations_broken_by_memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of multi-head attention.
 
     Attributes:

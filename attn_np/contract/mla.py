@@ -56,7 +56,7 @@ class Config(Rotary):
         "share, so that the projection from latents to keys can be multiplied into the queries."
     )
     formula = (
-        r"c = \mathrm{norm}(x\, w_{dkv}),\quad k_h = [c\, w_{uk,h};\ R\, x\, w_{kr}],\quad v_h = c\, w_{uv,h},\quad "
+        r"c = \mathrm{norm}(x\, w_{dkv}),\quad k_h = [c\, w_{uk,h};\ R\, x\, w_{k,rot}],\quad v_h = c\, w_{uv,h},\quad "
         r"q_h = [q^C_h;\ R\, q^R_h],\quad "
         r"y = \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}"
     )
@@ -146,7 +146,7 @@ class Config(Rotary):
             "k": self.nope_dim + self.rope_dim,
             "v": self.value_head_dim,
             "o": self.output_dim or self.d_model,
-            **self.position_axes(),
+            **self.position_sizes(),
         }
 
     def own_params(self) -> dict[str, Param]:

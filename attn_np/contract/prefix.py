@@ -60,12 +60,12 @@ class Config(_heads.BidirectionalConfig):
         return "a prefix whose positions see ahead: its keys and values change with every new one"
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "later keys beyond the prefix are hidden too"
+        why = "later keys beyond the prefix are hidden too"
         return {
             "keys_have_no_order": "the mask depends on positions",
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
             "hidden_keys_may_as_well_not_be_there": "without some keys, others move into the prefix",
         }
 

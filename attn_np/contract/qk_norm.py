@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from math import sqrt
 
 from attn_np.contract._base import Param
-from attn_np.contract._heads import CrossConfig, shared_heads
+from attn_np.contract._heads import CrossAttentionConfig, with_shared_heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of multi-head attention with normalised queries and keys.
 
     Attributes:
@@ -46,7 +46,7 @@ class Config(CrossConfig):
     notation = {
         "LN(X W^Q), LN(X W^K)": 'q_norm, k_norm with norm="layer"; before: q_proj, k_proj',
         "gamma of q_norm and k_norm (Qwen3), norm_over=head": "w_q_norm, w_k_norm, axis k",
-        "gamma of q_norm and k_norm (OLMo 2), norm_over=all": "w_q_norm_heads, w_k_norm_heads, axes h k",
+        "gamma of q_norm and k_norm (OLMo 2), norm_over=all": "w_q_norm_heads, axes h k; w_k_norm_heads, axes g k",
         "g (learned scale of L2 normalisation)": "w_scale, one for each head h, sqrt(K) at the start",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
@@ -82,7 +82,7 @@ class Config(CrossConfig):
         return super().sizes() | {"g": self.num_kv_heads or self.num_heads}
 
     def own_params(self) -> dict[str, Param]:
-        params = shared_heads(super().own_params())
+        params = with_shared_heads(super().own_params())
         if self.norm == "l2":
             return params | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
         if self.norm_over == "head":

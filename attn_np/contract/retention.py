@@ -24,7 +24,7 @@ class Config(_base.Config):
         output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         activation: "silu", of queries, keys and values; None: they are the projections.
-        exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
+        exponent: sets the decays of "retnet": head h decays by the factor 1 - 2^-(exponent + h) per position.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
             scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
             as one chunk. "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else
@@ -180,7 +180,7 @@ class Config(_base.Config):
         n, base = self.sizes()["k"] // 2, self.rope_base or 1.0
         return tuple(base ** (-i / (max(n - 1, 1) if self.angle_spacing == "closed" else n)) for i in range(n))
 
-    def amplitude(self) -> float:
+    def cos_sin_factor(self) -> float:
         """Factor on cosines and sines."""
         return 1.0
 

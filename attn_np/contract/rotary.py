@@ -113,12 +113,12 @@ class Config(Rotary, Heads):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_number("softcap", above=0.0)
-        self.check_limits("window")
+        self.check_window("window")
         self.check_flag("causal")
         self.check_rotary()
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | self.position_axes()
+        return super().sizes() | self.position_sizes()
 
     def broken_relations(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}

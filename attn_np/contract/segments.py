@@ -7,7 +7,7 @@ from attn_np.contract._base import Arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Config):
+class Config(_heads.SelfAttentionConfig):
     """Fields of segmented attention.
 
     Attributes:
@@ -64,11 +64,11 @@ class Config(_heads.Config):
         return {"segments": "b s", **super().cache_axes()} if self.causal else {}
 
     def broken_relations(self) -> dict[str, str]:
-        pattern = "keys of other documents are hidden too"
+        why = "keys of other documents are hidden too"
         return {
-            "weights_add_up_to_one": pattern,
-            "a_large_bias_decides": pattern,
-            "indifferent_scores_share_evenly": pattern,
+            "weights_add_up_to_one": why,
+            "a_large_bias_decides": why,
+            "indifferent_scores_share_evenly": why,
         }
 
 

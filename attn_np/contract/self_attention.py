@@ -74,7 +74,7 @@ class Config(_base.Config):
         self.check_positive("d_model", "head_dim", "value_head_dim", "output_dim")
         self.check_number("scale")
         self.check_number("softcap", above=0.0)
-        self.check_limits("window")
+        self.check_window("window")
         self.check_rate("dropout")
         self.check_flag("causal", "use_bias", "use_output")
         require(

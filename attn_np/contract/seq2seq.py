@@ -117,7 +117,7 @@ class Config(_base.Config):
 
     def __post_init__(self) -> None:
         self.check_positive("input_dim", "hidden_dim", "output_dim", "vocab_size")
-        self.check_count("num_layers")
+        self.check_num_children("num_layers")
         self.check_rate("dropout")
         _base.require(
             self.vocab_size is None or self.output_dim in (None, self.vocab_size),

@@ -7,7 +7,7 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.DistanceConfig):
+class Config(_heads.RelativePositionConfig):
     """Fields of attention with relative position representations.
 
     Attributes:
@@ -23,7 +23,7 @@ class Config(_heads.DistanceConfig):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         max_distance: offsets beyond it, on either side, are clipped to it.
-        use_values: vectors for the values too, not for the keys alone.
+        use_values: vectors of relative positions for the values too, not for the keys alone.
     """
 
     class_name = "ShawAttention"

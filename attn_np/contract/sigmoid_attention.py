@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of multi-head attention with sigmoid weights.
 
     Attributes:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param, Preset
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of multi-head attention with sinks.
 
     Attributes:
@@ -22,7 +22,7 @@ class Config(CrossConfig):
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit. The sink
             is always visible.
-        softcap: scores become softcap * tanh(scores / softcap); the sink's does not.
+        softcap: scores become softcap * tanh(scores / softcap); the sink's score is not capped.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         sink: "learned": each head learns a score of its own; "zero": the score 0, softmax off by one.

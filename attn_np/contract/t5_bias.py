@@ -7,7 +7,7 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.DistanceConfig):
+class Config(_heads.RelativePositionConfig):
     """Fields of attention with T5's relative position biases.
 
     Attributes:
@@ -24,7 +24,7 @@ class Config(_heads.DistanceConfig):
         use_bias: biases on the four projections; T5 has none, so they are off by default.
         num_buckets: rows of the table; bidirectional buckets are half for earlier and half for later keys.
         max_distance: distances from this one on share the last bucket of their side.
-        bidirectional: buckets for both sides; without causality by default.
+        bidirectional: buckets for both sides; by default if the layer is not causal.
     """
 
     class_name = "T5Attention"
@@ -104,22 +104,22 @@ class Config(_heads.DistanceConfig):
     def buckets(self) -> tuple[int, ...]:
         """The bucket of every relative position, key minus query, from -max_distance to max_distance."""
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
-        before = one_side(side, self.max_distance)
+        before = buckets_by_distance(side, self.max_distance)
         after = tuple(side + x for x in before[1:]) if self.bidirectional else (0,) * self.max_distance
         return before[::-1] + after
 
 
-def one_side(buckets: int, most: int) -> tuple[int, ...]:
-    """The bucket of every distance from 0 to `most`.
+def buckets_by_distance(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The bucket, on one side, of every distance from 0 to max_distance D.
 
-    Bucket e + n, e = buckets / 2, begins where (d / e)^(buckets - e) >= (most / e)^n: the paper's formula without
+    Bucket e + n, e = num_buckets / 2, begins where (d / e)^(num_buckets - e) >= (D / e)^n: the paper's formula without
     logarithms, in integers.
     """
-    exact, bucket_of = buckets // 2, list(range(buckets // 2))
-    wide = buckets - exact
-    for distance in range(exact, most + 1):
+    exact, bucket_of = num_buckets // 2, list(range(num_buckets // 2))
+    wide = num_buckets - exact
+    for distance in range(exact, max_distance + 1):
         n = bucket_of[-1] - exact if bucket_of[-1] >= exact else 0
-        while n + 1 < wide and distance**wide * exact ** (n + 1) >= most ** (n + 1) * exact**wide:
+        while n + 1 < wide and distance**wide * exact ** (n + 1) >= max_distance ** (n + 1) * exact**wide:
             n += 1
         bucket_of.append(exact + n)
     return tuple(bucket_of)

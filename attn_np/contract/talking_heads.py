@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from attn_np.contract._base import Param, require
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CrossConfig):
+class Config(CrossAttentionConfig):
     """Fields of talking-heads attention: those of multi-head attention, and which maps there are.
 
     Attributes:
@@ -82,7 +82,7 @@ class Config(CrossConfig):
 
     def own_params(self) -> dict[str, Param]:
         weights = {
-            name: Param(param.axes.replace("h", "g"), param.inputs.replace("h", "g"))
+            name: Param(param.axes.replace("h", "g"), param.fan_axes.replace("h", "g"))
             for name, param in super().own_params().items()
         }
         weights |= {"w_mix_scores": Param("g h", "g")} if self.mix_scores else {}

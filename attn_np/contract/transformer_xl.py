@@ -7,7 +7,7 @@ from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.DistanceConfig):
+class Config(_heads.RelativePositionConfig):
     """Fields of Transformer-XL's attention. The memory of earlier segments is the cache: see `init_cache` and `step`.
 
     Attributes:

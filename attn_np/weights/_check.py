@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np.contract import Config, check_dtype
+from attn_np.contract import Config, float_dtype_name
 from attn_np.weights._cast import DTYPES, round_to
 from attn_np.weights._errors import (
     ConfigMismatchError,
@@ -97,8 +97,8 @@ def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any
         ValueError: not a float dtype, not the layer's, or a layer with several.
     """
     variant = "load" if config is None else config.variant
-    argument = None if dtype is None else check_dtype(variant, dtype)
-    dtypes = sorted({check_dtype(variant, x.dtype) for x in params.values()})
+    argument = None if dtype is None else float_dtype_name(variant, dtype)
+    dtypes = sorted({float_dtype_name(variant, x.dtype) for x in params.values()})
     if len(dtypes) > 1:
         got = ", ".join(dtypes)
         raise ValueError(f"{variant}: expected one dtype over the layer, got {got}; convert its parameters")

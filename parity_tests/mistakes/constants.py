@@ -43,7 +43,7 @@ FACTORS = (
     at(SHARED, "rotary", "interleaved")(
         "factor on the rotated dimensions",
         "multiply cosines and sines by the attention factor of yarn and longrope, and by nothing else",
-        " * config.amplitude()",
-        " * config.amplitude() * {value}",
+        " * config.cos_sin_factor()",
+        " * config.cos_sin_factor() * {value}",
     ),
 )

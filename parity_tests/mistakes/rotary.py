@@ -6,7 +6,7 @@ BY_POSITION = "rotate queries and keys by their positions: cosines and sines bel
 OFF_BY_ONE = "give queries and keys the same positions: in decoding too a query's own key has its position"
 LATER = (
     r"rotate(rotate(\1, cos, sin, c.rope_layout), "
-    r"cos[:, 1:2] / c.amplitude(), sin[:, 1:2] / c.amplitude(), c.rope_layout)"
+    r"cos[:, 1:2] / c.cos_sin_factor(), sin[:, 1:2] / c.cos_sin_factor(), c.rope_layout)"
 )
 # What is rotated, as the variants write it.
 KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.rope_layout\)"
@@ -63,7 +63,7 @@ MUTANTS = (
     yarn(
         "attention factor of the rotary scaling left out",
         "multiply cosines and sines by the attention factor of yarn and longrope",
-        " * config.amplitude()",
+        " * config.cos_sin_factor()",
         "",
     ),
     turned("queries one position further than their keys", OFF_BY_ONE, QUERIES, LATER),

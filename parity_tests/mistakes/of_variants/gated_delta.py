@@ -48,7 +48,7 @@ MUTANTS = (
     planted(
         "epsilon of the contexts under the roots of queries and keys",
         "norms of queries and keys have an epsilon of their own: qk_norm_eps",
-        "l2_normalize(silu(k), c.unit_eps()))\n        q_unit, k_unit, v_silu",
+        "l2_normalize(silu(k), c.qk_eps()))\n        q_unit, k_unit, v_silu",
         "l2_normalize(silu(k), c.norm_eps))\n        q_unit, k_unit, v_silu",
         "chunked",
     ),

@@ -44,7 +44,7 @@ MUTANTS = (
     chunked(
         "keys not of length 1",
         "divide the keys by their length, after SiLU",
-        "l2_normalize(silu(k), c.unit_eps()))\n        q_unit, k_unit, v_silu",
+        "l2_normalize(silu(k), c.qk_eps()))\n        q_unit, k_unit, v_silu",
         "silu(k))\n        q_unit, k_unit, v_silu",
     ),
     chunked(

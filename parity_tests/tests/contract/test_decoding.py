@@ -655,6 +655,11 @@ def test_what_does_not_decode_says_why(tree: str) -> None:
         build("mha", d_model=6, num_heads=2).init_cache(2, 3)
     with pytest.raises(ValueError, match="additive: expected a layer that decodes"):
         build("additive", query_dim=6, hidden_dim=5).init_cache(2, 3)
+    widths = {"mha": {"d_model": 6, "num_heads": 2}, "additive": {"query_dim": 6, "hidden_dim": 5}, "dot_product": {}}
+    for (variant, fields), causal in product(widths.items(), (False, True)):
+        words = "got normalize_over='queries'; build it with normalize_over='keys'"
+        with pytest.raises(ValueError, match=f"{variant}: expected a layer that decodes, {words}"):
+            build(variant, **fields, causal=causal, normalize_over="queries").init_cache(2, 3)
     with pytest.raises(ValueError, match="dot_product: expected sizes of k, v, got none; pass k=, v="):
         build("dot_product", causal=True).init_cache(2, 3)
 

@@ -538,7 +538,7 @@ def test_layers_have_names_of_their_own() -> None:
 
 def letters(config: Config) -> set[str]:
     axes = [param.axes for param in config.params().values()]
-    axes += [f"{param.inputs} {param.fan_axes or ''}" for param in config.own_params().values()]
+    axes += [param.fan_axes for param in config.own_params().values()]
     axes += [arg.axes for arg in config.arguments().values()]
     return {letter for text in axes for letter in text.split()}
 

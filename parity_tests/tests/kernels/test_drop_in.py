@@ -584,6 +584,29 @@ def test_wrong_dtypes_are_told_by_their_names(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("left_out", ["query", "key", "value"])
+def test_a_missing_array_is_named(left_out: str) -> None:
+    """As a `TypeError`, by every function."""
+    for tree in TREES.values():
+        x = tree.array(drawn(1, 2, 4, 5, 3))
+        some = {name: None if name == left_out else x for name in ("query", "key", "value")}
+        with pytest.raises(TypeError, match=f"scaled_dot_product_attention: expected {left_out} of a float dtype, got"):
+            tree.package.drop_in.scaled_dot_product_attention(**some)
+        with pytest.raises(TypeError, match=f"dot_product_attention: expected an array for {left_out}, got None; pass"):
+            tree.package.drop_in.dot_product_attention(**some)
+        names = {"query": "q", "key": "k", "value": "v"}
+        with pytest.raises(
+            TypeError, match=f"attend: expected .*{names[left_out]}.*, got None; pass {names[left_out]}="
+        ):
+            tree.package.attend(**{names[name]: array for name, array in some.items()}, offset=1)
+    given: dict[str, Any] = {name: jnp.ones((2, 4, 5, 3)) for name in ("query", "key", "value")} | {left_out: None}
+    with pytest.raises(TypeError, match=f"attention_fn: expected an array for {left_out}, got None; pass {left_out}="):
+        attn_jax.drop_in.attention_fn(**given)
+    given = {name: torch.ones(2, 4, 5, 3) for name in ("query", "key", "value")} | {left_out: None}
+    with pytest.raises(TypeError, match=f"transformers_attention: expected an array for {left_out}, got None; pass"):
+        attn_torch.drop_in.transformers_attention(SimpleNamespace(is_causal=False), **given, attention_mask=None)
+
+
 def test_what_attention_functions_of_other_libraries_refuse() -> None:
     """Flax's and Hugging Face's, by the names of their callers."""
     q, k = jnp.asarray(drawn(1, 2, 5, 4, 3)), jnp.asarray(drawn(2, 2, 7, 3, 3))

@@ -53,7 +53,7 @@ def test_angles_are_made_in_float64_and_rounded_once(tree: Tree, kind: str, dtyp
     turns = PLACES[..., None] * np.array(config.frequencies(12))
     found = angles(tree, PLACES, rope_base=50.0, dtype=dtype, **SCALINGS[kind])
     for x, function in zip(found, (np.cos, np.sin), strict=True):
-        assert same(x, (function(turns) * config.amplitude()).astype(dtype))
+        assert same(x, (function(turns) * config.cos_sin_factor()).astype(dtype))
     if kind not in ("dynamic", "longrope"):
         limited = angles(tree, PLACES, rope_base=50.0, dtype=dtype, max_positions=31, **SCALINGS[kind])
         assert all(same(x, y) for x, y in zip(found, limited, strict=True))

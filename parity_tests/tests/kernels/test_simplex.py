@@ -12,7 +12,7 @@ import torch
 
 import attn_np
 from attn_np._ops import DTYPES
-from attn_np.contract._package import lazy
+from attn_np.contract._package import lazy_namespace
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
@@ -253,7 +253,7 @@ def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
 @pytest.mark.parametrize(("name", "alpha"), [("sparsemax", 2), ("entmax15", 1.5)])
 def test_a_name_that_others_have_says_how_to_call_it(name: str, alpha: float) -> None:
     """As long as no layer has loaded the variant's module of that name."""
-    getattr_, _, names = lazy("attn_np", api=())
+    getattr_, _, names = lazy_namespace("attn_np", api=())
     assert name not in names
     with pytest.raises(AttributeError, match=rf"call entmax\(scores, mask, alpha={alpha}\), or build\('{name}'\)"):
         getattr_(name)

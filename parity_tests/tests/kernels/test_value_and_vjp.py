@@ -173,7 +173,7 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         pull(y.astype(np.float32))
 
 
-CALL = "tape, dcontext, **functions_contract.numbers_of(to_python_scalar, scale, softcap, rate)"
+CALL = "tape, dcontext, **functions_contract.python_numbers(to_python_scalar, scale, softcap, rate)"
 BUGS = {
     "the weights' gradient dropped": ("sum_grads(dprobs, dweights)", "dprobs"),
     "scale dropped": (CALL, CALL.replace("scale", "None")),

@@ -649,7 +649,7 @@ def turned(alias: str) -> None:
     claim(all(same(a, b[0][places]) for a, b in zip(found, whole, strict=True)), "what is not real takes no place")
     for like, length in ((x, 13), (x.astype("float32"), 13)):
         angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
-        want = [(f(angles) * config.amplitude()).astype(like.dtype) for f in (np.cos, np.sin)]
+        want = [(f(angles) * config.cos_sin_factor()).astype(like.dtype) for f in (np.cos, np.sin)]
         for positions in (np.array([[0, 12, 5]]), np.zeros((2, 0), int)):
             found = parts.cos_sin_for(config, positions, positions.shape[1], like=like)
             claim(all(same(a, b[positions]) for a, b in zip(found, want, strict=True)), "tables")

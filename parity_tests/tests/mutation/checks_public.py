@@ -521,7 +521,7 @@ def recurred(alias: str) -> None:
         ({"rule": "gated"}, ValueError, "decay= with rule='gated'"),
         ({"rule": "gated", "decay": q}, ValueError, "decay of shape"),
         ({"rule": "gated", "decay": np.array([0.5, 1.5])}, ValueError, "decay from 0 to 1, got 0.5 to 1.5"),
-        ({"k": None}, ValueError, "an array for k"),
+        ({"k": None}, TypeError, "an array for k"),
         ({"v": v.astype("float32")}, TypeError, "v of dtype float64"),
         ({"v": v.tolist()}, TypeError, "v as a NumPy array"),
     ]

@@ -278,14 +278,13 @@ REFUSED = {
     "no features": (
         {"feature_map": "exp"},
         "num_features for feature_map='exp' or a function, and for them only, "
-        "got num_features=None, feature_map='exp'; "
-        "give both or none of them",
+        "got num_features=None, feature_map='exp'; set num_features=",
     ),
     "features": (
         {"num_features": 8},
         "num_features for feature_map='exp' or a function, and for them only, "
         "got num_features=8, feature_map='elu'; "
-        "give both or none of them",
+        "leave num_features out, or set feature_map='exp'",
     ),
 }
 

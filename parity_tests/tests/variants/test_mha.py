@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from attn_np.contract import self_attention
-from attn_np.contract._heads import CrossConfig
+from attn_np.contract._heads import CrossAttentionConfig
 from attn_np.contract.mha import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
@@ -62,7 +62,7 @@ def projected(x: list[float], w: list[list[float]], b: list[float] | None) -> li
     ]
 
 
-def sees(config: CrossConfig, i: int, j: int, t: int, s: int) -> bool:
+def sees(config: CrossAttentionConfig, i: int, j: int, t: int, s: int) -> bool:
     """Query i, standing at i + s - t, sees key j."""
     left, right = config.window or (None, None)
     place = i + s - t

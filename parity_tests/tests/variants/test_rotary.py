@@ -306,7 +306,7 @@ def test_angles_are_the_published_ones_over_the_whole_range_of_the_fields(kind: 
     rng, compared = np.random.default_rng(0), 0
     for _ in range(100):
         config = Config(**WIDE, **drawn_fields(rng, kind))
-        assert config.amplitude() == stretch(config), config
+        assert config.cos_sin_factor() == stretch(config), config
         ends = [config.low_freq_factor or 0.0, config.high_freq_factor or 1.0]
         if kind == "yarn":
             ends = [crossing(config, 16, n) for n in (config.beta_fast or 32, config.beta_slow or 1)]
@@ -339,8 +339,8 @@ def test_what_is_known_of_the_kinds() -> None:
     plain = np.array(Config(**WIDE, rope_base=150000.0).frequencies(1))
     assert same(np.array(yarn.frequencies(1))[:2], plain[:2])
     assert same(np.array(yarn.frequencies(1))[-1:] * 32.0, plain[-1:])
-    assert yarn.amplitude() == 0.1 * log(32.0) + 1
-    assert Config(**WIDE, **KINDS["longrope"]).amplitude() == sqrt(1 + log(32.0) / log(4096))
+    assert yarn.cos_sin_factor() == 0.1 * log(32.0) + 1
+    assert Config(**WIDE, **KINDS["longrope"]).cos_sin_factor() == sqrt(1 + log(32.0) / log(4096))
 
 
 # Positions ------------------------------------------------------------------------------------------------------------
@@ -516,8 +516,9 @@ def test_positions_beyond_the_table() -> None:
         layer = layer_of(tree, config, w)
         with pytest.raises(ValueError) as caught:
             layer(**tree.arrays(inputs))
-        assert str(caught.value) == "rotary: expected positions from 0 to 100, got 0 to 101; set max_positions="
-        with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; set max_pos"):
+        fix = "count from 0, and set max_positions= above the largest"
+        assert str(caught.value) == f"rotary: expected positions from 0 to 100, got 0 to 101; {fix}"
+        with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; count from 0"):
             layer(**tree.arrays(inputs | {"positions": inputs["positions"] - 1}))
     layer = layer_of(TREES["jax"], config, w)
     y = np.asarray(jax.jit(lambda x, places: layer(x, positions=places))(inputs["query"], inputs["positions"]))
