@@ -14,7 +14,7 @@ CONFIG = "config.json"
 MAX_CONFIG = 2**22
 ALLOW = "pass allow= with the names of those that leave attention as it is"
 
-# Our fields of rotary positions that weights do not depend on. (They do on `rope_layout`: which numbers are pairs.)
+# Our fields of rotary positions that weights do not depend on. (Weights do depend on `rope_layout`.)
 ROTARY_FIELDS = (
     "rope_base",
     "rotary_dim",
@@ -229,7 +229,7 @@ def rotary(
         layer_type: the layer's type, for models with parameters for each type.
         base: the default of the base.
         share: the default of the share of a head that is rotated.
-        original: the default of the original length; 0 for the one beside the scaling, or else the whole length.
+        original: the default original length; with 0, that in the scaling object, else `max_position_embeddings`.
         sections: the default of the sections, for a family that counts on several axes.
         interleaved: whether the family's axes take pairs in turn.
         max_positions: the default of the number of positions.
@@ -285,8 +285,8 @@ def rotary(
     return fields | ({} if rope.flag("truncate", True) else {"yarn_truncate": False})
 
 
-def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
-    """Our fields of rotary positions, for a family that rotates whole heads.
+def whole_head_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
+    """Our fields of rotary positions, for a family that rotates whole heads: `rotary`, whose options it takes.
 
     Raises:
         ConfigMismatchError: the file says that a part of a head is rotated, which such a model can't do or ignores.
@@ -297,7 +297,7 @@ def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
     return fields
 
 
-def typed_rotary(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
+def rotary_of_layer_type(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
     """Our fields of rotary positions, from the parameters that `rope_parameters` has for a type of layers.
 
     Raises:
@@ -307,7 +307,7 @@ def typed_rotary(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]
     if layer_type not in types:
         types.refuse(layer_type, "the positions of such layers")
     types.nested(layer_type).number("rope_theta")
-    return full_rotary(hf, head_dim, layer_type=layer_type)
+    return whole_head_rotary(hf, head_dim, layer_type=layer_type)
 
 
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:
