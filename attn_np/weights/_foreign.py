@@ -108,7 +108,7 @@ def write_foreign(
 
     Raises:
         ConfigMismatchError: a config or parameters that the layout cannot represent.
-        ValueError: no foreign layout, or a layer or block that it does not have.
+        ValueError: no foreign layout, or a layer or part that it does not have.
     """
     layout = layouts.get(layout_name)
     if layout.origin_variant is not None:

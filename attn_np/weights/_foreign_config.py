@@ -38,7 +38,7 @@ def table_and_config(
         raise
     except (ValueError, TypeError, ZeroDivisionError) as error:
         fix = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], fix) from None
+        raise ConfigMismatchError(hf.path, None, "a possible layer", str(error)[:400], fix) from None
     caller_fields = dict(caller_fields or {})
     complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
     model_fields = {*fields, *layout.tables[table_name].fixed} - {*TRAINING_FIELDS}
@@ -48,7 +48,7 @@ def table_and_config(
         if name in model_fields:
             fix = f"leave {name}= out, or change it in a copy of the layer"
             expected = f"{getattr(config, name)!r}, as the model has it"
-            raise ConfigMismatchError(hf.file, name, expected, repr(caller_fields[name]), fix)
+            raise ConfigMismatchError(hf.path, name, expected, repr(caller_fields[name]), fix)
     return table_name, complete
 
 

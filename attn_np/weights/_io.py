@@ -85,7 +85,7 @@ def write(
 
 
 def require_no_layer(layer: int | None, part: str | None, fix: str) -> None:
-    """Refuse the number of a layer or a block without a foreign layout.
+    """Refuse the number of a layer or the name of a part without a foreign layout.
 
     Raises:
         ValueError: naming it.

@@ -161,11 +161,11 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {fix}")
         if layout_of.get(model_type, name) != name:
             expected = f"one of {layout.model_types}"
-            raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")
+            raise ConfigMismatchError(hf.path, "model_type", expected, repr(model_type), "leave layout= out")
         return name, layout
     if model_type not in layout_of:
         fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
-        raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), fix)
+        raise ConfigMismatchError(hf.path, "model_type", "the name of a known family", repr(model_type), fix)
     return layout_of[model_type], layouts.get(layout_of[model_type])
 
 

@@ -60,12 +60,12 @@ class HFConfig:
     """The fields of a `config.json`. A null counts as absent, except for `is_null`.
 
     Attributes:
-        file: its path.
+        path: the file's path.
         prefix: what stands before the fields: "" for the whole file, "rope_scaling." for that object.
     """
 
-    def __init__(self, file: str, values: Mapping[str, Any], prefix: str = "") -> None:
-        self.file, self.prefix = file, prefix
+    def __init__(self, path: str, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.path, self.prefix = path, prefix
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = values.keys() - self._values.keys()
         self._read: set[str] = set()
@@ -113,7 +113,7 @@ class HFConfig:
         count = self.get(key)
         if type(count) is int and layer >= count:
             expected, fix = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
-            raise ConfigMismatchError(self.file, self.prefix + key, expected, str(count), fix)
+            raise ConfigMismatchError(self.path, self.prefix + key, expected, str(count), fix)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -129,7 +129,7 @@ class HFConfig:
             value = self.get(key, {})
             if not isinstance(value, dict):
                 self.refuse(key, "an object")
-            self._nested[key] = HFConfig(self.file, value, f"{self.prefix}{key}.")
+            self._nested[key] = HFConfig(self.path, value, f"{self.prefix}{key}.")
         return self._nested[key]
 
     def text_config(self) -> "HFConfig":
@@ -158,7 +158,7 @@ class HFConfig:
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
         fix = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.file, self.prefix + key, expected, value, fix)
+        raise ConfigMismatchError(self.path, self.prefix + key, expected, value, fix)
 
     def refuse_unread(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
@@ -174,10 +174,10 @@ class HFConfig:
         if "quantization_config" in unread:
             expected, got = "weights in floating point", "quantised ones, which are not read"
             how = "get the model unquantised, or write it again so with its library"
-            raise ConfigMismatchError(self.file, "quantization_config", expected, got, how)
+            raise ConfigMismatchError(self.path, "quantization_config", expected, got, how)
         if unread:
             got = f"{first_names(sorted(unread))}, unknown here"
-            raise ConfigMismatchError(self.file, sorted(unread)[0], "fields with a known meaning", got, fix)
+            raise ConfigMismatchError(self.path, sorted(unread)[0], "fields with a known meaning", got, fix)
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""

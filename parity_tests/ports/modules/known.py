@@ -50,8 +50,8 @@ def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Atten
     layout, layer = layouts.get(layout_of_model_type()[kind]), getattr(module, "layer_idx", None) or 0
     for part in layout.parts() or ("",):
         try:
-            table, config = table_and_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
-            rules = applied_rules(layout.tables[table], config)
+            table_name, config = table_and_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
+            rules = applied_rules(layout.tables[table_name], config)
         except (WeightFileError, ValueError):  # a model that no layer here can be
             continue
         words = name.split(".")
