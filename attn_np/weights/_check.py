@@ -16,21 +16,21 @@ from attn_np.weights._errors import (
     ConfigMismatchError,
     DtypeMismatchError,
     NonFiniteWeightError,
-    compare_shape,
     require_same_keys,
+    require_shape,
 )
 from attn_np.weights.layouts._base import differences
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The content of a file: a config, and every parameter by its dotted name, checked against it.
+    """One layer's checked config and parameters.
 
     Attributes:
         path: the file.
         config: the contract's Config; `config.variant` names the variant.
         dtype: name of the parameters' float dtype; None for a variant without parameters.
-        values: the parameters, arrays of their own.
+        values: the parameters by their dotted names, arrays of their own.
     """
 
     path: str
@@ -68,14 +68,14 @@ def check(
     Raises:
         WeightFileError: naming `where`, the key, the rule and the value that breaks it.
     """
-    file = os.fspath(where)
+    path = os.fspath(where)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
-    require_same_keys(file, list(shapes), list(values))
+    require_same_keys(path, list(shapes), list(values))
     for name, shape in shapes.items():
-        compare_shape(file, name, shape, tuple(values[name].shape), axes[name])
-    dtype = common_dtype(file, {name: np.dtype(values[name].dtype).name for name in shapes}, Request())
+        require_shape(path, name, shape, tuple(values[name].shape), axes[name])
+    dtype = common_dtype(path, {name: np.dtype(values[name].dtype).name for name in shapes}, Request())
     for name in shapes if finite else ():
-        require_finite(file, name, values[name])
+        require_finite(path, name, values[name])
     return dtype
 
 
@@ -108,7 +108,7 @@ def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any
     return dtypes[0] if dtypes else argument
 
 
-def require_agreement(file: str, config: Config, request: Request) -> None:
+def require_agreement(path: str, config: Config, request: Request) -> None:
     """Refuse a file's config that differs from the layer's, or from the caller's fields.
 
     Raises:
@@ -122,15 +122,15 @@ def require_agreement(file: str, config: Config, request: Request) -> None:
             rule = ", ".join(f"{name}={getattr(expected, name)!r}" for name in different)
             got = ", ".join(f"{name}={getattr(config, name)!r}" for name in different)
             fix = "build the layer with the file's config, or choose another file"
-            raise ConfigMismatchError(file, "config", rule, got, fix)
+            raise ConfigMismatchError(path, "config", rule, got, fix)
 
 
-def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str | None:
+def common_dtype(path: str, dtypes: Mapping[str, str], request: Request) -> str | None:
     """The one dtype for all parameters: the one asked for, else the file's own.
 
     Raises:
         DtypeMismatchError: a tensor of another dtype, without `cast`.
-        ValueError: a dtype that layers do not have.
+        ValueError: a dtype that layers do not have, or `cast` without a dtype.
     """
     dtype, cast = request.dtype, request.cast
     if dtype is None and cast:
@@ -141,7 +141,7 @@ def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str 
     for name, tensor_dtype in dtypes.items():
         if target not in DTYPES:
             fix = "pass dtype= and cast=True if its numbers are the weights"
-            raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", tensor_dtype, fix)
+            raise DtypeMismatchError(path, name, f"one of {', '.join(DTYPES)}", tensor_dtype, fix)
         if tensor_dtype != target and not cast:
             wider = tensor_dtype in DTYPES and np.can_cast(DTYPES[tensor_dtype], DTYPES[str(target)])
             how = "widened, which is exact" if wider else "rounded once"
@@ -150,11 +150,11 @@ def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str 
             else:
                 other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {tensor_dtype}"
                 fix = f"pass cast=True to have it {how}, or {other}"
-            raise DtypeMismatchError(file, name, str(target), tensor_dtype, fix)
+            raise DtypeMismatchError(path, name, str(target), tensor_dtype, fix)
     return target
 
 
-def checked_cast(file: str, name: str, x: np.ndarray, dtype: str | None, finite: bool) -> np.ndarray:
+def checked_cast(path: str, name: str, x: np.ndarray, dtype: str | None, finite: bool) -> np.ndarray:
     """A tensor in another dtype, or as it is for None; refused if the cast would lose more than rounding does.
 
     Raises:
@@ -163,25 +163,25 @@ def checked_cast(file: str, name: str, x: np.ndarray, dtype: str | None, finite:
     """
     if dtype is None or x.dtype.name == dtype:
         if finite:
-            require_finite(file, name, x)
+            require_finite(path, name, x)
         return x
     if x.dtype.name not in DTYPES and x.dtype.kind not in "iu":
-        raise DtypeMismatchError(file, name, dtype, x.dtype.name, "convert the file with the library that wrote it")
+        raise DtypeMismatchError(path, name, dtype, x.dtype.name, "convert the file with the library that wrote it")
     if finite:
-        require_finite(file, name, x)
+        require_finite(path, name, x)
     y = round_to(x, dtype)
     if x.dtype.kind in "iu":
         if any(int(a) != float(b) for a, b in zip(x.flat, y.flat, strict=True)):  # exact: Python compares both whole
             got = f"integers ({x.dtype.name}) that it does not have"
-            raise DtypeMismatchError(file, name, dtype, got, "cast to a wider dtype")
+            raise DtypeMismatchError(path, name, dtype, got, "cast to a wider dtype")
     elif np.any(np.isinf(y) & np.isfinite(x)):
         largest = float(np.max(np.abs(x[np.isfinite(x)].astype(np.float64))))
         got = f"{x.dtype.name} up to {largest:.6g}, beyond its range"
-        raise DtypeMismatchError(file, name, dtype, got, "cast to a dtype of wider range")
+        raise DtypeMismatchError(path, name, dtype, got, "cast to a dtype of wider range")
     return y
 
 
-def require_finite(file: str, name: str, x: np.ndarray) -> None:
+def require_finite(path: str, name: str, x: np.ndarray) -> None:
     """Refuse NaN and infinities.
 
     Raises:
@@ -193,7 +193,7 @@ def require_finite(file: str, name: str, x: np.ndarray) -> None:
         first = tuple(map(int, np.argwhere(~finite)[0]))
         got = f"{int(np.sum(~finite))} NaN or infinite, the first at {first}"
         fix = "choose a checkpoint from before that, or pass finite=False to take it as it is"
-        raise NonFiniteWeightError(file, name, "finite numbers", got, fix)
+        raise NonFiniteWeightError(path, name, "finite numbers", got, fix)
 
 
 def digest(x: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""One variant of ours as another that it equals, by the layouts that are variants."""
+"""One variant of ours as another that it equals, by the layouts whose origin is a variant."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[
         ValueError: there is no table between the two.
     """
     check(config, values, finite=False)
-    return convert_checked("weights", config, values, to)
+    return convert_unchecked("weights", config, values, to)
 
 
 def conversions(variant: str) -> dict[str, Layout]:
@@ -35,32 +35,32 @@ def conversions(variant: str) -> dict[str, Layout]:
     return layout_by_variant
 
 
-def convert_checked(
-    file: str, config: Config, values: Mapping[str, np.ndarray], to: str
+def convert_unchecked(
+    path: str, config: Config, values: Mapping[str, np.ndarray], to: str
 ) -> tuple[Config, dict[str, np.ndarray]]:
-    """As `convert`, for parameters that are known to fit the config."""
+    """As `convert`, for parameters that are known to fit the config; `path` is their file's, for messages."""
     contract.get(to)
     layout_by_variant = conversions(config.variant)
     if to not in layout_by_variant:
         fix = did_you_mean(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {fix}")
     layout = layout_by_variant[to]
-    forward = layout.origin_variant == config.variant
-    table = layout.tables[to if forward else config.variant]
+    from_origin = layout.origin_variant == config.variant
+    table = layout.tables[to if from_origin else config.variant]
     converted: dict[str, np.ndarray] = {}
     try:
-        target = contract.config(to, **converted_fields(table, config, to, forward=forward))
+        target = contract.config(to, **converted_fields(table, config, to, from_origin=from_origin))
         round_trip = contract.config(
-            config.variant, **converted_fields(table, target, config.variant, forward=not forward)
+            config.variant, **converted_fields(table, target, config.variant, from_origin=not from_origin)
         )
         lost = differences(config, round_trip)
-        for applied in applied_rules(table, target if forward else config) if not lost else ():
-            converted |= applied.to_params(values) if forward else applied.to_origin(values)
+        for applied in applied_rules(table, target if from_origin else config) if not lost else ():
+            converted |= applied.to_params(values) if from_origin else applied.to_origin(values)
     except ValueError as error:
         raise ConfigMismatchError(
-            file, "config", f"a config that {to} can express", str(error), "choose another variant"
+            path, "config", f"a config that {to} can express", str(error), "choose another variant"
         ) from None
     if lost:
         got = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
-        raise ConfigMismatchError(file, "config", f"a config that {to} can express", got, "choose another variant")
+        raise ConfigMismatchError(path, "config", f"a config that {to} can express", got, "choose another variant")
     return target, {name: converted[name] for name in target.shapes()}

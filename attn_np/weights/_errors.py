@@ -13,7 +13,7 @@ __all__ = [
 ]  # fmt: skip
 
 # How many names an error message lists.
-MAX_NAMES = 8
+LISTED_NAMES = 8
 
 
 class WeightFileError(ValueError):
@@ -33,11 +33,11 @@ class WeightFileError(ValueError):
         self.file, self.key, self.expected, self.got, self.fix = fspath(file), key, expected, got, fix
 
     def __str__(self) -> str:
-        where = printable(self.file if self.key is None else f"{self.file}: {printable(repr(self.key))}", None)
-        return f"{where}: expected {printable(self.expected)}, got {printable(self.got)}; {printable(self.fix)}"
+        where = sanitized(self.file if self.key is None else f"{self.file}: {sanitized(repr(self.key))}", None)
+        return f"{where}: expected {sanitized(self.expected)}, got {sanitized(self.got)}; {sanitized(self.fix)}"
 
 
-def printable(text: str, limit: int | None = 800) -> str:
+def sanitized(text: str, limit: int | None = 800) -> str:
     """Text that neither steers the terminal nor fills it, whatever a file contains."""
     text = text if limit is None or len(text) <= limit else f"{text[:limit]} ..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -116,17 +116,17 @@ class ConfigMismatchError(WeightFileError):
 
 
 class LayoutTagError(WeightFileError):
-    """The file does not say which layout its tensors have, or names one that does not fit."""
+    """The file does not say that its names are ours, is of a newer format, or has other axes than the variant."""
 
 
 def first_names(names: Iterable[str]) -> str:
     """The first few names, and how many more."""
     names = list(names)
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return (", ".join(map(repr, names[:MAX_NAMES])) or "none") + more
+    more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+    return (", ".join(map(repr, names[:LISTED_NAMES])) or "none") + more
 
 
-def require_same_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None:
+def require_same_keys(path: str, expected: Sequence[str], got: Sequence[str]) -> None:
     """Refuse a file that lacks keys or has unknown ones.
 
     Raises:
@@ -135,19 +135,19 @@ def require_same_keys(file: str, expected: Sequence[str], got: Sequence[str]) ->
     missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:
         others = unexpected or sorted(got)
-        hint = did_you_mean(missing[0], others[: MAX_NAMES * 4]) if others else "the file has no tensor"
+        hint = did_you_mean(missing[0], others[: LISTED_NAMES * 4]) if others else "the file has no tensor"
         fix = f"for {missing[0]!r} {hint}" if others else hint
-        raise MissingKeysError(file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", fix)
+        beside = f", {'and unknown' if unexpected else 'only'} {first_names(others)}" if others else ""
+        raise MissingKeysError(path, missing[0], f"the keys {first_names(missing)}", f"none of them{beside}", fix)
     if unexpected:
-        hint = (
-            did_you_mean(unexpected[0], list(expected[: MAX_NAMES * 4])) if expected else "the layer has no parameters"
-        )
+        known = list(expected[: LISTED_NAMES * 4])
+        hint = did_you_mean(unexpected[0], known) if known else "the layer has no parameters"
         fix = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
         rule = f"{len(expected)} keys of the layer and no other"
-        raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", fix)
+        raise UnexpectedKeysError(path, unexpected[0], rule, f"also {first_names(unexpected)}", fix)
 
 
-def compare_shape(file: str, key: str, expected: tuple[int, ...], got: tuple[int, ...], axes: str) -> None:
+def require_shape(path: str, key: str, expected: tuple[int, ...], got: tuple[int, ...], axes: str) -> None:
     """Refuse a tensor of another shape; say so where it is the transpose of the expected one.
 
     Raises:
@@ -157,4 +157,4 @@ def compare_shape(file: str, key: str, expected: tuple[int, ...], got: tuple[int
         return
     transposed = " (the transpose of expected)" if got == expected[::-1] else ""
     fix = "transpose it, or name its layout=" if transposed else "check the layer's config"
-    raise ShapeMismatchError(file, key, f"shape {expected} with axes {axes!r}", f"{got}{transposed}", fix)
+    raise ShapeMismatchError(path, key, f"shape {expected} with axes {axes!r}", f"{got}{transposed}", fix)

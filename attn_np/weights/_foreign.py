@@ -10,9 +10,14 @@ from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
-from attn_np.weights._errors import ConfigMismatchError, compare_shape
-from attn_np.weights._foreign_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
-from attn_np.weights._layer_prefixes import LayerPrefixes, find_part, ignored_keys, locate_layer, prefix_for
+from attn_np.weights._errors import ConfigMismatchError, require_shape
+from attn_np.weights._foreign_config import (
+    infer_config,
+    merge_caller_fields,
+    merge_sidecar_fields,
+    sidecar_table_and_config,
+)
+from attn_np.weights._layer_prefixes import LayerPrefixes, find_part, locate_layer, prefix_for, require_known_keys
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
@@ -35,22 +40,23 @@ def read_foreign(
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
     layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
-    from_family = family_config(file.path, layout, layer_prefixes.layer, part)
-    if from_family is not None:
-        table = layout.tables[from_family[0]]
-        config = merge_caller_fields(file.path, layout_name, table, from_family[1], request)
+    family_table_and_config = sidecar_table_and_config(file.path, layout, layer_prefixes.layer, part)
+    if family_table_and_config is not None:
+        table_name, config = family_table_and_config
+        table = layout.tables[table_name]
+        config = merge_caller_fields(file.path, layout_name, table, config, request)
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
-        return read_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
+        return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
     known = merge_sidecar_fields(file.path, layout_name, layout, table, variant, request.fields)
     if request.config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
         config = request.config
         require_agreement(file.path, contract.config(variant, **(config.as_dict() | known)), Request(config))
-    return read_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
+    return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
 
 
-def read_table(
+def read_by_table(
     file: OpenFile,
     layout_name: str,
     table: Table,
@@ -59,23 +65,23 @@ def read_table(
     prefix: str,
     request: Request,
 ) -> tuple[WeightFile, list[str], list[str]]:  # fmt: skip
-    """A layer of a config by a table, the keys it was read from, and the layer's keys that are ignored.
+    """A layer, read by a table for a config; the keys it was read from, and the layer's keys that are ignored.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
     keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
-    ignored = ignored_keys(
+    ignored = require_known_keys(
         file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.this_layer, config.variant
     )
     for applied in rules:
         for key in (key for key in applied.keys if key in keys):
-            compare_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
+            require_shape(file.path, keys[key], applied.key_shape(), file.entries[keys[key]].shape, applied.key_axes())
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
     dtype = common_dtype(file.path, dtypes, request)
     values = {}
-    # The largest first: their arrays are gone when the next are read, so the peak is that of the last ones.
+    # The largest first: their temporary arrays are freed while few values are held, so the peak is lower.
     for applied in sorted(rules, key=lambda rule: -prod(rule.key_shape()) * len(rule.keys)):
         values |= applied.to_params(
             {
@@ -85,12 +91,12 @@ def read_table(
                 for key in applied.keys
             }
         )
-    layer = WeightFile(file.path, config, dtype, {key: values.pop(key) for key in config.shapes()})
-    return layer, list(keys.values()), ignored
+    weights = WeightFile(file.path, config, dtype, {key: values.pop(key) for key in config.shapes()})
+    return weights, list(keys.values()), ignored
 
 
 def write_foreign(
-    file: str,
+    path: str,
     config: Config,
     values: Mapping[str, np.ndarray],
     layout_name: str,
@@ -102,7 +108,7 @@ def write_foreign(
 
     Raises:
         ConfigMismatchError: a config or parameters that the layout cannot represent.
-        ValueError: no foreign layout, or a layer or block that it does not have.
+        ValueError: no foreign layout, or a layer or part that it does not have.
     """
     layout = layouts.get(layout_name)
     if layout.origin_variant is not None:
@@ -112,12 +118,12 @@ def write_foreign(
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
-        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", got, "choose another layout")
+        raise ConfigMismatchError(path, "config", f"a config that {layout_name} can hold", got, "choose another layout")
     template = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     layer_prefixes = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
-    rules = checked_file_rules(file, layout_name, table, config)
+    rules = checked_file_rules(path, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         for key, x in applied.to_origin(values).items():
@@ -126,11 +132,11 @@ def write_foreign(
             elif any(np.ascontiguousarray(x).view(np.uint8).flat):
                 name, fix = applied.params[0], "set it to 0 if the layer does as well without, or choose another layout"
                 expected = f"zeros where {layout_name} has no {key}"
-                raise ConfigMismatchError(file, name, expected, "other numbers", fix)
-    write_tensors(file, arrays, layout.metadata)
+                raise ConfigMismatchError(path, name, expected, "other numbers", fix)
+    write_tensors(path, arrays, layout.metadata)
 
 
-def other_layout(variant: str, variants: Collection[str]) -> str:
+def other_layout_fix(variant: str, variants: Collection[str]) -> str:
     """What to do where a layer of one variant is to be written in a layout of others."""
     every = {name: layouts.get(name) for name in layouts.names()}
     ours = [layout for layout in every.values() if layout.origin_variant == variant]
@@ -144,39 +150,38 @@ def other_layout(variant: str, variants: Collection[str]) -> str:
 def find_table(
     layout_name: str, layout: Layout, variant: str | None, file: OpenFile | None = None, prefix: str = ""
 ) -> str:
-    """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
+    """The name of a layout's table for a variant, which may be None if the layout has one variant or `tensors_decide`.
 
-    Of several tables, the one with the most keys, all of which are in the file after the prefix, and, where files
-    decide, whose axes have one size each; or else the first.
+    Of several: the one with most required keys, all in the file (with `tensors_decide`, of agreeing sizes), else the
+    first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
     """
     variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
-    if variant is None and layout.table_from_tensors:
-        tables = list(layout.tables)
+    if variant is None and layout.tensors_decide:
+        table_names = list(layout.tables)
     else:
-        tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
-    if not tables:
+        table_names = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
+    if not table_names:
         fix = f"pass variant=, one of {', '.join(variants)}"
-        fix = fix if file is not None or variant is None else other_layout(variant, variants)
+        fix = fix if file is not None or variant is None else other_layout_fix(variant, variants)
         raise ValueError(f"weights: expected a variant that layout {layout_name} has, got {variant!r}; {fix}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     fitting: dict[str, int] = {}
-    for table in tables:
-        key_of = {
-            end: next((key for key in keys if key.endswith(end)), "") for end in layout.tables[table].required_keys()
-        }
+    for table_name in table_names:
+        table = layout.tables[table_name]
+        key_of = {end: next((key for key in keys if key.endswith(end)), "") for end in table.required_keys()}
         if file is None or not all(key_of.values()):
             continue
-        if not layout.table_from_tensors or letter_sizes_agree(
-            layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
+        if not layout.tensors_decide or letter_sizes_agree(
+            table, {end: file.entries[key].shape for end, key in key_of.items()}
         ):
-            fitting[table] = len(key_of)
-    return max(fitting, key=fitting.__getitem__, default=tables[0])
+            fitting[table_name] = len(key_of)
+    return max(fitting, key=fitting.__getitem__, default=table_names[0])
 
 
-def checked_file_rules(file: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
+def checked_file_rules(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
     """The rules of a table for a config.
 
     Raises:
@@ -186,4 +191,4 @@ def checked_file_rules(file: str, layout_name: str, table: Table, config: Config
         return file_rules(table, config)
     except ValueError as error:
         fix = f"choose another layout than {layout_name}"
-        raise ConfigMismatchError(file, "config", f"a config that {layout_name} can hold", str(error), fix) from None
+        raise ConfigMismatchError(path, "config", f"a config that {layout_name} can hold", str(error), fix) from None

@@ -46,15 +46,15 @@ def read(
         fields = {**preset.fields, **fields}
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"weights: expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
-    foreign = layout if layout not in (None, *contract.variants()) else None
-    if foreign is None:
+    foreign_layout = layout if layout not in (None, *contract.variants()) else None
+    if foreign_layout is None:
         require_no_layer(layer, part, "name the file's layout, or pass prefix= for our own names in a model's file")
     else:
-        layouts.get(foreign)
+        layouts.get(foreign_layout)
     request = Request(config, config.variant if config else variant, fields, dtype, cast, finite)
     with open_tensors(path) as file:
-        if foreign is not None:
-            return read_foreign(file, foreign, layer, part, prefix, request)
+        if foreign_layout is not None:
+            return read_foreign(file, foreign_layout, layer, part, prefix, request)
         return read_native(file, layout or variant, prefix, request)
 
 
@@ -75,17 +75,17 @@ def write(
         WeightFileError: parameters that do not fit the config, or a config that the layout cannot represent.
         OSError, ValueError: a path that cannot be written.
     """
-    file = path_text(path)
-    check(config, values, file, finite=finite)
+    path = path_text(path)
+    check(config, values, path, finite=finite)
     if layout is not None:
-        write_foreign(file, config, values, layout, layer, part, prefix)
+        write_foreign(path, config, values, layout, layer, part, prefix)
         return
     require_no_layer(layer, part, "name the layout to write, or pass prefix= for our own names")
-    write_native(file, config, values, prefix)
+    write_native(path, config, values, prefix)
 
 
 def require_no_layer(layer: int | None, part: str | None, fix: str) -> None:
-    """Refuse the number of a layer or a block without a foreign layout.
+    """Refuse the number of a layer or the name of a part without a foreign layout.
 
     Raises:
         ValueError: naming it.

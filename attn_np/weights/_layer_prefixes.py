@@ -30,9 +30,9 @@ class LayerPrefixes:
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table with its prefix."""
-        return (
-            self.first_layer if key in table.shared else self.stack if key in table.stack_keys else self.this_layer
-        ) + key
+        if key in table.first_layer_keys:
+            return self.first_layer + key
+        return (self.stack if key in table.keys_beside_layers else self.this_layer) + key
 
 
 def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> LayerPrefixes:
@@ -54,7 +54,7 @@ def locate_layer(
 
 
 def find_part(layout: Layout, part: str | None) -> str:
-    """The name of the block of attention asked for, or of the only one.
+    """The name of the part asked for, a block of attention or a stage, or of the only one.
 
     Raises:
         ValueError: there is none of this name, or there are several and none is asked for.
@@ -67,12 +67,12 @@ def find_part(layout: Layout, part: str | None) -> str:
         rule = (
             f"part= to be one of {', '.join(parts)}" if several else "no part=, as a layer has one block of attention"
         )
-        raise ValueError(f"weights: expected {rule}, got {part!r}; {'name the block' if several else 'leave it out'}")
+        raise ValueError(f"weights: expected {rule}, got {part!r}; {'name the part' if several else 'leave it out'}")
     return part
 
 
 def match_prefix(
-    file: str, templates: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
+    path: str, templates: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
 ) -> tuple[str, str, int]:
     """The template that a file uses, that template with the layer's number in it, and the number.
 
@@ -81,43 +81,49 @@ def match_prefix(
     Raises:
         MissingKeysError: no such layer.
         UnexpectedKeysError: two layers of this number.
-        ValueError: several layers and no number, or a number that is none.
+        ValueError: several layers and no number, or a `layer` that cannot be one.
     """
     numbered = "{layer}" in templates[0]
     if layer is not None and (not numbered or not is_integer(layer) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
-    outside = {*table.shared, *table.stack_keys, *table.absent}
-    names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
-    first_keys = {name.format(n=0) for name in names}
-    layers: dict[str, tuple[int, str]] = {}
+    outside = {*table.first_layer_keys, *table.keys_beside_layers, *table.absent}
+    table_keys = tuple(
+        key for rule_keys, _ in table.rules.values() for key in as_tuple(rule_keys) if key not in outside
+    )
+    first_keys = {key.format(n=0) for key in table_keys}
+    number_and_template: dict[str, tuple[int, str]] = {}
     for template in templates:
         pattern = re.compile(re.escape(template).replace(re.escape("{layer}"), "([0-9]{1,6})"))
         for key in keys:
             match = pattern.match(key)
             if match and key[match.end() :] in first_keys:
-                layers[match[0]] = (int(match[1]) if numbered else 0, template)
-    numbers = sorted({number for number, _ in layers.values()})
-    matches = [of_layer for of_layer, (number, _) in layers.items() if layer in (None, number)]
-    if len(matches) == 1:
-        number, template = layers[matches[0]]
-        return template, matches[0], number
-    if not matches:
-        got = f"layers {', '.join(map(str, numbers))}" if layers else f"keys {first_names(keys)}"
-        expected = templates[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
-        fix = "pass the number of one of these" if layers else "check layout= and prefix="
-        raise MissingKeysError(file, expected, "a key of this name", got, fix)
-    if len({layers[of_layer][0] for of_layer in matches}) == 1:
+                number_and_template[match[0]] = (int(match[1]) if numbered else 0, template)
+    numbers = sorted({number for number, _ in number_and_template.values()})
+    matching_prefixes = [prefix for prefix, (number, _) in number_and_template.items() if layer in (None, number)]
+    if len(matching_prefixes) == 1:
+        number, template = number_and_template[matching_prefixes[0]]
+        return template, matching_prefixes[0], number
+    if not matching_prefixes:
+        got = f"layers {', '.join(map(str, numbers))}" if numbers else f"keys {first_names(keys)}"
+        expected = templates[0].format(layer="*" if layer is None else layer) + table_keys[0].format(n=0)
+        fix = "pass the number of one of these" if numbers else "check layout= and prefix="
+        raise MissingKeysError(path, expected, "a key of this name", got, fix)
+    if len({number_and_template[prefix][0] for prefix in matching_prefixes}) == 1:
         fix = "take the other keys out of the file"
-        raise UnexpectedKeysError(file, matches[1], "one layer of each number", f"all of {first_names(matches)}", fix)
+        raise UnexpectedKeysError(
+            path, matching_prefixes[1], "one layer of each number", f"all of {first_names(matching_prefixes)}", fix
+        )
     fix = f"pass layer=, one of {', '.join(map(str, numbers))}"
-    raise ValueError(f"{file}: expected one layer, got {len(matches)} ({first_names(matches)}); {fix}")
+    raise ValueError(
+        f"{path}: expected one layer, got {len(matching_prefixes)} ({first_names(matching_prefixes)}); {fix}"
+    )
 
 
-def ignored_keys(
+def require_known_keys(
     file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, layer_prefix: str, variant: str
 ) -> list[str]:
-    """The keys after the layer's prefix that the layout ignores.
+    """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that the layout ignores.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
@@ -125,8 +131,8 @@ def ignored_keys(
     relevant, ignored = [], []
     variants_with: dict[str, list[str]] = {}
     for name, table in layout.tables.items():
-        for _, keys, _ in expand_rules(table):
-            for rest in keys:
+        for _, rule_keys, _ in expand_rules(table):
+            for rest in rule_keys:
                 variants_with.setdefault(rest, []).append(layout.variant_of(name))
     for key in file.entries:
         inside = key.startswith(layer_prefix)

@@ -13,16 +13,16 @@ from attn_np import contract
 from attn_np.contract import Config, did_you_mean
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
-from attn_np.weights._convert import conversions, convert_checked
+from attn_np.weights._convert import conversions, convert_unchecked
 from attn_np.weights._errors import (
     ConfigMismatchError,
     DigestMismatchError,
     HeaderSyntaxError,
     LayoutTagError,
     MissingKeysError,
-    compare_shape,
     first_names,
     require_same_keys,
+    require_shape,
 )
 from attn_np.weights._safetensors import CODES, parse_json, write_tensors
 from attn_np.weights._shards import OpenFile
@@ -44,7 +44,7 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
-        TypeError: no metadata, and a field that is missing or that the variant does not have.
+        TypeError: a field that the variant does not have, or one that is missing where there is no metadata.
     """
     metadata = file.metadata_of(key for key in file.entries if key.startswith(prefix))
     tagged = metadata.get("format") == FORMAT
@@ -56,11 +56,11 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
     keys = locate_params(file, config, prefix)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
     for name, key in keys.items():
-        compare_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
+        require_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
     dtype = common_dtype(file.path, dtypes, request)
-    as_stored = request.target_variant in (None, config.variant)
-    if as_stored:
+    same_variant = request.target_variant in (None, config.variant)
+    if same_variant:
         require_agreement(file.path, config, request)
     digests = metadata_digests(file, metadata) if tagged else {}
     values = {}
@@ -70,19 +70,19 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
             fix = "get the file again, or write it again from the layer"
             raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), fix)
         values[name] = checked_cast(file.path, key, x, dtype, request.finite)
-    if not as_stored:
-        config, values = convert_checked(file.path, config, values, str(request.target_variant))
+    if not same_variant:
+        config, values = convert_unchecked(file.path, config, values, str(request.target_variant))
         require_agreement(file.path, config, request if tagged else Request(request.config))
-    training = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
-    return WeightFile(file.path, replace(config, **training), dtype, values)
+    training_fields = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
+    return WeightFile(file.path, replace(config, **training_fields), dtype, values)
 
 
-def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], prefix: str = "") -> None:
+def write_native(path: str, config: Config, values: Mapping[str, np.ndarray], prefix: str = "") -> None:
     """Write parameters under our own names, with everything that `read_native` checks as metadata."""
     for name, value in config.as_dict().items():
         if callable(value):
             fix = "write params() by safetensors' save_file, and load that with variant= and the fields of the layer"
-            raise ConfigMismatchError(file, name, "a field that a file can hold", "a function", fix)
+            raise ConfigMismatchError(path, name, "a field that a file can hold", "a function", fix)
     arrays = {prefix + name: x for name, x in values.items()}
     metadata = {
         "format": FORMAT,
@@ -94,7 +94,7 @@ def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], pr
     }
     metadata |= {"prefix": prefix} if prefix else {}
     entries = {key: (CODES[x.dtype.name], x.shape) for key, x in arrays.items()}
-    write_tensors(file, arrays, metadata | {"header_sha256": header_digest(metadata, entries)})
+    write_tensors(path, arrays, metadata | {"header_sha256": header_digest(metadata, entries)})
 
 
 def header_digest(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
@@ -122,7 +122,7 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
     if keys and not set(keys.values()) & set(present):
         first, expected = next(iter(keys)), f"the parameters of {config.variant}"
         expected += f" after the prefix {prefix!r}" if prefix else ""
-        prefixes = prefixes_of(first, list(file.entries))
+        prefixes = prefixes_before(first, list(file.entries))
         if prefixes:
             got, fix = f"other prefixes {first_names(prefixes)}", did_you_mean(prefix, prefixes[:MAX_PREFIXES])
             raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {fix}")
@@ -132,8 +132,8 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
     return keys
 
 
-def prefixes_of(name: str, keys: Sequence[str]) -> list[str]:
-    """The prefixes that a parameter's name has among some keys, one for each layer of a model."""
+def prefixes_before(name: str, keys: Sequence[str]) -> list[str]:
+    """The prefixes before a parameter's name among some keys, one for each layer of a model."""
     return [key.removesuffix(name) for key in keys if key == name or key.endswith(f".{name}")]
 
 
@@ -208,7 +208,7 @@ def caller_config(
     Shapes alone cannot tell our names and axes from others', so the caller has to say that they are ours.
 
     Raises:
-        LayoutTagError: the caller names neither a variant nor, with a layer to load into, a prefix.
+        LayoutTagError: a newer format; or no variant named nor, with a layer to load into, a prefix.
         TypeError: a field that is missing or that the variant does not have.
     """
     tag = metadata.get("format")

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 from attn_np.contract import did_you_mean
-from attn_np.weights._errors import MAX_NAMES, printable
+from attn_np.weights._errors import LISTED_NAMES, sanitized
 
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIXES = (".safetensors", INDEX_SUFFIX)
@@ -31,7 +31,7 @@ def path_text(path: Any) -> str:
         got = type(path).__qualname__
         raise TypeError(f"weights: expected a path (str, bytes or os.PathLike), got {got}; name the file") from None
     if "\0" in text:
-        raise ValueError(f"{printable(text)}: expected a path without NUL, got one with it; correct it")
+        raise ValueError(f"{sanitized(text)}: expected a path without NUL, got one with it; correct it")
     return text
 
 
@@ -49,21 +49,21 @@ def open_regular(path: str, what: str = "a weight file") -> BinaryIO:
         if stat.S_ISREG(mode):
             return open(path, "rb")
     except FileNotFoundError as error:
-        fix = nearby_files(os.path.dirname(path) or os.curdir, os.path.basename(path))
+        fix = nearby_files_hint(os.path.dirname(path) or os.curdir, os.path.basename(path))
         raise FileNotFoundError(message(path, what, "no file of this name", fix)) from error
     except OSError as error:
         raise with_message(error, path, what) from error
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(message(path, what, "a folder", nearby_files(path, "")))
+        raise IsADirectoryError(message(path, what, "a folder", nearby_files_hint(path, "")))
     raise OSError(message(path, what, kind_of(mode), "copy its content into a regular file"))
 
 
-def nearby_files(folder: str, name: str) -> str:
-    """The end of an error message: the weight files of a folder, the nearest to `name` first."""
+def nearby_files_hint(folder: str, name: str) -> str:
+    """The end of an error message: the weight files of a folder nearest to `name`, or all if none is near."""
     if not os.path.isdir(folder):
         return f"there is no folder {folder!r}; check the path"
     known = [file for file in sorted(os.listdir(folder)) if file.endswith(SUFFIXES)]
-    return did_you_mean(name, known[: MAX_NAMES * 4]) if known else f"the folder {folder!r} has none; check the path"
+    return did_you_mean(name, known[: LISTED_NAMES * 4]) if known else f"the folder {folder!r} has none; check the path"
 
 
 @contextmanager
@@ -159,4 +159,4 @@ def with_message(error: OSError, path: str, expected: str) -> OSError:
 
 
 def message(path: str, expected: str, got: str, fix: str) -> str:
-    return printable(f"{path or repr(path)}: expected {expected}, got {got}; {fix}", None)
+    return sanitized(f"{path or repr(path)}: expected {expected}, got {got}; {fix}", None)

@@ -10,10 +10,10 @@ from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
-from attn_np.weights._foreign import read_table
-from attn_np.weights._foreign_config import layer_config
+from attn_np.weights._foreign import read_by_table
+from attn_np.weights._foreign_config import table_and_config
 from attn_np.weights._layer_prefixes import find_part, locate_layer
-from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
+from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._shards import open_tensors
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
@@ -91,19 +91,19 @@ def read_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    folder, file = find_weights(path_text(path))
+    folder, weights_path = find_weights(path_text(path))
     hf = read_hf_config(os.path.join(folder, CONFIG))
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = layer_config(hf, family_layout, layer, part, fields)
+    table_name, config = table_and_config(hf, family_layout, layer, part, fields)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)
-    with open_tensors(file) as tensors:
-        layer_prefixes = locate_layer(tensors, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_table(tensors, layout_name, table, config, layer_prefixes, prefix, request)
+    with open_tensors(weights_path) as file:
+        layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
+        weights, keys, ignored = read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
     )
@@ -120,7 +120,7 @@ def find_weights(path: str) -> tuple[str, str]:
     if not os.path.isdir(path):
         folder = os.path.dirname(path) or os.curdir
         if not os.path.exists(path):
-            fix = nearby_files(folder, os.path.basename(path))
+            fix = nearby_files_hint(folder, os.path.basename(path))
             raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {fix}")
     else:
         folder, weight_files = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
@@ -153,7 +153,7 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
         ConfigMismatchError: an unknown family, or another than the caller's.
         ValueError: the caller names a layout that is not a family.
     """
-    layout_of, model_type = families(), hf.get("model_type")
+    layout_of, model_type = layout_of_model_type(), hf.get("model_type")
     if name is not None:
         layout = layouts.get(name)
         if layout.table_and_fields is None:
@@ -161,21 +161,21 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {fix}")
         if layout_of.get(model_type, name) != name:
             expected = f"one of {layout.model_types}"
-            raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")
+            raise ConfigMismatchError(hf.path, "model_type", expected, repr(model_type), "leave layout= out")
         return name, layout
     if model_type not in layout_of:
         fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
-        raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), fix)
+        raise ConfigMismatchError(hf.path, "model_type", "the name of a known family", repr(model_type), fix)
     return layout_of[model_type], layouts.get(layout_of[model_type])
 
 
-def families() -> dict[str, str]:
-    """Every known `model_type`, and its layout."""
+def layout_of_model_type() -> dict[str, str]:
+    """The name of the layout of every known `model_type`."""
     return {kind: name for name in layouts.names() for kind in layouts.get(name).model_types}
 
 
 def nondefault_fields(config: Config) -> dict[str, Any]:
-    """The fields of a config that have no default or another value."""
+    """The required fields of a config, and those that differ from their default."""
     defaults = {field: getattr(type(config), field, None) for field in config.fields()}
     return {
         name: value for name, value in config.as_dict().items() if name in config.required() or value != defaults[name]

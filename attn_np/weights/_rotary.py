@@ -8,7 +8,7 @@ from attn_np.contract._rotary import LAYOUTS
 
 
 def rotary_layout(w: np.ndarray, source: str, target: str, rotary_dim: int | None = None) -> np.ndarray:
-    """`w_q`, `w_k`, their biases or norm weights, reordered from one rotary layout to the other.
+    """Reorder `w_q`, `w_k`, their biases or norm weights, from one rotary layout to the other.
 
     With queries and keys reordered alike the layer computes the same: a score is a sum over a head's numbers.
 

@@ -1,4 +1,4 @@
-"""A strict reader and writer of safetensors files: every check comes before the memory that it protects.
+"""A strict reader and writer of safetensors files: nothing is allocated before the check that bounds its size.
 
 The format: eight bytes with the header's length, the header (JSON: the dtype, shape and offsets of each tensor), the
 tensors without gap. The package `safetensors` reads what is written here; it accepts more than is accepted here.
@@ -35,10 +35,10 @@ MAX_HEADER = 16 * 2**20
 MAX_KEYS = 16384
 # JSON values in a header, counted before it is parsed: a few bytes of JSON can ask for a hundred times their memory.
 MAX_VALUES = 16 * MAX_KEYS
-MAX_NAME = 512
+MAX_NAME_LENGTH = 512
 # NumPy's own limit. The product of more sizes could grow to millions of digits.
 MAX_AXES = 64
-MAX_SIZE = 2**63
+SIZE_LIMIT = 2**63
 ALIGNMENT = 8
 
 SURROGATES = re.compile("[\ud800-\udfff]")
@@ -68,16 +68,19 @@ READABLE = {
 }
 CODES = {dtype.name: code for code, dtype in READABLE.items()}
 
+PICKLE_FIX = "save the tensors as safetensors with the library that made them; a pickle can run code when it is opened"
+ARCHIVE_FIX = "save its arrays as safetensors with the library that made it; an archive can contain pickles"
 # How files begin that are easily taken for weights. Compared only if the first eight bytes are not a possible length.
-PICKLE = "save the tensors as safetensors with the library that made them; a pickle can run code when it is opened"
-ARCHIVE = "save its arrays as safetensors with the library that made it; an archive can contain pickles"
 OTHER_FORMATS: tuple[tuple[bytes, type[WeightFileError], str, str], ...] = (
-    (b"PK\x03\x04", UnsafeFormatError, "a zip archive (.npz, .pt or .bin)", ARCHIVE),
-    (b"PK\x05\x06", UnsafeFormatError, "an empty zip archive", ARCHIVE),
-    (b"\x93NUMPY", UnsafeFormatError, "a .npy file", ARCHIVE),
-    (b"\x89HDF", UnsafeFormatError, "an HDF5 file (.h5)", ARCHIVE),
-    (b"\x1f\x8b", UnsafeFormatError, "a gzip archive", ARCHIVE),
-    *((bytes([0x80, protocol]), UnsafeFormatError, "a pickle (.pt, .bin or .pkl)", PICKLE) for protocol in range(2, 6)),
+    (b"PK\x03\x04", UnsafeFormatError, "a zip archive (.npz, .pt or .bin)", ARCHIVE_FIX),
+    (b"PK\x05\x06", UnsafeFormatError, "an empty zip archive", ARCHIVE_FIX),
+    (b"\x93NUMPY", UnsafeFormatError, "a .npy file", ARCHIVE_FIX),
+    (b"\x89HDF", UnsafeFormatError, "an HDF5 file (.h5)", ARCHIVE_FIX),
+    (b"\x1f\x8b", UnsafeFormatError, "a gzip archive", ARCHIVE_FIX),
+    *(
+        (bytes([0x80, protocol]), UnsafeFormatError, "a pickle (.pt, .bin or .pkl)", PICKLE_FIX)
+        for protocol in range(2, 6)
+    ),
     (b"{", HeaderSyntaxError, "JSON text", f"if it is an index of shards, name it *{INDEX_SUFFIX}"),
     (b"version https://git-lfs", TruncatedFileError, "a Git LFS pointer without the tensors", "run git lfs pull"),
 )
@@ -106,7 +109,7 @@ class TensorFile:
 
     Attributes:
         path: the file.
-        metadata: the header's own fields.
+        metadata: the texts under the header's `__metadata__`.
         entries: the tensors by name.
         size: bytes of all tensors.
 
@@ -173,11 +176,11 @@ class TensorFile:
 
     def _header(self) -> dict[str, Any]:
         size = os.fstat(self._stream.fileno()).st_size
-        start = self._stream.read(max(len(magic) for magic, *_ in OTHER_FORMATS))
-        length = int.from_bytes(start[:8], "little")
+        first_bytes = self._stream.read(max(len(magic) for magic, *_ in OTHER_FORMATS))
+        length = int.from_bytes(first_bytes[:8], "little")
         if size < 8 or length > MAX_HEADER:
             for magic, error, kind, fix in OTHER_FORMATS:
-                if start.startswith(magic):
+                if first_bytes.startswith(magic):
                     raise error(self.path, None, "a safetensors file", kind, fix)
         if size < 8:
             raise TruncatedFileError(self.path, None, "at least 8 bytes", str(size), "get the whole file")
@@ -213,7 +216,9 @@ class TensorFile:
             raise HeaderLimitError(self.path, name, f"a shape of at most {MAX_AXES} axes", str(len(shape)), fix)
         if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
             got = f"shape {shape!r}"[:80] + f" and data_offsets {offsets!r}"[:80]
-            raise HeaderSyntaxError(self.path, name, "lists of 64-bit integers from 0", got, "write the file again")
+            raise HeaderSyntaxError(
+                self.path, name, "lists of integers from 0 below 2**63", got, "write the file again"
+            )
         if not isinstance(code, str) or code not in BITS:
             expected, fix = "a dtype of the format, little-endian", f"convert it to one of {', '.join(READABLE)}"
             raise UnsupportedEncodingError(self.path, name, expected, repr(code)[:80], fix)
@@ -224,8 +229,8 @@ class TensorFile:
         end = 0
         for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].begin, item[1].end)):
             bits = prod(entry.shape) * BITS[entry.code]
-            if bits >= 8 * MAX_SIZE:
-                raise OffsetError(self.path, name, f"fewer than {MAX_SIZE} bytes", "more", "write the file again")
+            if bits >= 8 * SIZE_LIMIT:
+                raise OffsetError(self.path, name, f"fewer than {SIZE_LIMIT} bytes", "more", "write the file again")
             if bits % 8 or entry.end - entry.begin != bits // 8:
                 expected = f"{bits // 8} bytes for {entry.code} of shape {entry.shape}"
                 got = f"data_offsets [{entry.begin}, {entry.end}]"
@@ -254,9 +259,9 @@ def write_tensors(path: PathArg, values: Mapping[str, np.ndarray], metadata: Map
         KeyNameError: a name that no reader here accepts.
         OSError, ValueError: a path that cannot be written, as `replace_file` says.
     """
-    file = path_text(path)
+    path = path_text(path)
     for name in values:
-        check_name(file, name)
+        check_name(path, name)
     # The largest elements first, as the package does: then every tensor is aligned without a gap.
     order = sorted(values, key=lambda name: (-values[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -270,7 +275,7 @@ def write_tensors(path: PathArg, values: Mapping[str, np.ndarray], metadata: Map
         }
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % ALIGNMENT)
-    with replace_file(file) as stream:
+    with replace_file(path) as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for name in order:
             x = np.ascontiguousarray(values[name], READABLE[CODES[values[name].dtype.name]])
@@ -311,15 +316,22 @@ def parse_json(path: str, raw: bytes, what: str) -> dict[str, Any]:
 
 
 def check_name(path: str, name: str) -> None:
-    """Refuse a tensor's name that no parameter has.
+    """Refuse a tensor's name that is empty, too long or unprintable, or a path that is absolute or has "..".
 
     Raises:
         KeyNameError: naming it.
     """
     parts = name.replace("\\", "/").split("/")
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in parts or parts[0] == "":
-        expected = f"a name of 1 to {MAX_NAME} printable characters that is not a path upwards"
-        raise KeyNameError(path, name[:80], expected, f"{len(name)} characters", "rename the tensor")
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        got = f"{len(name)} characters"
+    elif not name.isprintable():
+        got = "an unprintable character"
+    elif ".." in parts or parts[0] == "":
+        got = "such a path"
+    else:
+        return
+    expected = f"a name of 1 to {MAX_NAME_LENGTH} printable characters, no absolute path and without '..'"
+    raise KeyNameError(path, name[:80], expected, got, "rename the tensor")
 
 
 def is_text(value: Any) -> bool:
@@ -328,5 +340,5 @@ def is_text(value: Any) -> bool:
 
 
 def are_sizes(value: Any) -> bool:
-    """Whether a value is a list of 64-bit integers from 0. JSON's true is an int to Python, so types are compared."""
-    return isinstance(value, list) and all(type(x) is int and 0 <= x < MAX_SIZE for x in value)
+    """Whether a value is a list of integers from 0 below 2**63. JSON's true is an int in Python: types are compared."""
+    return isinstance(value, list) and all(type(x) is int and 0 <= x < SIZE_LIMIT for x in value)

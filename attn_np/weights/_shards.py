@@ -1,7 +1,7 @@
 """One file or many: an index maps each tensor to its shard, and both are read in the same way.
 
 The index is that of Hugging Face, `{"metadata": {...}, "weight_map": {tensor: shard}}`, with its shards beside it. A
-shard is opened when one of its tensors is needed: the others may be absent.
+shard is opened when one of its tensors is needed, so the others may be absent; where keys are renamed, all are opened.
 """
 
 import os
@@ -64,15 +64,15 @@ class ShardedFile:
         index = self._read_index()
         self._shard_of = self._weight_map(index.get("weight_map"))
         self._total_size = self._stated_size(index.get("metadata", {}))
-        self._keys: dict[str, set[str]] = {}
-        for key, name in self._shard_of.items():
-            self._keys.setdefault(name, set()).add(key)
-        for name in self._keys:
-            self._check_path(name)
-        if len(self._keys) > MAX_SHARDS:
+        self._keys_by_shard: dict[str, set[str]] = {}
+        for key, shard_name in self._shard_of.items():
+            self._keys_by_shard.setdefault(shard_name, set()).add(key)
+        for shard_name in self._keys_by_shard:
+            self._check_shard_name(shard_name)
+        if len(self._keys_by_shard) > MAX_SHARDS:
             fix = "write the tensors again into fewer shards"
-            raise HeaderLimitError(self.path, None, f"at most {MAX_SHARDS} shards", str(len(self._keys)), fix)
-        self._open: dict[str, TensorFile] = {}
+            raise HeaderLimitError(self.path, None, f"at most {MAX_SHARDS} shards", str(len(self._keys_by_shard)), fix)
+        self._opened: dict[str, TensorFile] = {}
         self._stack = ExitStack()
         self.entries: Mapping[str, Entry] = ShardEntries(self._shard_of, self._open_shard)
 
@@ -88,7 +88,8 @@ class ShardedFile:
         Raises:
             ConfigMismatchError: two shards with different metadata.
         """
-        shards = [self._open_shard(shard) for shard in dict.fromkeys(self._shard_of[name] for name in names)]
+        shard_names = dict.fromkeys(self._shard_of[name] for name in names)
+        shards = [self._open_shard(shard_name) for shard_name in shard_names]
         for shard in shards[1:]:
             one, other = shards[0].metadata, shard.metadata
             if one != other:
@@ -123,7 +124,7 @@ class ShardedFile:
 
     def _weight_map(self, shard_of: Any) -> dict[str, str]:
         """The shard of every tensor."""
-        if not isinstance(shard_of, dict) or not all(isinstance(name, str) for name in shard_of.values()):
+        if not isinstance(shard_of, dict) or not all(isinstance(shard_name, str) for shard_name in shard_of.values()):
             got = type(shard_of).__name__
             if isinstance(shard_of, dict):
                 got = f"none for {first_names(k for k, v in shard_of.items() if not isinstance(v, str))}"[:200]
@@ -141,53 +142,65 @@ class ShardedFile:
         if type(total) is not int:
             return None
         if not are_sizes([total]):
-            raise ShardIndexError(self.path, "total_size", "a 64-bit integer from 0", str(total)[:40], GET_AGAIN)
+            raise ShardIndexError(self.path, "total_size", "an integer from 0 below 2**63", str(total)[:40], GET_AGAIN)
         return total
 
     # The shards -------------------------------------------------------------------------------------------------------
 
-    def _check_path(self, name: str) -> None:
+    def _check_shard_name(self, shard_name: str) -> None:
         """Refuse a shard whose name is more than a plain file name: on some system it could lead elsewhere."""
-        if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\:"):
+        if not shard_name.isprintable() or shard_name in ("", ".", "..") or set(shard_name) & set("/\\:"):
             expected = "the plain name of a file beside the index, without / \\ : or control characters"
-            raise UnsafePathError(self.path, name[:80], expected, f"{len(name)} characters", "correct the index")
+            raise UnsafePathError(
+                self.path, shard_name[:80], expected, f"{len(shard_name)} characters", "correct the index"
+            )
 
-    def _open_shard(self, name: str) -> TensorFile:
+    def _open_shard(self, shard_name: str) -> TensorFile:
         """A shard, opened at its first use and checked against the index."""
-        if name not in self._open:
-            shard = self._stack.enter_context(TensorFile(self._shard_path(name)))
-            self._check_keys(shard, self._keys[name])
-            self._open[name] = shard
+        if shard_name not in self._opened:
+            shard = self._stack.enter_context(TensorFile(self._shard_path(shard_name)))
+            self._check_keys(shard, self._keys_by_shard[shard_name])
+            self._opened[shard_name] = shard
             self._check_size()
-        return self._open[name]
+        return self._opened[shard_name]
 
-    def _shard_path(self, name: str) -> str:
-        path = os.path.join(self._folder, name)
+    def _shard_path(self, shard_name: str) -> str:
+        path = os.path.join(self._folder, shard_name)
         folder, target = os.path.realpath(self._folder), os.path.realpath(path)
         if not target.startswith(os.path.join(folder, "")):
             fix = "copy the shards themselves into the folder of the index"
-            raise UnsafePathError(self.path, name, "a file inside the folder of the index", "a link out of it", fix)
+            raise UnsafePathError(
+                self.path, shard_name, "a file inside the folder of the index", "a link out of it", fix
+            )
         if not os.path.isfile(path):
             got = "no regular file" if os.path.exists(path) else "no file"
-            raise ShardIndexError(self.path, name, "a shard of this name beside the index", got, "get the shard too")
+            raise ShardIndexError(
+                self.path, shard_name, "a shard of this name beside the index", got, "get the shard too"
+            )
         return path
 
     def _check_keys(self, shard: TensorFile, indexed: set[str]) -> None:
         """Refuse a shard that lacks tensors of the index, or has others."""
-        name = os.path.basename(shard.path)
+        shard_name = os.path.basename(shard.path)
         missing, unindexed = sorted(indexed - set(shard.entries)), sorted(set(shard.entries) - indexed)
         if missing:
-            expected, got = f"{first_names(missing)} in {name!r}", "none there"
+            expected, got = f"{first_names(missing)} in {shard_name!r}", "none there"
             raise ShardIndexError(self.path, missing[0], expected, got, GET_AGAIN)
         if unindexed:
-            expected, got = f"an entry in the index for every tensor of {name!r}", f"none for {first_names(unindexed)}"
+            expected, got = (
+                f"an entry in the index for every tensor of {shard_name!r}",
+                f"none for {first_names(unindexed)}",
+            )
             raise ShardIndexError(self.path, unindexed[0], expected, got, GET_AGAIN)
 
     def _check_size(self) -> None:
         """Refuse open shards that are larger than the index says all are, or, if all are open, not as large."""
         if self._total_size is None:
             return
-        size, complete = sum(shard.size for shard in self._open.values()), len(self._open) == len(self._keys)
+        size, complete = (
+            sum(shard.size for shard in self._opened.values()),
+            len(self._opened) == len(self._keys_by_shard),
+        )
         if size > self._total_size or (complete and size != self._total_size):
             expected = f"{self._total_size} bytes of tensors in the shards"
             got = f"{size} in {'all' if complete else 'some'} of them"

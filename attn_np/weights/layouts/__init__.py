@@ -1,4 +1,4 @@
-"""Layouts: the names and axes of weights in the files of other libraries, one small table per origin.
+"""Layouts: the names and axes of weights in other libraries' files, or in a variant of ours: one module per origin.
 
 A module has one `LAYOUT`, and its file name is the layout's name.
 """

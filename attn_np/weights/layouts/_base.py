@@ -30,15 +30,15 @@ class Table:
         letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
-        free: fields that leave no trace in the weights; `config.json` or the caller gives them.
+        free: fields that are not inferred from the weights; `config.json` or the caller gives them.
         fixed: fields that have one value in the origin.
         constants: letters to sizes that never vary.
         orders: axis letter to a permutation: our entry i is the origin's entry order[i].
         origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
-        absent: keys in rules that the origin does not have, whose entries are 0 here: a bias on two of three
-            projections, or of one of three gates.
-        shared: keys stored under layer 0 and used by every layer.
-        stack_keys: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
+        absent: keys in rules that the origin does not have, whose entries are 0 here: Whisper's bias of keys, the
+            biases of two of linen's gates.
+        first_layer_keys: keys stored under layer 0 and used by every layer.
+        keys_beside_layers: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
         variant: the variant, if the table has a name of its own: an origin may have several tables for one variant.
     """
 
@@ -52,8 +52,8 @@ class Table:
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     origin_fixed: Mapping[str, Any] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-    stack_keys: tuple[str, ...] = ()
+    first_layer_keys: tuple[str, ...] = ()
+    keys_beside_layers: tuple[str, ...] = ()
     variant: str | None = None
 
     def fields(self) -> tuple[str, ...]:
@@ -78,42 +78,41 @@ class Layout:
         origin: the library and its class.
         tables: a table for each of our variants that the origin has. Of several for one variant, a layer is written by
             the first that supports its config.
-        prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. If a layer has
-            several blocks of attention, such prefixes for each by its name.
-        table_from_tensors: keys and shapes decide which variant a file is: of the tables that they fit, the one with
+        prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. Where there are
+            parts (a layer's several blocks of attention, or a model's stages), such prefixes for each by its name.
+        tensors_decide: keys and shapes decide which variant a file is: of the tables that they fit, the one with
             the most keys.
         separator: what may stand between the parts of a key instead of a dot.
-        renamed: regular expressions of what users name in keys, to what `re.sub` puts there: the tables' names.
+        renamed: regular expressions for names that users choose in keys, to the tables' names for them.
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
-        elsewhere: patterns of keys without the prefix that may be in the same file.
-        sidecar: field of a `config.json` beside the file to our Config field.
+        elsewhere: patterns of keys outside the layer, after the caller's prefix, that may be in the file.
+        sidecar_names: field of a `config.json` whose `model_type` is not listed here to our Config field.
         metadata: metadata that the origin requires of a file.
         origin_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
-        table_and_fields: (`config.json`, number of a layer, name of a block) -> (name of a table, fields of our
-            Config). It reads fields by name and refuses values that the layer cannot
-            represent.
+        table_and_fields: (`config.json`, number of a layer, name of a part) -> (name of a table, fields of our
+            Config). It reads fields by name and refuses values that the layer cannot represent.
     """
 
     origin: str
     tables: Mapping[str, Table]
     prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
-    table_from_tensors: bool = False
+    tensors_decide: bool = False
     separator: str = "."
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
-    sidecar: Mapping[str, str] = field(default_factory=dict)
+    sidecar_names: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     origin_variant: str | None = None
     model_types: tuple[str, ...] = ()
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
-    def variant_of(self, table: str) -> str:
+    def variant_of(self, table_name: str) -> str:
         """The variant of a table."""
-        return self.tables[table].variant or table
+        return self.tables[table_name].variant or table_name
 
     def tables_of(self, variant: str) -> list[str]:
         """The names of the tables for a variant."""
@@ -133,11 +132,11 @@ class Layout:
         return key
 
     def parts(self) -> tuple[str, ...]:
-        """The names of a layer's blocks of attention; one empty name if it has one block."""
+        """The names of the parts (a layer's blocks of attention, a model's stages); one empty name without parts."""
         return tuple(self.prefixes) if isinstance(self.prefixes, Mapping) else ("",)
 
     def prefixes_of(self, part: str) -> tuple[str, ...]:
-        """The prefixes of a block's keys."""
+        """The prefixes of a part's keys."""
         return self.prefixes[part] if isinstance(self.prefixes, Mapping) else self.prefixes
 
 
@@ -175,17 +174,17 @@ class AppliedRule:
         if concat:
             return dict(zip(self.params, concat.split(arrays[self.keys[0]], self.sizes), strict=True))
         moved = move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
-        return {name: self.in_order(x, back=False) for name, x in moved.items()}
+        return {name: self.reordered(x, back=False) for name, x in moved.items()}
 
     def to_origin(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
         concat = concatenation(self.pattern)
         if concat:
             return {self.keys[0]: concat.join([params[name] for name in self.params], self.sizes)}
-        ours = [self.in_order(params[name], back=True) for name in self.params]
+        ours = [self.reordered(params[name], back=True) for name in self.params]
         return move(reverse(self.pattern), self.sizes, ours, self.keys)
 
-    def in_order(self, x: np.ndarray, *, back: bool) -> np.ndarray:
+    def reordered(self, x: np.ndarray, *, back: bool) -> np.ndarray:
         """One of our parameters with the entries of axes in our order, from theirs; or back."""
         side = parse(self.pattern)[1][len(self.params) > 1 :]
         for letter, order in self.orders.items():
@@ -234,10 +233,10 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     """
     shapes = config.shapes()
     rules: list[AppliedRule] = []
-    before: dict[str, int] = {}
+    earlier_sizes: dict[str, int] = {}
     for params, keys, pattern in expand_rules(table, shapes):
-        sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
-        before |= sizes
+        sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, earlier_sizes)
+        earlier_sizes |= sizes
         rules.append(AppliedRule(params, keys, pattern, sizes, table.orders))
     missing = sorted(set(shapes) - {name for applied in rules for name in applied.params})
     if missing:
@@ -247,7 +246,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
 
 
 def file_rules(table: Table, config: Config) -> list[AppliedRule]:
-    """The rules for the parameters of a config in a file of this table.
+    """The rules for the parameters of a config, among which are all that every file of this table has.
 
     Raises:
         ValueError: as `applied_rules`, or a config without a parameter that every file has.
@@ -268,16 +267,16 @@ def letter_sizes(
     keys: tuple[str, ...],
     pattern: str,
     shapes: Mapping[str, tuple[int, ...]],
-    before: Mapping[str, int],
+    earlier_sizes: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each letter of a rule, from the shapes of our parameters, and from the rules before where those leave
-    one open: how many groups there are.
+    """The size of each letter of a rule, from our parameters' shapes; what they leave open (the groups) from earlier
+    rules.
     """
     concat = concatenation(pattern)
     if concat:
         sides = [parse(part_pattern)[1] for part_pattern in concat.patterns]
         needed = {letter for side in sides for axis in side for letter in axis}
-        for known in ({}, {letter: n for letter, n in before.items() if letter in needed}):
+        for known in ({}, {letter: n for letter, n in earlier_sizes.items() if letter in needed}):
             sizes = dict(table.constants) | known
             for _ in params:  # each round may give a letter that another part waits for
                 for name, side in zip(params, sides, strict=True):
@@ -295,7 +294,7 @@ def letter_sizes(
     needed, stacked = set(sum(right, ())), (len(params), *shape) if len(params) > 1 else shape
     sizes |= solve(right, stacked, sizes)
     if not needed <= set(sizes):
-        sizes = {letter: n for letter, n in before.items() if letter in needed} | sizes
+        sizes = {letter: n for letter, n in earlier_sizes.items() if letter in needed} | sizes
         sizes |= solve(right, stacked, sizes)
     if not needed <= set(sizes):
         raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {shape}; use another layout")
@@ -336,7 +335,7 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[st
 
 
 def letter_sizes_agree(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether each letter that is an axis by itself has one size in all of some arrays, which have as many axes."""
+    """Whether arrays have as many axes as their patterns, and each letter that stands alone has one size in all."""
     sizes: dict[str, int] = {}
     for _, keys, pattern in expand_rules(table):
         concat = concatenation(pattern)
@@ -372,7 +371,7 @@ def sizes_with(
         return None
 
 
-# 1 and 1.0 are one entry of the cache: its configs may be compared, not used.
+# A config with 1.0 may get the cached one with 1: fine to compare, not to return.
 cached_canonical = lru_cache(maxsize=64)(canonical)
 
 
@@ -398,10 +397,10 @@ def unsupported_fields(table: Table, config: Config) -> list[str]:
     return names
 
 
-def converted_fields(table: Table, source: Config, target: str, *, forward: bool) -> dict[str, Any]:
+def converted_fields(table: Table, source: Config, target: str, *, from_origin: bool) -> dict[str, Any]:
     """The Config fields of a variant from those of another: the fields of the same name, and those that are fixed.
 
-    Forward is from the variant that the layout stores to the one that is loaded.
+    With `from_origin`, from the layout's origin to the variant of the table; without, back.
     """
     shared = set(source.fields()) & set(get(target).Config.fields())
-    return {name: getattr(source, name) for name in shared} | dict(table.fixed if forward else table.origin_fixed)
+    return {name: getattr(source, name) for name in shared} | dict(table.fixed if from_origin else table.origin_fixed)

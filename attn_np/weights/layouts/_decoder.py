@@ -9,7 +9,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 DECODER = LLAMA.tables["decoder"]
-BIASES = ("qkv_bias", "output_bias")
+BIAS_FLAGS = ("qkv_bias", "output_bias")
 
 
 def table(
@@ -59,7 +59,7 @@ def renamed(key: Names, names: Mapping[str, str]) -> Names:
 
 
 def family(
-    name: str,
+    model_class: str,
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]],
     tables: Mapping[str, Table],
     *,
@@ -70,7 +70,7 @@ def family(
     """The layout of a family whose layers have Llama's prefixes; the last two are keys that Llama does not have."""
     return replace(
         LLAMA,
-        origin=f"transformers: {name} and the models that keep its names",
+        origin=f"transformers: {model_class} and the models that keep its names",
         tables=tables,
         ignored=(*LLAMA.ignored, *ignored),
         elsewhere=(*LLAMA.elsewhere, *elsewhere),
@@ -80,7 +80,7 @@ def family(
 
 
 # Keys of models whose norms have biases.
-NORM_BIASES = ("input_layernorm.bias", "post_attention_layernorm.bias")
+NORM_BIAS_KEYS = ("input_layernorm.bias", "post_attention_layernorm.bias")
 
 
 def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = N
 
     Args:
         hf: the model's fields.
-        kv_heads: the family's default for key/value heads; as many as query heads if None.
-        head_dim: the family's default for a head's width; the model's width over its heads if None.
+        kv_heads: the default for key/value heads; with None, or null in the file, as many as query heads.
+        head_dim: the default for a head's width; with None, or null in the file, the model's width over its heads.
     """
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     kv_heads = heads if hf.is_null("num_key_value_heads") or kv_heads is None else kv_heads
@@ -104,16 +104,16 @@ def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = N
 
 def biases(hf: HFConfig, *, default: bool = False) -> dict[str, Any]:
     """Our fields for biases, for families whose projections share the flag `attention_bias`."""
-    return dict.fromkeys(BIASES, hf.flag("attention_bias", default))
+    return dict.fromkeys(BIAS_FLAGS, hf.flag("attention_bias", default))
 
 
-def clip(hf: HFConfig) -> dict[str, Any]:
+def clip_field(hf: HFConfig) -> dict[str, Any]:
     """Our field for the limit of queries, keys and values; no field if it is null."""
     return {} if hf.get("clip_qkv") is None else {"clip_qkv": hf.number("clip_qkv")}
 
 
-def unrotated(hf: HFConfig) -> dict[str, Any]:
-    """Our field for a layer without rotation: the file's positions are about other layers."""
+def skip_rotary(hf: HFConfig) -> dict[str, Any]:
+    """Accept rotary fields, which are about other layers; the result is our field for a layer without rotation."""
     hf.skip("rope_parameters", "rope_theta", "rope_scaling")
     return {"rope_base": None}
 
@@ -123,16 +123,16 @@ def is_sliding(hf: HFConfig, layer: int, default: Callable[[int], str]) -> bool:
     return hf.layer_type(layer, default, "sliding_attention", "full_attention") == "sliding_attention"
 
 
-def required_window(hf: HFConfig, layer: int, default: int | None = None) -> dict[str, Any]:
+def required_window_field(hf: HFConfig, layer: int, default: int | None = None) -> dict[str, Any]:
     """Our field for the window of a layer that must have one.
 
     Raises:
         ConfigMismatchError: the file has none.
     """
-    return window(hf, default) or hf.refuse("sliding_window", f"a window for layer {layer}", None)
+    return sliding_window_field(hf, default) or hf.refuse("sliding_window", f"a window for layer {layer}", None)
 
 
-def window(hf: HFConfig, default: int | None = None) -> dict[str, Any]:
+def sliding_window_field(hf: HFConfig, default: int | None = None) -> dict[str, Any]:
     """Our field for a window of `sliding_window` tokens, the query's own included; no field if it is null.
 
     Args:

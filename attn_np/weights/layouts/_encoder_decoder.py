@@ -5,12 +5,12 @@ from typing import Any
 from attn_np.weights.layouts._base import Names
 from attn_np.weights.layouts._hf_config import HFConfig
 
-BLOCKS = {
+PART_PREFIXES = {
     "encoder": "encoder.layers.{layer}.self_attn.",
     "decoder": "decoder.layers.{layer}.self_attn.",
     "cross": "decoder.layers.{layer}.encoder_attn.",
 }
-PREFIXES = {part: (f"model.{start}", start) for part, start in BLOCKS.items()}
+PREFIXES = {part: (f"model.{start}", start) for part, start in PART_PREFIXES.items()}
 RULES: dict[Names, tuple[Names, str]] = {
     "w_q": ("q_proj.weight", "(h k) d -> d h k"),
     "w_k": ("k_proj.weight", "(h k) i -> i h k"),

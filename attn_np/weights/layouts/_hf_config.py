@@ -14,7 +14,7 @@ CONFIG = "config.json"
 MAX_CONFIG = 2**22
 ALLOW = "pass allow= with the names of those that leave attention as it is"
 
-# Our fields of rotary positions that weights do not depend on. (They do on `rope_layout`: which numbers are pairs.)
+# Our fields of rotary positions that weights do not depend on. (Weights do depend on `rope_layout`.)
 ROTARY_FIELDS = (
     "rope_base",
     "rotary_dim",
@@ -60,12 +60,12 @@ class HFConfig:
     """The fields of a `config.json`. A null counts as absent, except for `is_null`.
 
     Attributes:
-        file: its path.
+        path: the file's path.
         prefix: what stands before the fields: "" for the whole file, "rope_scaling." for that object.
     """
 
-    def __init__(self, file: str, values: Mapping[str, Any], prefix: str = "") -> None:
-        self.file, self.prefix = file, prefix
+    def __init__(self, path: str, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.path, self.prefix = path, prefix
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = values.keys() - self._values.keys()
         self._read: set[str] = set()
@@ -113,7 +113,7 @@ class HFConfig:
         count = self.get(key)
         if type(count) is int and layer >= count:
             expected, fix = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
-            raise ConfigMismatchError(self.file, self.prefix + key, expected, str(count), fix)
+            raise ConfigMismatchError(self.path, self.prefix + key, expected, str(count), fix)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -129,7 +129,7 @@ class HFConfig:
             value = self.get(key, {})
             if not isinstance(value, dict):
                 self.refuse(key, "an object")
-            self._nested[key] = HFConfig(self.file, value, f"{self.prefix}{key}.")
+            self._nested[key] = HFConfig(self.path, value, f"{self.prefix}{key}.")
         return self._nested[key]
 
     def text_config(self) -> "HFConfig":
@@ -158,7 +158,7 @@ class HFConfig:
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
         fix = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.file, self.prefix + key, expected, value, fix)
+        raise ConfigMismatchError(self.path, self.prefix + key, expected, value, fix)
 
     def refuse_unread(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
@@ -174,10 +174,10 @@ class HFConfig:
         if "quantization_config" in unread:
             expected, got = "weights in floating point", "quantised ones, which are not read"
             how = "get the model unquantised, or write it again so with its library"
-            raise ConfigMismatchError(self.file, "quantization_config", expected, got, how)
+            raise ConfigMismatchError(self.path, "quantization_config", expected, got, how)
         if unread:
             got = f"{first_names(sorted(unread))}, unknown here"
-            raise ConfigMismatchError(self.file, sorted(unread)[0], "fields with a known meaning", got, fix)
+            raise ConfigMismatchError(self.path, sorted(unread)[0], "fields with a known meaning", got, fix)
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
@@ -229,7 +229,7 @@ def rotary(
         layer_type: the layer's type, for models with parameters for each type.
         base: the default of the base.
         share: the default of the share of a head that is rotated.
-        original: the default of the original length; 0 for the one beside the scaling, or else the whole length.
+        original: the default original length; with 0, that in the scaling object, else `max_position_embeddings`.
         sections: the default of the sections, for a family that counts on several axes.
         interleaved: whether the family's axes take pairs in turn.
         max_positions: the default of the number of positions.
@@ -285,8 +285,8 @@ def rotary(
     return fields | ({} if rope.flag("truncate", True) else {"yarn_truncate": False})
 
 
-def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
-    """Our fields of rotary positions, for a family that rotates whole heads.
+def whole_head_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
+    """Our fields of rotary positions, for a family that rotates whole heads: `rotary`, whose options it takes.
 
     Raises:
         ConfigMismatchError: the file says that a part of a head is rotated, which such a model can't do or ignores.
@@ -297,7 +297,7 @@ def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
     return fields
 
 
-def typed_rotary(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
+def rotary_of_layer_type(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
     """Our fields of rotary positions, from the parameters that `rope_parameters` has for a type of layers.
 
     Raises:
@@ -307,7 +307,7 @@ def typed_rotary(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]
     if layer_type not in types:
         types.refuse(layer_type, "the positions of such layers")
     types.nested(layer_type).number("rope_theta")
-    return full_rotary(hf, head_dim, layer_type=layer_type)
+    return whole_head_rotary(hf, head_dim, layer_type=layer_type)
 
 
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:

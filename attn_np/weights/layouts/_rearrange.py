@@ -24,13 +24,14 @@ def parse(pattern: str) -> tuple[Side, Side]:
     """Both sides of a pattern, each a tuple of axes, each axis a tuple of letters.
 
     Raises:
-        ValueError: a pattern that does not move every letter from one side to the other.
+        ValueError: a pattern that does not have every letter once on each side.
     """
     sides = pattern.split("->")
     if len(sides) != 2:
         raise ValueError(f"expected a pattern like '(h k) d -> d h k', got {pattern!r}; write it with one arrow")
     left, right = (parse_side(side, pattern) for side in sides)
-    if sorted(sum(left, ())) != sorted(set(sum(right, ()))):
+    letters = sum(left, ())
+    if len(set(letters)) != len(letters) or sorted(letters) != sorted(sum(right, ())):
         raise ValueError(f"expected the same letters, each once, on both sides, got {pattern!r}; complete it")
     return left, right
 
@@ -100,7 +101,7 @@ class Concatenation:
 
     Attributes:
         axis: the axis of the whole.
-        outer: letters of the groups that the arrays alternate in; empty if each array is in one piece.
+        outer: letters before the bars in their group, for which the arrays repeat; empty if each is in one piece.
         parts: letters of each array within a group.
         patterns: a pattern for each array, from its part of the whole.
     """

@@ -23,10 +23,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     }
 
 
-MODELS = ("", "bert.", "roberta.", "electra.")
+MODEL_PREFIXES = ("", "bert.", "roberta.", "electra.")
 LAYOUT = Layout(
     origin="transformers: BertModel and the models that keep its names",
-    prefixes=tuple(f"{model}encoder.layer.{{layer}}." for model in MODELS),
+    prefixes=tuple(f"{model}encoder.layer.{{layer}}." for model in MODEL_PREFIXES),
     tables={
         "mha": Table(
             rules={
@@ -56,7 +56,7 @@ LAYOUT = Layout(
     elsewhere=(
         *(
             f"{model}{key}"
-            for model in MODELS
+            for model in MODEL_PREFIXES
             for key in ("embeddings.*", "embeddings_project.*", "encoder.layer.*", "pooler.dense.*")
         ),
         *("lm_head.*", "discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
@@ -64,7 +64,7 @@ LAYOUT = Layout(
         "cls.*",
         "qa_outputs.*",
     ),
-    sidecar={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
+    sidecar_names={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
     metadata={"format": "pt"},
     model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     table_and_fields=table_and_fields,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, family, sizes, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -11,7 +11,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     fields, bias = sizes(hf), hf.flag("attention_bias", False)
     hf.skip("logit_scale")
     fields |= {"qkv_bias": bias, "output_bias": bias, "rope_layout": "interleaved"}
-    fields |= full_rotary(hf, fields["head_dim"], base=500000.0)
+    fields |= whole_head_rotary(hf, fields["head_dim"], base=500000.0)
     if not hf.flag("use_qk_norm", False):
         return "decoder", fields
     return "normed", fields | NORM | {"norm_eps": hf.number("layer_norm_eps", 1e-5)}
@@ -23,11 +23,11 @@ NORMED = table(
         "w_q_norm_heads": ("self_attn.q_norm.weight", "h k -> h k"),
         "w_k_norm_heads": ("self_attn.k_norm.weight", "g k -> g k"),
     },
-    flags=BIASES,
+    flags=BIAS_FLAGS,
     free=("norm_eps",),
     fixed={"rope_layout": "interleaved"} | NORM,
     variant="decoder",
 )
 # The normed table first: its files have all keys of the other.
-TABLES = {"normed": NORMED, "decoder": table(flags=BIASES, fixed={"rope_layout": "interleaved"})}
+TABLES = {"normed": NORMED, "decoder": table(flags=BIAS_FLAGS, fixed={"rope_layout": "interleaved"})}
 LAYOUT = family("CohereModel", table_and_fields, TABLES, model_types=("cohere",))

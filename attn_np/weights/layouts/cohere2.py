@@ -3,16 +3,16 @@
 from typing import Any
 
 from attn_np.weights.layouts._decoder import (
-    BIASES,
+    BIAS_FLAGS,
     biases,
     family,
     is_sliding,
-    required_window,
+    required_window_field,
     sizes,
+    skip_rotary,
     table,
-    unrotated,
 )
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -28,10 +28,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     fields: dict[str, Any] = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     if is_sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % every else "full_attention"):
-        return "decoder", fields | full_rotary(hf, fields["head_dim"]) | required_window(hf, layer, 4096)
+        return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, 4096)
     hf.skip("sliding_window")
-    return "decoder", fields | unrotated(hf)
+    return "decoder", fields | skip_rotary(hf)
 
 
-TABLE = table(flags=BIASES, free=("window",), fixed={"rope_layout": "interleaved"})
+TABLE = table(flags=BIAS_FLAGS, free=("window",), fixed={"rope_layout": "interleaved"})
 LAYOUT = family("Cohere2Model", table_and_fields, {"decoder": TABLE}, model_types=("cohere2",))

@@ -3,9 +3,9 @@
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout
-from attn_np.weights.layouts._decoder import clip, table
+from attn_np.weights.layouts._decoder import clip_field, table
 from attn_np.weights.layouts._hf_config import IRRELEVANT_FIELDS, HFConfig
-from attn_np.weights.layouts.phi3 import PARTS
+from attn_np.weights.layouts.phi3 import QKV_PATTERN
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -21,7 +21,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "num_heads": hf.integer("n_heads", 16),
         "num_kv_heads": kv_heads,
         "rope_base": base(hf),
-        **clip(attention),
+        **clip_field(attention),
     }
 
 
@@ -40,7 +40,7 @@ def base(hf: HFConfig) -> float:
 
 
 TABLE = table(
-    rules={("w_q", "w_k", "w_v"): ("norm_attn_norm.attn.Wqkv.weight", PARTS)},
+    rules={("w_q", "w_k", "w_v"): ("norm_attn_norm.attn.Wqkv.weight", QKV_PATTERN)},
     free=("clip_qkv",),
     names={"self_attn.o_proj": "norm_attn_norm.attn.out_proj"},
 )

@@ -23,8 +23,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     if type(distance) is not int or distance < 1:
         distance = hf.integer("max_position_embeddings", 512)
     buckets = hf.get("position_buckets", -1)
-    own = ", ".join(terms)
-    return own if not shared and own in LAYOUT.tables else "disentangled", {
+    table_name = ", ".join(terms)
+    return table_name if not shared and table_name in LAYOUT.tables else "disentangled", {
         "d_model": width,
         "num_heads": heads,
         "max_distance": distance,
@@ -50,17 +50,17 @@ RULES: dict[Names, tuple[Names, str]] = {
     "w_rel_norm": ("LayerNorm.weight", "d -> d"),
     "b_rel": ("LayerNorm.bias", "d -> d"),
 }
-SHARED = Table(
+SHARED_PROJECTIONS = Table(
     rules=RULES,
     letters={"d_model": "d", "num_heads": "h"},
     flags={"norm_rel": ("w_rel_norm", "b_rel")},
     free=("max_distance", "buckets_per_side", "score_terms", "norm_eps"),
     fixed={"p2c_view": "query", "share_projections": True},
-    stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
+    keys_beside_layers=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
 )
 
 
-def apart(*terms: str) -> Table:
+def own_projections(*terms: str) -> Table:
     """The table for distances with projections of their own, one for each term beside content to content."""
     rules = dict(RULES)
     for term in terms:
@@ -68,18 +68,18 @@ def apart(*terms: str) -> Table:
         rules[f"w_{ours}"] = f"attention.self.{theirs}.weight", "(h k) d -> d h k"
         rules[f"b_{ours}"] = f"attention.self.{theirs}.bias", "(h k) -> h k"
     fixed = {"p2c_view": "query", "rel_projection_bias": True, "score_terms": terms}
-    free = tuple(name for name in SHARED.free if name != "score_terms")
-    return replace(SHARED, rules=rules, free=free, fixed=fixed, variant="disentangled")
+    free = tuple(name for name in SHARED_PROJECTIONS.free if name != "score_terms")
+    return replace(SHARED_PROJECTIONS, rules=rules, free=free, fixed=fixed, variant="disentangled")
 
 
 LAYOUT = Layout(
     origin="transformers: DebertaV2Model",
     prefixes=("encoder.layer.{layer}.", "deberta.encoder.layer.{layer}."),
     tables={
-        "disentangled": SHARED,
-        "c2p, p2c": apart("c2p", "p2c"),
-        "c2p": apart("c2p"),
-        "p2c": apart("p2c"),
+        "disentangled": SHARED_PROJECTIONS,
+        "c2p, p2c": own_projections("c2p", "p2c"),
+        "c2p": own_projections("c2p"),
+        "p2c": own_projections("p2c"),
     },
     ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),
     elsewhere=(

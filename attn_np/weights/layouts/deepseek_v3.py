@@ -7,7 +7,7 @@ by head.
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, full_rotary, yarn_scale
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, whole_head_rotary, yarn_scale
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 
@@ -29,13 +29,13 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "causal": True,
         "use_bias": hf.flag("attention_bias", False),
     }
-    fields |= full_rotary(hf, rope_dim) | score_scale(hf, nope_dim + rope_dim)
+    fields |= whole_head_rotary(hf, rope_dim) | score_scale(hf, nope_dim + rope_dim)
     if hf.is_null("q_lora_rank"):
         return "mla", fields
     return "queries of a latent", fields | {"q_rank": hf.integer("q_lora_rank", 1536)}
 
 
-# Fields of the experts, and of layers that predict further.
+# Fields of the experts, and of multi-token prediction.
 MIXTURE = (
     "n_group", "topk_group", "topk_method", "n_routed_experts", "num_local_experts", "n_shared_experts",
     "num_experts_per_tok", "moe_intermediate_size", "moe_layer_freq", "first_k_dense_replace", "norm_topk_prob",
@@ -53,7 +53,7 @@ def score_scale(hf: HFConfig, width: int) -> dict[str, Any]:
     return {"scale": width**-0.5 * yarn_scale(rope.number("factor"), mscale) ** 2}
 
 
-DIRECT = Table(
+DIRECT_QUERIES = Table(
     rules={
         "w_q": ("self_attn.q_proj.weight", "(h k) e -> e h k"),
         ("w_dkv", "w_k_rot"): ("self_attn.kv_a_proj_with_mqa.weight", "(z | y) d -> d z, d y"),
@@ -76,25 +76,25 @@ DIRECT = Table(
     free=("absorbed", "scale", *(name for name in ROTARY_FIELDS if name != "rotary_dim")),
     fixed={"causal": True},
 )
-LATENT = Table(
+LATENT_QUERIES = Table(
     rules={
-        **DIRECT.rules,
+        **DIRECT_QUERIES.rules,
         "w_dq": ("self_attn.q_a_proj.weight", "e d -> d e"),
         "w_q_norm": ("self_attn.q_a_layernorm.weight", "e -> e"),
         "w_q": ("self_attn.q_b_proj.weight", "(h k) e -> e h k"),
         "b_dq": ("self_attn.q_a_proj.bias", "e -> e"),
     },
     flags={"use_bias": ("b_dq", "b_dkv", "b_k_rot", "b_o")},
-    letters={**DIRECT.letters, "q_rank": "e"},
-    free=DIRECT.free,
-    fixed=DIRECT.fixed,
+    letters={**DIRECT_QUERIES.letters, "q_rank": "e"},
+    free=DIRECT_QUERIES.free,
+    fixed=DIRECT_QUERIES.fixed,
     variant="mla",
 )
 
 LAYOUT = Layout(
     origin="transformers: DeepseekV3Model and the models that keep its names",
     prefixes=LLAMA.prefixes,
-    tables={"mla": DIRECT, "queries of a latent": LATENT},
+    tables={"mla": DIRECT_QUERIES, "queries of a latent": LATENT_QUERIES},
     ignored=LLAMA.ignored,
     elsewhere=LLAMA.elsewhere,
     metadata=LLAMA.metadata,

@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._decoder import sizes
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 
@@ -27,7 +27,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.skip("lambda_std_dev")
     fields |= {"use_bias": hf.flag("attention_bias", False), "causal": True, "norm_weight": False}
     fields |= {"depth": layer + 1, "norm_eps": hf.number("rms_norm_eps", 1e-5)}
-    positions = full_rotary(hf, fields["head_dim"])
+    positions = whole_head_rotary(hf, fields["head_dim"])
     if "rope_scaling" in positions:
         hf.refuse("rope_parameters", "rotary positions without scaling", positions["rope_scaling"])
     return "differential", fields | positions

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, table
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, table
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.bert import LAYOUT as BERT
 
@@ -21,7 +21,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     }
     if positions != "rotary":
         return "mha", fields
-    return "decoder", fields | {"rope_base": base} | dict.fromkeys(BIASES, True)
+    return "decoder", fields | {"rope_base": base} | dict.fromkeys(BIAS_FLAGS, True)
 
 
 NAMES = {
@@ -30,7 +30,7 @@ NAMES = {
     "self_attn.v_proj": "attention.self.value",
     "self_attn.o_proj": "attention.output.dense",
 }
-ROTARY = table(free=("causal",), fixed=dict.fromkeys(BIASES, True), names=NAMES)
+ROTARY = table(free=("causal",), fixed=dict.fromkeys(BIAS_FLAGS, True), names=NAMES)
 LAYOUT = replace(
     BERT,
     origin="transformers: EsmModel and the models that keep its names",
@@ -53,7 +53,7 @@ LAYOUT = replace(
         "lm_head.*",
         "classifier.*",
     ),
-    sidecar={},
+    sidecar_names={},
     model_types=("esm",),
     table_and_fields=table_and_fields,
 )

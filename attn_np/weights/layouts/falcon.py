@@ -1,14 +1,14 @@
 """Falcon as `transformers` names it: the rows of a key/value head's queries, key and value are one block.
 
 One pattern covers the three kinds: one key/value head for all queries (7B), some (40B), and one for each query head,
-which may have slopes instead of rotary positions (RW). The library adds biases before it scales, and rounds them to
-bfloat16: beyond 256 positions they are not all apart there. Ours are as exact as the other numbers.
+which may have slopes instead of rotary positions (RW). The library adds ALiBi's biases before it scales, rounded to
+bfloat16: beyond 256 positions some are equal. Ours are as exact as the other numbers.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._decoder import unrotated
+from attn_np.weights.layouts._decoder import skip_rotary
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
@@ -24,8 +24,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     if hf.flag("alibi", False):
         if kv_heads != heads:
             hf.refuse("alibi", f"false beside {kv_heads} heads of keys for {heads} of queries", True)
-        unrotated(hf)
-        return "alibi", {"d_model": width, "num_heads": heads, "use_bias": bias} | SLOPES
+        skip_rotary(hf)
+        return "alibi", {"d_model": width, "num_heads": heads, "use_bias": bias} | ALIBI_FIXED
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
@@ -36,7 +36,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     }
 
 
-SLOPES = {"causal": True, "scale_slopes": True}
+ALIBI_FIXED = {"causal": True, "scale_slopes": True}
 LAYOUT = Layout(
     origin="transformers: FalconModel",
     prefixes=("transformer.h.{layer}.", "h.{layer}."),
@@ -67,7 +67,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h"},
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
-            fixed=SLOPES,
+            fixed=ALIBI_FIXED,
         ),
     },
     ignored=(
@@ -86,7 +86,7 @@ LAYOUT = Layout(
         "classifier.*",
         "qa_outputs.*",
     ),
-    table_from_tensors=True,
+    tensors_decide=True,
     metadata={"format": "pt"},
     model_types=("falcon",),
     table_and_fields=table_and_fields,

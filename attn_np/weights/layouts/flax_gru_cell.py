@@ -5,12 +5,12 @@ Keys are the paths in the tree of parameters, joined by dots or slashes: `nnx.to
 
 from attn_np.weights.layouts._base import Layout, Table
 
-SIZES = {"input_dim": "d", "hidden_dim": "e"}
+LETTERS = {"input_dim": "d", "hidden_dim": "e"}
 FIXED = {"num_layers": 1, "use_bias": True, "reset_after": True, "bidirectional": False}
 
 LAYOUT = Layout(
     origin="flax: nnx.GRUCell",
-    table_from_tensors=True,
+    tensors_decide=True,
     separator="/",
     tables={
         "gru": Table(
@@ -20,7 +20,7 @@ LAYOUT = Layout(
                 "layers.0.b_x": ("dense_i.bias", "(f e) -> f e"),
                 "layers.0.b_h": ("dense_h.bias", "(f e) -> f e"),
             },
-            letters=SIZES,
+            letters=LETTERS,
             fixed=FIXED,
             constants={"f": 3},
             absent=("dense_h.bias",),

@@ -16,7 +16,7 @@ NORMS: dict[Names, tuple[Names, str]] = {
 LAYOUT = Layout(
     origin="flax: linen.MultiHeadDotProductAttention and nnx.MultiHeadAttention",
     prefixes=("", "params."),
-    table_from_tensors=True,
+    tensors_decide=True,
     separator="/",
     tables={
         "qk_norm": Table(

@@ -4,13 +4,13 @@ from typing import Any
 
 from attn_np.weights.layouts import olmo2
 from attn_np.weights.layouts._decoder import family
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `FlexOlmoConfig`."""
-    fields = olmo2.normed(hf, norm_eps=1e-6)
-    return "decoder", fields | full_rotary(hf, fields["head_dim"], base=500000.0)
+    fields = olmo2.fields_but_positions(hf, norm_eps=1e-6)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"], base=500000.0)
 
 
 LAYOUT = family(

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, family, sizes, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, family, sizes, sliding_window_field, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Gemma2Config`: the projections share one flag for their biases."""
     hf.only("use_bidirectional_attention", False)
-    fields = common(hf, 50.0) | full_rotary(hf, hf.integer("head_dim", 256))
+    fields = common(hf, 50.0) | whole_head_rotary(hf, hf.integer("head_dim", 256))
     # The first files have the same window under two names.
     hf.only("sliding_window_size", hf.get("sliding_window"))
-    return "decoder", fields | (window(hf, 4096) if kind(hf, layer, 2) == "sliding_attention" else {})
+    return "decoder", fields | (sliding_window_field(hf, 4096) if kind(hf, layer, 2) == "sliding_attention" else {})
 
 
 def common(hf: HFConfig, cap: float | None) -> dict[str, Any]:
@@ -39,6 +39,6 @@ def kind(hf: HFConfig, layer: int, every: int) -> str:
     return hf.layer_type(layer, default, "sliding_attention", "full_attention")
 
 
-TABLE = table(flags=BIASES, free=("scale", "softcap", "window"))
+TABLE = table(flags=BIAS_FLAGS, free=("scale", "softcap", "window"))
 IGNORED = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
 LAYOUT = family("Gemma2Model", table_and_fields, {"decoder": TABLE}, model_types=("gemma2",), ignored=IGNORED)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, family, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary, typed_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, family, sliding_window_field, table
+from attn_np.weights.layouts._hf_config import HFConfig, rotary_of_layer_type, whole_head_rotary
 from attn_np.weights.layouts.gemma2 import IGNORED, common, kind
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
@@ -18,24 +18,24 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.skip("_sliding_window_pattern")
     layer_type = kind(hf, layer, hf.integer("sliding_window_pattern", 6))
     fields |= positions(hf, fields["head_dim"], layer_type)
-    return "decoder", fields | (window(hf, 4096) if layer_type == "sliding_attention" else {})
+    return "decoder", fields | (sliding_window_field(hf, 4096) if layer_type == "sliding_attention" else {})
 
 
 def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
     """Our fields of rotary positions: older files name the base of windows apart, and scale the other layers alone."""
     if "rope_parameters" in hf:
         hf.skip("rope_local_base_freq")
-        return typed_rotary(hf, head_dim, layer_type)
+        return rotary_of_layer_type(hf, head_dim, layer_type)
     if layer_type == "sliding_attention":
         hf.skip("rope_theta", "rope_scaling")
         return {"rope_base": hf.number("rope_local_base_freq", 10000.0)}
     hf.skip("rope_local_base_freq")
-    return full_rotary(hf, head_dim, base=1000000.0)
+    return whole_head_rotary(hf, head_dim, base=1000000.0)
 
 
 TABLE = table(
     rules={names: NORMED.rules[names] for names in ("w_q_norm", "w_k_norm")},
-    flags=BIASES,
+    flags=BIAS_FLAGS,
     free=("scale", "window", "norm_eps"),
     fixed={"norm": "rms", "norm_offset": 1.0},
 )

@@ -7,7 +7,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `GPT2Config`: the scale may be absent, or divided by the layer's number."""
+    """The table and fields of a `GPT2Config`: the scale may be absent, or divided by the layer's number plus one."""
     hf.check_layer("n_layer", layer)
     hf.only("add_cross_attention", False)
     hf.skip("n_positions", "n_ctx", "n_inner", "activation_function", "reorder_and_upcast_attn")

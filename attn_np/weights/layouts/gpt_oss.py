@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import family, sizes, sliding_window_field, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.gemma2 import kind
 
 
@@ -18,8 +18,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "router_aux_loss_coef", "swiglu_alpha", "swiglu_limit", "initial_context_length", "sliding_window",
     )  # fmt: skip
     require_float_attention(hf)
-    fields |= full_rotary(hf, fields["head_dim"], base=150000.0)
-    return "decoder", fields | (window(hf, 128) if kind(hf, layer, 2) == "sliding_attention" else {})
+    fields |= whole_head_rotary(hf, fields["head_dim"], base=150000.0)
+    return "decoder", fields | (sliding_window_field(hf, 128) if kind(hf, layer, 2) == "sliding_attention" else {})
 
 
 def require_float_attention(hf: HFConfig) -> None:

@@ -1,4 +1,4 @@
-"""Longformer as `transformers` names it, beside our own names: BERT's, and projections for global positions."""
+"""Longformer as `transformers` names it (`longformer` is our variant): BERT's names, and global projections."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ LAYOUT = replace(
         )
     },
     elsewhere=(*BERT.elsewhere, *(f"longformer.{key}" for key in BERT.elsewhere), "lm_head.*"),
-    sidecar={},
+    sidecar_names={},
     model_types=("longformer",),
     table_and_fields=table_and_fields,
 )

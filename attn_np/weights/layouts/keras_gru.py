@@ -1,7 +1,7 @@
 """Keras' `GRU` and `GRUCell`: the gates in the order z r n along the columns.
 
-Which biases a layer has the file shows, and by them whether the reset gate acts after the state's product. Without
-biases it does unless the call says `reset_after=False`. Keys are the weights' paths, joined by slashes or dots.
+The file shows which biases there are, and so whether the reset gate acts after the state's product. Without biases it
+does, unless the call says `reset_after=False`. Keys are the weights' paths, joined by slashes or dots.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ ONE_BIAS = {"layers.0.b_x": ("bias", "(f e) -> f e")}
 LAYOUT = Layout(
     origin="keras: layers.GRU and layers.GRUCell",
     prefixes=("gru_cell.", ""),
-    table_from_tensors=True,
+    tensors_decide=True,
     separator="/",
     tables={
         "two biases": replace(

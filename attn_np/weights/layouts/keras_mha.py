@@ -7,7 +7,7 @@ is gated attention; gates beside shared heads of keys and values are refused.
 
 from attn_np.weights.layouts._base import Layout, Names, Table
 
-# A setting of the module, and an argument of its call.
+# In Keras an argument of the call, and a setting of the module.
 FREE = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 LETTERS = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j", "output_dim": "o"}
@@ -35,7 +35,7 @@ GATES: dict[Names, tuple[Names, str]] = {
 
 LAYOUT = Layout(
     origin="keras: layers.MultiHeadAttention and layers.GroupQueryAttention",
-    table_from_tensors=True,
+    tensors_decide=True,
     separator="/",
     tables={
         "gated": Table(

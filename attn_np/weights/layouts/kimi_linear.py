@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._base import Table
-from attn_np.weights.layouts._decoder import family, unrotated
+from attn_np.weights.layouts._decoder import family, skip_rotary
 from attn_np.weights.layouts._hf_config import HFConfig
-from attn_np.weights.layouts.deepseek_v3 import DIRECT, LATENT, MIXTURE
+from attn_np.weights.layouts.deepseek_v3 import DIRECT_QUERIES, LATENT_QUERIES, MIXTURE
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `KimiLinearConfig`: of a layer of its kind."""
+    """The table and fields of a `KimiLinearConfig`, by the layer's type."""
     hf.only("mla_use_nope", True)
     hf.skip(*MIXTURE, *OTHER_FIELDS)
-    unrotated(hf)
-    delta = linear(hf)
+    skip_rotary(hf)
+    delta = delta_fields(hf)
     heads, bias = hf.integer("num_attention_heads", 32), hf.flag("attention_bias", False)
     widths = {ours: hf.integer(theirs, default) for ours, (theirs, default) in WIDTHS.items()}
     q_rank = {} if "q_lora_rank" not in hf else {"q_rank": hf.integer("q_lora_rank")}
@@ -30,13 +30,13 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "queries of a latent" if q_rank else "mla", fields | widths | q_rank
 
 
-def linear(hf: HFConfig) -> dict[str, Any]:
+def delta_fields(hf: HFConfig) -> dict[str, Any]:
     """Our fields of a layer of Kimi delta attention; the published files have its sizes in an object."""
     linear_config = hf.nested("linear_attn_config")
     linear_config.skip("full_attn_layers", "kda_layers")
     sizes = {}
-    for ours, (own, theirs, default) in LINEAR.items():
-        sizes[ours] = linear_config.integer(own, hf.integer(theirs, default))
+    for ours, (published, theirs, default) in LINEAR.items():
+        sizes[ours] = linear_config.integer(published, hf.integer(theirs, default))
     eps = {"norm_eps": hf.number("rms_norm_eps", 1e-5), "qk_norm_eps": 1e-6}
     return {"d_model": hf.integer("hidden_size", 2304)} | sizes | eps
 
@@ -107,10 +107,10 @@ DELTA = Table(
 UNROTATED: dict[str, Any] = {"free": ("absorbed", "scale"), "fixed": {"causal": True, "rope_base": None}}
 TABLES = {
     "kda": DELTA,
-    "mla": replace(DIRECT, **UNROTATED),
-    "queries of a latent": replace(LATENT, **UNROTATED),
+    "mla": replace(DIRECT_QUERIES, **UNROTATED),
+    "queries of a latent": replace(LATENT_QUERIES, **UNROTATED),
 }
 LAYOUT = replace(
     family("KimiLinearModel", table_and_fields, TABLES, model_types=("kimi_linear",), ignored=("block_sparse_moe.*",)),
-    table_from_tensors=True,
+    tensors_decide=True,
 )

@@ -5,14 +5,14 @@ its cell "cell": `prefix="cell."`.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts.flax_gru_cell import FIXED, SIZES
+from attn_np.weights.layouts.flax_gru_cell import FIXED, LETTERS
 
 OF_INPUT = ("ir", "iz", "in")
 OF_STATE = ("hr", "hz", "hn")
 
 LAYOUT = Layout(
     origin="flax: linen.GRUCell",
-    table_from_tensors=True,
+    tensors_decide=True,
     separator="/",
     tables={
         "gru": Table(
@@ -22,7 +22,7 @@ LAYOUT = Layout(
                 "layers.0.b_x": (tuple(f"{gate}.bias" for gate in OF_INPUT), "f e -> f e"),
                 "layers.0.b_h": (tuple(f"{gate}.bias" for gate in OF_STATE), "f e -> f e"),
             },
-            letters=SIZES,
+            letters=LETTERS,
             fixed=FIXED,
             absent=("hr.bias", "hz.bias"),
         )

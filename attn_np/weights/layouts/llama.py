@@ -7,7 +7,7 @@ and keys are ordered for rotary pairs across the halves of a head, unlike in Met
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -22,7 +22,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "head_dim": head_dim,
         "qkv_bias": bias,
         "output_bias": bias,
-        **full_rotary(hf, head_dim),
+        **whole_head_rotary(hf, head_dim),
     }
 
 

@@ -1,13 +1,14 @@
 """Llama 4's text model as `transformers` names it: layers that rotate, within chunks, and layers that do neither.
 
 The former norm each head of queries and keys without a weight. The library norms after the rotation, which leaves the
-lengths that are normed as they are. The latter raise queries with their position.
+lengths that are normed as they are. The latter multiply queries by a factor that grows with the
+position.
 """
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table, unrotated
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, sizes, skip_rotary, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.smollm3 import layer_rotates
 
 
@@ -25,15 +26,15 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     chunk = hf.integer("attention_chunk_size", 8192)
     fields |= {"chunk_size": chunk} if chunked else {}
     if rotates:
-        fields |= full_rotary(hf, fields["head_dim"], base=500000.0)
+        fields |= whole_head_rotary(hf, fields["head_dim"], base=500000.0)
         return "decoder", fields | ({"norm": "rms", "norm_eps": eps} if normed else {})
     grown = {"temperature_growth": growth, "temperature_interval": interval}
-    return "decoder", fields | unrotated(hf) | (grown if grows or grows is None else {})
+    return "decoder", fields | skip_rotary(hf) | (grown if grows or grows is None else {})
 
 
 FIXED: dict[str, Any] = {"rope_layout": "interleaved", "norm_weight": None}
 FREE = ("norm", "norm_eps", "chunk_size", "temperature_growth", "temperature_interval")
-TABLE = table(flags=BIASES, free=FREE, fixed=FIXED)
+TABLE = table(flags=BIAS_FLAGS, free=FREE, fixed=FIXED)
 LAYOUT = family(
     "Llama4TextModel", table_and_fields, {"decoder": TABLE}, model_types=("llama4_text",), ignored=("feed_forward.*",)
 )

@@ -1,7 +1,6 @@
 """MiniMax-Text-01 as `transformers` names it: layers of softmax attention, as Mixtral's, and of lightning attention.
 
-A layer of lightning attention decays by slopes, less the later it comes; a file has them, and tables made from
-them, beside the weights.
+Lightning attention decays by slopes, the less the deeper the layer; files also hold them, and arrays made from them.
 """
 
 from dataclasses import replace
@@ -10,8 +9,8 @@ from typing import Any
 
 from attn_np.weights.layouts import mixtral
 from attn_np.weights.layouts._base import Table
-from attn_np.weights.layouts._decoder import family, sizes, unrotated, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import family, sizes, skip_rotary, sliding_window_field
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -20,8 +19,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     kinds = ("full_attention", "linear_attention")
     fields = sizes(hf, kv_heads=8)
     if hf.layer_type(layer, lambda n: kinds[n % 2], *kinds) == "full_attention":
-        return "decoder", fields | full_rotary(hf, fields["head_dim"], base=1000000.0) | window(hf)
-    unrotated(hf)
+        return "decoder", fields | whole_head_rotary(hf, fields["head_dim"], base=1000000.0) | sliding_window_field(hf)
+    skip_rotary(hf)
     hf.skip("sliding_window")
     hf.only("hidden_act", "silu")  # of queries, keys and values as well
     layers = hf.integer("num_hidden_layers", 32)
@@ -58,14 +57,14 @@ RETENTION = Table(
     fixed=LIGHTNING,
 )
 TABLES = {**mixtral.LAYOUT.tables, "retention": RETENTION}
-FOLLOWS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+DERIVED_BUFFERS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 LAYOUT = replace(
     family(
         "MiniMaxModel",
         table_and_fields,
         TABLES,
         model_types=("minimax",),
-        ignored=("block_sparse_moe.*", *(f"self_attn.{name}" for name in FOLLOWS)),
+        ignored=("block_sparse_moe.*", *(f"self_attn.{name}" for name in DERIVED_BUFFERS)),
     ),
-    table_from_tensors=True,
+    tensors_decide=True,
 )

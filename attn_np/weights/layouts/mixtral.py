@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import family, sizes, sliding_window_field, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `MixtralConfig`."""
     fields = sizes(hf, kv_heads=8)
-    return "decoder", fields | full_rotary(hf, fields["head_dim"], base=1000000.0) | window(hf)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"], base=1000000.0) | sliding_window_field(hf)
 
 
 LAYOUT = family(

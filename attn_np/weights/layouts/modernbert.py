@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, is_sliding, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, is_sliding, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -16,7 +16,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     fields |= {"window": (side, side)} if local else {}
     global_base, local_base = hf.number("global_rope_theta", 160000.0), hf.number("local_rope_theta", 10000.0)
     kind, base = ("sliding_attention", local_base) if local else ("full_attention", global_base)
-    return "decoder", fields | full_rotary(hf, width // heads, layer_type=kind, base=base)
+    return "decoder", fields | whole_head_rotary(hf, width // heads, layer_type=kind, base=base)
 
 
 OTHER_FIELDS = (
@@ -32,7 +32,7 @@ TABLE = table(
         ROWS: ("attn.Wqkv.weight", "(p h k) d -> p d h k"),
         ("b_q", "b_k", "b_v"): ("attn.Wqkv.bias", "(p h k) -> p h k"),
     },
-    flags=BIASES,
+    flags=BIAS_FLAGS,
     free=("window",),
     fixed={"causal": False},
     names={"self_attn.o_proj": "attn.Wo"},

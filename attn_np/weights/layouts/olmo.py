@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, clip, family, sizes, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, clip_field, family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `OlmoConfig`: the projections share one flag for their biases."""
-    fields = sizes(hf) | biases(hf) | clip(hf)
-    return "decoder", fields | full_rotary(hf, fields["head_dim"])
+    fields = sizes(hf) | biases(hf) | clip_field(hf)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
 
-TABLE = table(flags=BIASES, free=("clip_qkv",))
+TABLE = table(flags=BIAS_FLAGS, free=("clip_qkv",))
 LAYOUT = family("OlmoModel", table_and_fields, {"decoder": TABLE}, model_types=("olmo",))

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `Olmo2Config`."""
-    fields = normed(hf)
-    return "decoder", fields | full_rotary(hf, fields["head_dim"])
+    fields = fields_but_positions(hf)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
 
-def normed(hf: HFConfig, *, norm_eps: float = 1e-5) -> dict[str, Any]:
+def fields_but_positions(hf: HFConfig, *, norm_eps: float = 1e-5) -> dict[str, Any]:
     """Our fields but for positions: the projections share one flag for their biases."""
     return sizes(hf) | biases(hf) | NORM | {"norm_eps": hf.number("rms_norm_eps", norm_eps)}
 
@@ -23,7 +23,7 @@ TABLE = table(
         "w_q_norm_heads": ("self_attn.q_norm.weight", "(h k) -> h k"),
         "w_k_norm_heads": ("self_attn.k_norm.weight", "(g k) -> g k"),
     },
-    flags=BIASES,
+    flags=BIAS_FLAGS,
     free=("norm_eps",),
     fixed=NORM,
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_np.weights.layouts._base import Names, Table
-from attn_np.weights.layouts._decoder import NORM_BIASES, family
+from attn_np.weights.layouts._decoder import NORM_BIAS_KEYS, family
 from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 from attn_np.weights.layouts.phi import NORM, NORM_RULES
 
@@ -43,6 +43,6 @@ LAYOUT = family(
     table_and_fields,
     TABLES,
     model_types=("persimmon",),
-    ignored=NORM_BIASES,
+    ignored=NORM_BIAS_KEYS,
     elsewhere=("model.final_layernorm.*", "final_layernorm.*"),
 )

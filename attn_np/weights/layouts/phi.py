@@ -3,13 +3,13 @@
 from typing import Any
 
 from attn_np.weights.layouts._base import Names
-from attn_np.weights.layouts._decoder import BIASES, NORM_BIASES, family, sizes, table
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, NORM_BIAS_KEYS, family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `PhiConfig`."""
-    fields: dict[str, Any] = sizes(hf) | dict.fromkeys(BIASES, True)
+    fields: dict[str, Any] = sizes(hf) | dict.fromkeys(BIAS_FLAGS, True)
     fields |= rotary(hf, fields["head_dim"], share=0.5)
     if not hf.flag("qk_layernorm", False):
         return "decoder", fields
@@ -28,17 +28,17 @@ TABLES = {
     "normed": table(
         rules=NORM_RULES,
         free=("norm_eps",),
-        fixed=dict.fromkeys(BIASES, True) | NORM,
+        fixed=dict.fromkeys(BIAS_FLAGS, True) | NORM,
         names={"o_proj": "dense"},
         variant="decoder",
     ),
-    "decoder": table(fixed=dict.fromkeys(BIASES, True), names={"o_proj": "dense"}),
+    "decoder": table(fixed=dict.fromkeys(BIAS_FLAGS, True), names={"o_proj": "dense"}),
 }
 LAYOUT = family(
     "PhiModel",
     table_and_fields,
     TABLES,
     model_types=("phi",),
-    ignored=NORM_BIASES,
+    ignored=NORM_BIAS_KEYS,
     elsewhere=("model.final_layernorm.*", "final_layernorm.*", "lm_head.bias"),
 )

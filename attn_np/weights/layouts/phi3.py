@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._decoder import family, sizes, sliding_window_field, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
@@ -16,9 +16,9 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     positions = rotary(hf, fields["head_dim"], original=4096)
     if positions.get("rope_scaling", "longrope") != "longrope":
         hf.refuse("rope_scaling", "none or 'longrope', as in these models", positions["rope_scaling"])
-    return "decoder", fields | positions | window(hf)
+    return "decoder", fields | positions | sliding_window_field(hf)
 
 
-PARTS = "(h k | g k | g v) d -> d h k, d g k, d g v"
-TABLE = table(rules={("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", PARTS)}, free=("window",))
+QKV_PATTERN = "(h k | g k | g v) d -> d h k, d g k, d g v"
+TABLE = table(rules={("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", QKV_PATTERN)}, free=("window",))
 LAYOUT = family("Phi3Model", table_and_fields, {"decoder": TABLE}, model_types=("phi3",))

@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, window
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._decoder import family, sizes, sliding_window_field, table
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen2Config`."""
     fields = sizes(hf, kv_heads=32)
-    return "decoder", fields | {"qkv_bias": True} | full_rotary(hf, fields["head_dim"]) | window_field(hf, layer)
+    return "decoder", fields | {"qkv_bias": True} | whole_head_rotary(hf, fields["head_dim"]) | window_field(hf, layer)
 
 
 def window_field(hf: HFConfig, layer: int, first: int = 28) -> dict[str, Any]:
     """Our field for a layer's window: by default, if windows are used, the layers from `max_window_layers` have one."""
     first, used = hf.integer("max_window_layers", first), hf.flag("use_sliding_window", False)
-    fields = window(hf, 4096) if used else {}
+    fields = sliding_window_field(hf, 4096) if used else {}
     hf.skip("sliding_window")
 
     def default(n: int) -> str:

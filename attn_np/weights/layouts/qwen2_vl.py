@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._decoder import family, sizes, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 from attn_np.weights.layouts.qwen2 import window_field
 
@@ -25,7 +25,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `Qwen2VLConfig` or of the text model's in it, which older files lack."""
     text = text_model(hf, layer)
     fields = sizes(text, kv_heads=8) | {"qkv_bias": True} | window_field(text, layer, first=80)
-    return "decoder", fields | full_rotary(text, fields["head_dim"], **POSITIONS)
+    return "decoder", fields | whole_head_rotary(text, fields["head_dim"], **POSITIONS)
 
 
 POSITIONS: dict[str, Any] = {"base": 1000000.0, "sections": (16, 24, 24), "max_positions": 32768}

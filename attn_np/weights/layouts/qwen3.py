@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_np.weights.layouts._decoder import family, sizes, table
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.qwen2 import window_field
 
 
@@ -11,7 +11,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `Qwen3Config`: the projections share one flag for their biases."""
     fields, bias = sizes(hf, kv_heads=32, head_dim=128), hf.flag("attention_bias", False)
     fields |= {"qkv_bias": bias, "output_bias": bias, "norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
-    return "decoder", fields | full_rotary(hf, fields["head_dim"]) | window_field(hf, layer)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | window_field(hf, layer)
 
 
 TABLE = table(

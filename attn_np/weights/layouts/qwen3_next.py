@@ -1,14 +1,14 @@
 """Qwen3-Next as `transformers` names it: layers of the gated delta rule, and of softmax attention with gated outputs.
 
-One projection has the rows of a head's query and then those of its gate. In the other layers it has those of a head of
-queries and keys, and then the rows of the heads of values that use it, and of their gates.
+`q_proj` has each head's query and then its gate. `in_proj_qkvz`, in delta layers, has each key head's query and key,
+then the values and the gates of its value heads.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._base import Table
-from attn_np.weights.layouts._decoder import BIASES, biases, family, sizes, table, unrotated
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, sizes, skip_rotary, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
@@ -18,17 +18,17 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     every, eps = hf.integer("full_attention_interval", 4), hf.number("rms_norm_eps", 1e-6)
     kinds = ("linear_attention", "full_attention")
     if hf.layer_type(layer, lambda n: kinds[(n + 1) % every == 0], *kinds) == "linear_attention":
-        return "gated_delta", linear(hf) | {"norm_eps": eps}
+        return "gated_delta", delta_fields(hf) | {"norm_eps": eps}
     hf.skip(*(f"linear_{name}" for name in LINEAR.values()))
     fields: dict[str, Any] = sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": eps}
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.25)
 
 
-def linear(hf: HFConfig) -> dict[str, Any]:
+def delta_fields(hf: HFConfig) -> dict[str, Any]:
     """Our fields of a layer of the gated delta rule but for the epsilon of its contexts."""
     hf.only("hidden_act", "silu")  # of the convolution as well
     hf.skip("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "partial_rotary_factor")
-    unrotated(hf)
+    skip_rotary(hf)
     defaults = {"num_heads": 32, "num_key_heads": 16, "head_dim": 128, "value_head_dim": 128, "conv_size": 4}
     fields = {ours: hf.integer(f"linear_{LINEAR[ours]}", default) for ours, default in defaults.items()}
     return {"d_model": hf.integer("hidden_size"), "qk_norm_eps": 1e-6} | fields
@@ -48,7 +48,7 @@ TABLE = table(
         ("b_q", "b_gate"): ("self_attn.q_proj.bias", "(h (k | v)) -> h k, h v"),
         **{name: NORMED.rules[name] for name in ("w_q_norm", "w_k_norm")},
     },
-    flags=BIASES,
+    flags=BIAS_FLAGS,
     free=("norm_eps",),
     fixed=GATED,
 )
@@ -82,5 +82,5 @@ DELTA = Table(
 TABLES = {"decoder": TABLE, "gated_delta": DELTA}
 LAYOUT = replace(
     family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)),
-    table_from_tensors=True,
+    tensors_decide=True,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_np.weights.layouts import qwen2_vl
 from attn_np.weights.layouts._decoder import biases, sizes
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
@@ -17,7 +17,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     text = qwen2_vl.text_model(hf, layer)
     fields = sizes(text, kv_heads=32, head_dim=128) | biases(text)
     fields |= {"norm": "rms", "norm_eps": text.number("rms_norm_eps", 1e-6)}
-    return "decoder", fields | full_rotary(text, fields["head_dim"], **POSITIONS)
+    return "decoder", fields | whole_head_rotary(text, fields["head_dim"], **POSITIONS)
 
 
 POSITIONS: dict[str, Any] = {"base": 500000.0, "sections": (24, 20, 20), "interleaved": True, "max_positions": 128000}

@@ -6,7 +6,7 @@ The file has the table of the positions' sines and cosines, rounded to float32; 
 from dataclasses import replace
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIASES, table
+from attn_np.weights.layouts._decoder import BIAS_FLAGS, table
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.bert import LAYOUT as BERT
 from attn_np.weights.layouts.esm import NAMES
@@ -24,7 +24,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     }
 
 
-FIXED = {"rope_layout": "interleaved", "rope_base": 10000.0} | dict.fromkeys(BIASES, True)
+FIXED = {"rope_layout": "interleaved", "rope_base": 10000.0} | dict.fromkeys(BIAS_FLAGS, True)
 LAYOUT = replace(
     BERT,
     origin="transformers: RoFormerModel",
@@ -38,7 +38,7 @@ LAYOUT = replace(
             for key in ("embeddings.*", "embeddings_project.*", "encoder.embed_positions.weight", "encoder.layer.*")
         ),
     ),
-    sidecar={},
+    sidecar_names={},
     model_types=("roformer",),
     table_and_fields=table_and_fields,
 )

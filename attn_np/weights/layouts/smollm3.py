@@ -3,28 +3,28 @@
 from typing import Any
 
 from attn_np.weights.layouts._decoder import (
-    BIASES,
+    BIAS_FLAGS,
     biases,
     family,
     is_sliding,
-    required_window,
+    required_window_field,
     sizes,
+    skip_rotary,
     table,
-    unrotated,
 )
-from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `SmolLM3Config`; with windows, the layers without rotation have one by default."""
     fields, rotates = sizes(hf, kv_heads=4) | biases(hf), layer_rotates(hf, layer)
-    fields |= full_rotary(hf, fields["head_dim"], base=2000000.0) if rotates else unrotated(hf)
+    fields |= whole_head_rotary(hf, fields["head_dim"], base=2000000.0) if rotates else skip_rotary(hf)
     windows = hf.flag("use_sliding_window", False) and "sliding_window" in hf
     hf.skip("sliding_window")
     if is_sliding(hf, layer, lambda _: "sliding_attention" if windows and not rotates else "full_attention"):
         if not windows:
             hf.refuse("use_sliding_window", f"true and sliding_window, for layer {layer}", windows)
-        fields |= required_window(hf, layer)
+        fields |= required_window_field(hf, layer)
     return "decoder", fields
 
 
@@ -36,5 +36,5 @@ def layer_rotates(hf: HFConfig, layer: int) -> bool:
     return bool(entries[layer]) if entries else (layer + 1) % every != 0
 
 
-TABLE = table(flags=BIASES, free=("window",))
+TABLE = table(flags=BIAS_FLAGS, free=("window",))
 LAYOUT = family("SmolLM3Model", table_and_fields, {"decoder": TABLE}, model_types=("smollm3",))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import NORM_BIASES, family, sizes, table
+from attn_np.weights.layouts._decoder import NORM_BIAS_KEYS, family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
@@ -20,6 +20,6 @@ LAYOUT = family(
     table_and_fields,
     {"decoder": table(flags=("qkv_bias",))},
     model_types=("stablelm",),
-    ignored=NORM_BIASES,
+    ignored=NORM_BIAS_KEYS,
     elsewhere=("model.norm.bias", "norm.bias"),
 )

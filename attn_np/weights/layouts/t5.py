@@ -8,14 +8,14 @@ from typing import Any
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
-BLOCKS = {
+PART_PREFIXES = {
     "encoder": "encoder.block.{layer}.layer.0.",
     "decoder": "decoder.block.{layer}.layer.0.",
     "cross": "decoder.block.{layer}.layer.1.",
 }
 
 
-STACKS = tuple(
+STACK_PATTERNS = tuple(
     f"{stack}.{key}"
     for stack in ("encoder", "decoder")
     for key in ("block.*", "embed_tokens.weight", "final_layer_norm.weight")
@@ -39,7 +39,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 LAYOUT = Layout(
     origin="transformers: T5Model and the models that keep its names",
-    prefixes={part: (start, f"transformer.{start}") for part, start in BLOCKS.items()},
+    prefixes={part: (start, f"transformer.{start}") for part, start in PART_PREFIXES.items()},
     tables={
         "t5_bias": Table(
             rules={
@@ -51,7 +51,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},
             free=("causal", "max_distance"),
-            shared=("SelfAttention.relative_attention_bias.weight",),
+            first_layer_keys=("SelfAttention.relative_attention_bias.weight",),
         ),
         "mha": Table(
             rules={
@@ -69,7 +69,7 @@ LAYOUT = Layout(
         "EncDecAttention.relative_attention_bias.weight",  # in the first files; no model uses it
     ),
     elsewhere=(
-        *(f"{start}{key}" for start in ("", "transformer.") for key in ("shared.weight", *STACKS)),
+        *(f"{start}{key}" for start in ("", "transformer.") for key in ("shared.weight", *STACK_PATTERNS)),
         "lm_head.weight",
         "classifier.*",
         "classification_head.*",

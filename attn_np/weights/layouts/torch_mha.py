@@ -43,7 +43,7 @@ def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False, 
 
 LAYOUT = Layout(
     origin="torch: nn.MultiheadAttention",
-    table_from_tensors=True,
+    tensors_decide=True,
     tables={
         "packed": table(PACKED),
         "split": table(SPLIT),

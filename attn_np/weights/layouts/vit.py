@@ -18,12 +18,12 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", sizes | {"causal": False, "rope_base": None, "output_bias": True}
 
 
-def rules(k: str, v: str, heads: str) -> dict[Any, tuple[str, str]]:
-    """The rules of the weights, with the letters of a variant."""
+def rules(key_letter: str, value_letter: str, heads: str) -> dict[Any, tuple[str, str]]:
+    """The rules of the weights, with a variant's letters of the widths of keys and values, and of their heads."""
     return {
         "w_q": ("attention.attention.query.weight", "(h k) d -> d h k"),
-        "w_k": ("attention.attention.key.weight", f"({heads} k) {k} -> {k} {heads} k"),
-        "w_v": ("attention.attention.value.weight", f"({heads} v) {v} -> {v} {heads} v"),
+        "w_k": ("attention.attention.key.weight", f"({heads} k) {key_letter} -> {key_letter} {heads} k"),
+        "w_v": ("attention.attention.value.weight", f"({heads} v) {value_letter} -> {value_letter} {heads} v"),
         "w_o": ("attention.output.dense.weight", "o (h v) -> h v o"),
         "b_o": ("attention.output.dense.bias", "o -> o"),
     }

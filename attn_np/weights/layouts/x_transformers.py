@@ -42,9 +42,9 @@ WIDTHS = {"d_model": "d", "head_dim": "k", "value_head_dim": "v", "output_dim": 
 CROSS = WIDTHS | {"key_dim": "i", "value_dim": "j"}
 HEADS, GROUPS = {"num_heads": "h"}, {"num_kv_heads": "g"}
 NO_BIAS: dict[str, Any] = {"use_bias": False}
-ROTATED: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "rope_layout": "interleaved"}
+DECODER_FIXED: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "rope_layout": "interleaved"}
 FREE = ("causal", "window", "scale")  # settings of the module
-ROTARY = ("softcap", "num_heads", "rope_base", "rotary_dim")
+DECODER_FREE = ("softcap", "num_heads", "rope_base", "rotary_dim")
 
 
 def table(
@@ -60,12 +60,12 @@ def table(
 
 LAYOUT = Layout(
     origin="x-transformers: Attention",
-    table_from_tensors=True,
+    tensors_decide=True,
     tables={
         "mha": table("mha", OWN_HEADS, CROSS | HEADS, ("softcap",)),
         "memory": table("mha", OWN_HEADS | MEMORY, CROSS | HEADS | {"memory_keys": "m"}, ("softcap",)),
         "gqa": table("gqa", SHARED_HEADS, CROSS | GROUPS, ("softcap", "num_heads")),
-        "decoder": table("decoder", SHARED_SELF, WIDTHS | GROUPS, ROTARY, ROTATED),
+        "decoder": table("decoder", SHARED_SELF, WIDTHS | GROUPS, DECODER_FREE, DECODER_FIXED),
         "alibi": table("alibi", SELF, WIDTHS | HEADS),
         "sinks": table("sinks", OWN_HEADS | SINKS, CROSS | HEADS, ("softcap",), NO_BIAS | {"sink": "learned"}),
         "key of zeros": table("sinks", OWN_HEADS, CROSS | HEADS, ("softcap",), NO_BIAS | {"sink": "zero"}),

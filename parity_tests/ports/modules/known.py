@@ -9,8 +9,8 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import layer_config
-from attn_np.weights._pretrained import families, nondefault_fields
+from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._pretrained import layout_of_model_type, nondefault_fields
 from attn_np.weights.layouts._base import applied_rules
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import parse
@@ -45,13 +45,13 @@ def attention_of(modules: Mapping[str, Any], weights: Arrays) -> dict[str, Atten
 def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Attention]:
     """The layer of ours that a module of `transformers` is; nothing where there is none."""
     kind = getattr(getattr(module, "config", None), "model_type", None)
-    if kind not in families():
+    if kind not in layout_of_model_type():
         return
-    layout, layer = layouts.get(families()[kind]), getattr(module, "layer_idx", None) or 0
+    layout, layer = layouts.get(layout_of_model_type()[kind]), getattr(module, "layer_idx", None) or 0
     for part in layout.parts() or ("",):
         try:
-            table, config = layer_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
-            rules = applied_rules(layout.tables[table], config)
+            table_name, config = table_and_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
+            rules = applied_rules(layout.tables[table_name], config)
         except (WeightFileError, ValueError):  # a model that no layer here can be
             continue
         words = name.split(".")

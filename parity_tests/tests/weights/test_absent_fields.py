@@ -14,9 +14,9 @@ import pytest
 
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import layer_config
+from attn_np.weights._foreign_config import table_and_config
 from attn_np.weights._layer_prefixes import find_part
-from attn_np.weights._pretrained import families
+from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights.layouts._hf_config import HFConfig
 from parity_tests import peers
 
@@ -32,10 +32,10 @@ NEEDED = {"deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2
 
 def described(model_type: str, fields: dict[str, Any], layer: int, part: str | None = None) -> Any:
     """Our config of a layer, and the fields that were read for it; or the words of the refusal."""
-    family, hf = layouts.get(families()[model_type]), HFConfig("config.json", fields)
+    family, hf = layouts.get(layout_of_model_type()[model_type]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
-        return layer_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
+        return table_and_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
     except WeightFileError as error:
         return str(error), set()
 
@@ -164,7 +164,7 @@ def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("model_type", sorted(families()))
+@pytest.mark.parametrize("model_type", sorted(layout_of_model_type()))
 def test_what_is_recorded_is_the_librarys(model_type: str) -> None:
     assert of_the_library(model_type) == DEFAULTS[model_type]
 
@@ -178,7 +178,7 @@ def test_what_is_recorded_of_a_model_is_what_is_held_against_the_library(model: 
 
 
 if __name__ == "__main__":
-    found = {model_type: of_the_library(model_type) for model_type in sorted(families())}
+    found = {model_type: of_the_library(model_type) for model_type in sorted(layout_of_model_type())}
     FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     held = {name: of_a_model(model) for name, model in sorted(models().items())}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x)}" for name, x in held.items())  # a line for each model

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import layer_config
+from attn_np.weights._foreign_config import table_and_config
 from attn_np.weights._layer_prefixes import find_part
-from attn_np.weights._pretrained import families
+from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights.layouts._hf_config import HFConfig
 from parity_tests.tests.weights.test_absent_fields import RECORDED, in_words, less
 
@@ -26,10 +26,10 @@ Fields = dict[str, Any]
 
 def read(fields: Fields, layer: int, part: str | None) -> tuple[Fields | None, set[str]]:
     """Our config of a layer, None where it is refused; and every field that was asked for."""
-    family, hf = layouts.get(families()[fields["model_type"]]), HFConfig("config.json", fields)
+    family, hf = layouts.get(layout_of_model_type()[fields["model_type"]]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
-        _, config = layer_config(hf, family, layer, find_part(family, part))
+        _, config = table_and_config(hf, family, layer, find_part(family, part))
     except WeightFileError:
         config = None
     inner = {f"{name}.{key}" for name, x in hf._nested.items() for key in x._read}

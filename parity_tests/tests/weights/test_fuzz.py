@@ -144,11 +144,11 @@ def half_characters(patch: pytest.MonkeyPatch) -> None:
 
 
 def words_as_they_stand(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_errors, "printable", lambda text, limit=0: text)
+    patch.setattr(_errors, "sanitized", lambda text, limit=0: text)
 
 
 def unchecked_shards(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_shards.ShardedFile, "_check_path", lambda self, name: None)
+    patch.setattr(_shards.ShardedFile, "_check_shard_name", lambda self, name: None)
     patch.setattr(_shards.ShardedFile, "_shard_path", lambda self, name: f"{self._folder}/{name}")
 
 

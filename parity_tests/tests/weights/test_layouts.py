@@ -78,7 +78,19 @@ def test_a_pattern_is_read_by_its_letters() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["a b", "a b -> a", "a -> a b", "a a -> a", "(a b -> a b", "a) b -> a b", "((a) b) -> a b", "a 1 -> a"]
+    "pattern",
+    [
+        "a b",
+        "a b -> a",
+        "a -> a b",
+        "a a -> a",
+        "a -> a a",
+        "a a -> a a",
+        "(a b -> a b",
+        "a) b -> a b",
+        "((a) b) -> a b",
+        "a 1 -> a",
+    ],
 )
 def test_a_pattern_that_loses_something_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -148,7 +160,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     table, variant = layout.tables[variant], layout.variant_of(variant)
     make = contract.get(variant).Config
     assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING_FIELDS)
-    assert not layouts.get(name).sidecar or set(layouts.get(name).sidecar.values()) <= set(table.fields())
+    assert not layouts.get(name).sidecar_names or set(layouts.get(name).sidecar_names.values()) <= set(table.fields())
     if layouts.get(name).origin_variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)
     configs = contract.examples(variant).values()
@@ -166,8 +178,8 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
     assert covered >= set(params)
     assert {key for keys, _ in table.rules.values() for key in _base.as_tuple(keys)} >= {
-        *table.shared,
-        *table.stack_keys,
+        *table.first_layer_keys,
+        *table.keys_beside_layers,
     }
 
 
@@ -833,8 +845,8 @@ INVENTED = layouts.Layout(
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "value_head_dim": "v", "num_buckets": "x"},
             flags={"use_bias": ("b_o",)},
             absent=("k.bias",),
-            shared=("relative.weight",),
-            stack_keys=("o.bias",),
+            first_layer_keys=("relative.weight",),
+            keys_beside_layers=("o.bias",),
         ),
         "without biases": layouts.Table(
             rules={

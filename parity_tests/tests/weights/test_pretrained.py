@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from attn_np import contract, weights
 from attn_np.weights import layouts
-from attn_np.weights._pretrained import families
+from attn_np.weights._pretrained import layout_of_model_type
 from parity_tests.tests.inputs import TREES, Arrays
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -313,7 +313,7 @@ def test_no_family_is_guessed(kind: str, tmp_path: Path) -> None:
     """A name that is spelt alike may have other numbers."""
     with pytest.raises(weights.ConfigMismatchError) as caught:
         weights.read_pretrained(model(tmp_path, LLAMA | {"model_type": kind}, llama()), 0)
-    assert f"known are {', '.join(sorted(families()))}; name one" in str(caught.value)
+    assert f"known are {', '.join(sorted(layout_of_model_type()))}; name one" in str(caught.value)
 
 
 def test_experts_are_no_part_of_attention(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_shards(tmp_path: Path) -> None:
 
 def test_every_family_is_recognised_by_one_layout() -> None:
     kinds = [kind for name in layouts.names() for kind in layouts.get(name).model_types]
-    assert len(kinds) == len(set(kinds)) and set(kinds) == set(families())
+    assert len(kinds) == len(set(kinds)) and set(kinds) == set(layout_of_model_type())
     for name in layouts.names():
         layout = layouts.get(name)
         assert bool(layout.model_types) == (layout.table_and_fields is not None)

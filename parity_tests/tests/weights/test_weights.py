@@ -749,7 +749,11 @@ SHARDED: dict[str, tuple[Spoil, type[W.WeightFileError], str]] = {
     "a total too small": (index_with(lambda i: i["metadata"].update(total_size=4)), W.ShardIndexError, "4 bytes"),
     "a total too large": (index_with(lambda i: i["metadata"].update(total_size=2**40)), W.ShardIndexError, "all"),
     "a total below 0": (index_with(lambda i: i["metadata"].update(total_size=-1)), W.ShardIndexError, "-1"),
-    "a total of 80 bits": (index_with(lambda i: i["metadata"].update(total_size=2**80)), W.ShardIndexError, "64-bit"),
+    "a total of 80 bits": (
+        index_with(lambda i: i["metadata"].update(total_size=2**80)),
+        W.ShardIndexError,
+        "below 2**63",
+    ),
     # The index itself
     "a tensor mapped twice": (
         index_text(lambda raw: raw.replace(b'"w_k"', b'"w_q"')),
