@@ -88,11 +88,13 @@ class AdditiveAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         query, key, dtype, dw = tape["zeroed_query"], tape["zeroed_key"], dtype_name(dy), {}
-        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
-        dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
-        dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
-        dw["w_score"] = d["w_score"]
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
+        row_grads = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
+        dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, row_grads["k"])
+        dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, row_grads["q"])
+        dw["w_score"] = row_grads["w_score"]
+        return make_grads(
+            dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, row_grads["v"]) | {"bias": row_grads["bias"]}, dw
+        )
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of its arrays: `attend_rows` in reverse."""

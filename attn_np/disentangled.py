@@ -240,10 +240,10 @@ class DisentangledAttention(Layer[Config]):
 
         if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            d = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
+            row_grads = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
         else:
-            d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias, drel_k, drel_q = d.values()
+            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias, drel_k, drel_q = row_grads.values()
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.score_terms:
             w_rel_proj, b_rel_proj = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)

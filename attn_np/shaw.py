@@ -153,14 +153,14 @@ class ShawAttention(Layer[Config]):
         return grads
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse, with the same strings."""
+        """The gradients, by the forward in reverse, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            dw: dict[str, Array | None] = {}
+            dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q, k, v, relative_index, probs, kept = (
                 tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
@@ -169,7 +169,7 @@ class ShawAttention(Layer[Config]):
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, dw["w_rel_v"] = relative_values_vjp(
+                dkept_rel, dparams["w_rel_v"] = relative_values_vjp(
                     tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext
                 )
                 dkept = sum_grads(dkept, dkept_rel)
@@ -183,22 +183,22 @@ class ShawAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, dw["w_rel_k"] = relative_scores_shared_vjp(
+            dq_rel, dparams["w_rel_k"] = relative_scores_shared_vjp(
                 tape, "rel_k", q, self.w_rel_k, relative_index, dposition
             )
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
             dq, dk, dv = record(tape, dq=sum_grads(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
         if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            d = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
+            row_grads = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
         else:
-            d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= d
+            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
+        dw |= row_grads
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -150,7 +150,7 @@ class TransformerXLAttention(Layer[Config]):
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             if "relative_index" not in tape:
                 return attend_in_linear_memory_vjp(tape, dcontext)
-            dw: dict[str, Array | None] = {}
+            dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]
             k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
@@ -164,21 +164,21 @@ class TransformerXLAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_position, dw["rel"] = relative_scores_per_head_vjp(
+            dq_position, dparams["rel"] = relative_scores_per_head_vjp(
                 tape, "relative_scores", q_position, rel, tape["relative_index"], dposition
             )
             dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
-            dw["b_content"] = sum_to(dq_content, q_content.shape[2:])
-            dw["b_position"] = sum_to(dq_position, q_position.shape[2:])
+            dparams["b_content"] = sum_to(dq_content, q_content.shape[2:])
+            dparams["b_position"] = sum_to(dq_position, q_position.shape[2:])
             dq, dk, dv = record(tape, dq=sum_grads(dq_content, dq_position), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= d
+        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
+        dw |= row_grads
         if "rel" in dw:
             low, high = 0 if c.causal else 1 - dq.shape[1], dk.shape[1]
             table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
