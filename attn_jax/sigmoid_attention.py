@@ -15,7 +15,7 @@ from attn_np.contract.sigmoid_attention import Config
 
 
 class SigmoidAttention(Layer[Config]):
-    """Several heads attend in parallel; the weight of a key does not depend on other keys."""
+    """Several heads attend in parallel; the weight of a key does not depend on other keys' scores."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

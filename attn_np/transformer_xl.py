@@ -112,10 +112,12 @@ class TransformerXLAttention(Layer[Config]):
         def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
-            at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
-            positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
-            q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
+            key_sinusoids, query_sinusoids = (
+                sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t)
+            )
+            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), query_sinusoids)
+            key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
+            q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
@@ -139,8 +141,8 @@ class TransformerXLAttention(Layer[Config]):
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
             dq_content, dposition_features = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
-            at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
-            dabsolute_features = to_key_positions(dposition_features, at_queries)
+            query_sinusoids = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
+            dabsolute_features = to_key_positions(dposition_features, query_sinusoids)
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dabsolute_features)
             dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
             dw |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
@@ -163,11 +165,11 @@ class TransformerXLAttention(Layer[Config]):
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
-            dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+            dcontent_scores, dposition_scores = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
             dq_position, dparams["rel"] = relative_scores_per_head_vjp(
-                tape, "relative_scores", q_position, rel, tape["relative_index"], dposition
+                tape, "relative_scores", q_position, rel, tape["relative_index"], dposition_scores
             )
-            dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
+            dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent_scores)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
             dparams["b_content"] = sum_to(dq_content, q_content.shape[2:])
             dparams["b_position"] = sum_to(dq_position, q_position.shape[2:])

@@ -161,7 +161,7 @@ def attend(
     added = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
     if added is not None:
-        bias_options = {"relative_bias": added.by_diagonal_or_pair, "varies_by_sequence": added.varies_by_sequence}
+        bias_options = {"relative_bias_fn": added.by_diagonal_or_pair, "varies_by_sequence": added.varies_by_sequence}
     return core.attend(
         q, k, v, mask=mask, bias=bias, **bias_options, **masking, **options, sinks=sinks, keep=keep,
         normalize_over=normalize_over, softmax_fn=with_checked_weights(softmax_fn), tape=tape,
