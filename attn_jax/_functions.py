@@ -165,7 +165,7 @@ def attend(
     relative_bias = relative_bias_of(terms, to_python_scalar(offset), q, k)
     bias_options: dict[str, Any] = {}
     if relative_bias is not None:
-        bias_options["relative_bias"] = relative_bias.by_diagonal_or_pair
+        bias_options["relative_bias_fn"] = relative_bias.by_diagonal_or_pair
         bias_options["varies_by_sequence"] = relative_bias.varies_by_sequence
     return core.attend(
         q, k, v, mask=mask, bias=bias, **bias_options, **masking, **options, sinks=sinks, keep=keep,

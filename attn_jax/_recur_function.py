@@ -5,7 +5,7 @@ from math import sqrt
 from attn_jax._functions import to_python_scalar
 from attn_jax._layer import specs
 from attn_jax._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
-from attn_jax._recurrence import chunk_length, recurrence
+from attn_jax._recurrence import chunk_size_for, recurrence
 from attn_np.contract import _recur as recur_contract
 
 
@@ -42,7 +42,7 @@ def recur(
         rule: "linear": the state adds up; "gated": it decays (retention, GLA, Lightning Attention, Mamba 2); "delta":
             the old value of a key is erased before the new one is written; "gated_delta": both (Gated DeltaNet, Kimi
             delta attention), and the state decays first.
-        beta: `b t g`, what share of a value is written; 1 by default. By a delta rule keys should have length 1 and
+        beta: `b t g`, what share of a value is written; 1 by default. By a delta rule keys should have norm 1 and
             beta be at most 2: else the state grows.
         decay: factors of the state at each position, from 0 to 1, of the gated rules: `g` for each head,
             `g k` for each channel of the keys, `b t g` or `b t g k` by position too. A position that is padding has
@@ -51,14 +51,14 @@ def recur(
             one is, with which the next call goes on.
         form: how it is computed, with the same result: "recurrent" passes the state from position to position,
             "chunked" from chunk to chunk with matrix products inside, and "parallel" takes the sequence as one chunk.
-            "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", also in
-            `torch.export` programs for any length.
+            "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel"; a
+            `torch.export` program for any length is "parallel", too.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
-        tape: gets scores, key_products, inverse, w, u, v_new, states and chunk_states of the chunks, or states and
-            v_new of the positions. By the letters of the WY form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is
-            what a chunk would write into an empty state, w what it removes from the state, and v_new = u - w state
-            what it writes.
+        tape: gets scores, key_products, inverse, w, u and v_new of the chunks, the states after each and the
+            chunk_states before each; or v_new of the positions and the states after each. By the letters of the WY
+            form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is what a chunk would write into an empty state, w
+            what it removes from the state, and v_new = u - w @ state what it writes.
 
     Raises:
         ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
@@ -71,8 +71,8 @@ def recur(
     recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     recur_contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
-    length = chunk_length(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, length, recur_contract.has_delta_rule(rule), tape)
+    positions_per_chunk = chunk_size_for(form, chunk_size, q.shape[1])
+    y, final_state = recurrence(*arguments, positions_per_chunk, recur_contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 

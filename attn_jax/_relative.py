@@ -56,7 +56,7 @@ def relative_buckets(
     """The bucket of every relative position, key minus query, as in T5: small distances alone, larger ones together.
 
     Buckets grow with the distance up to `max_distance`, from which on all share the last (Raffel et al. 2020,
-    arXiv:1910.10683). A learned number for each bucket and head, taken by them, is T5's bias.
+    arXiv:1910.10683). T5's bias is a learned number for each head, looked up by this bucket.
 
     Args:
         relative_positions: signed integers of any shape.
@@ -100,16 +100,16 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
 def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:
     """The product of each key with the row of the table that its pair has: `b s h k`, `x h k`, `1 1 n` -> `b h t s`.
 
-    A block of n keys meets t + n - 1 diagonals, and these rows alone.
+    A block of c keys meets t + c - 1 diagonals, and these rows alone.
     """
     b, s, h, _ = k.shape
-    n = keys_per_block(t)
-    keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
-    count = keys.shape[1]
-    # Heads come first: where they lie on several devices, only so can their axis be cut again.
-    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * count, n, t + n - 1)
-    by_key = skew_rows(by_diagonal, n, t).reshape(b, h, count, n, t)
-    return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, count * n)[..., :s]
+    c = keys_per_block(t)
+    keys, rows = to_blocks(k, c), rows_of_blocks(relative_index, t, s, c)
+    num_blocks = keys.shape[1]
+    # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
+    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
+    by_key = skew_rows(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
+    return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
 
 def keys_per_block(t: int) -> int:
@@ -117,21 +117,24 @@ def keys_per_block(t: int) -> int:
     return -(-t // 4)
 
 
-def in_blocks(x: Array, n: int) -> Array:
-    """An axis of positions in blocks of n, the last filled up with zeros: `b s ...` -> `b m n ...`."""
+def to_blocks(x: Array, c: int) -> Array:
+    """An axis of positions in blocks of c, the last filled up with zeros: `b s ...` -> `b m c ...`."""
     b, s, *rest = x.shape
-    count = -(-s // n)
-    return concatenate([x, zeros((b, count * n - s, *rest), x)], 1).reshape(b, count, n, *rest)
+    num_blocks = -(-s // c)
+    return concatenate([x, zeros((b, num_blocks * c - s, *rest), x)], 1).reshape(b, num_blocks, c, *rest)
 
 
-def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
-    """The row of each diagonal that t queries and each block of n keys meet: `1 1 t+s-1` -> `m x`."""
-    first, diagonal = arange(-(-s // n), relative_index) * n, arange(t + n - 1, relative_index)
+def rows_of_blocks(relative_index: Array, t: int, s: int, c: int) -> Array:
+    """The row of each diagonal that t queries and each block of c keys meet: `1 1 t+s-1` -> `m x`."""
+    first, diagonal = arange(-(-s // c), relative_index) * c, arange(t + c - 1, relative_index)
     return transpose_diagonals(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 
 def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
-    """`relative_scores_per_head` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
+    """`relative_scores_per_head` with one table for all heads, `x k`.
+
+    By pair, the taken rows of the table are taped instead of the products.
+    """
     if is_by_diagonal(relative_index, s):
         return skew_rows(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))

@@ -46,13 +46,13 @@ class AlibiAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def relative_bias(relative_position: Array) -> Array:
+        def relative_bias_fn(relative_position: Array) -> Array:
             distance = to_dtype(abs(relative_position), dtype_name(q))
-            # h 1 1 times b 1 t s
+            # h 1 1 times b 1 t s, or times 1 1 1 n by diagonal
             return record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias=relative_bias, causal=c.causal, window=c.window,
+            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, window=c.window,
             scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip

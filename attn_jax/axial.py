@@ -10,8 +10,8 @@ from attn_np.contract.axial import Config
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
-def to_columns(x: Array, height: int, width: int) -> Array:
-    """A grid whose rows are the sequences of a batch, with its columns as the sequences: `(b i) j d` -> `(b j) i d`."""
+def transpose_grid(x: Array, height: int, width: int) -> Array:
+    """A grid whose rows are the sequences of a batch, transposed: then its columns are: `(b i) j d` -> `(b j) i d`."""
     b, d = x.shape[0] // height, x.shape[-1]
     return x.reshape(b, height, width, d).swapaxes(1, 2).reshape(b * width, height, d)
 
@@ -49,11 +49,11 @@ class AxialAttention(Layer[Config]):
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        # One axis at a time: a sharded batch stays sharded.
+        # Two reshapes, each of one axis, so that a sharded batch stays sharded.
         x = upcast(query).reshape(sizes["b"], c.height, c.width, sizes["d"])
         x = x.reshape(sizes["b"] * c.height, c.width, sizes["d"])
         rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
-        columns = to_columns(rows, c.height, c.width)
+        columns = transpose_grid(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
-        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
+        y = transpose_grid(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
         return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))

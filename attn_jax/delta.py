@@ -24,7 +24,7 @@ from attn_jax._ops import (
 )
 from attn_jax._recurrence import (
     causal_mask,
-    chunk_length,
+    chunk_size_for,
     earlier_mask,
     from_chunks,
     to_chunks,
@@ -33,13 +33,13 @@ from attn_jax._recurrence import (
 from attn_np.contract.delta import Config
 
 
-def chunked(
+def chunked_form(
     q: Array, k: Array, v: Array, beta: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """The outputs and the last state, which is passed from chunk to chunk.
+    """The outputs and the last state; the state is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    v_new = u - w state, by the letters of the WY form.
+    v_new = u - w @ state: u is what the chunk writes into an empty state, w what it removes (WY form).
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
@@ -67,7 +67,7 @@ def chunked(
     return from_chunks(out, b, t), final_state
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent_form(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
     def body(state, xs):
@@ -112,11 +112,11 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
-            context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
+            context, final_state = recurrent_form(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
+            context, final_state = chunked_form(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)

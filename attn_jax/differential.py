@@ -106,11 +106,11 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-            allowed = hide_by_bias(allowed, bias)
+            visible = hide_by_bias(allowed, bias)
             # Both maps see the same keys: b h t s -> b h 1 t s.
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
-            maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
+            maps = record(tape, maps=softmax(scores, None if visible is None else for_both_maps(visible)))
             probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
@@ -118,7 +118,8 @@ class DifferentialAttention(Layer[Config]):
 
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
         if softmax_takes_fast_path(q, k, v, keep=keep, **options):
-            bias = upcast(bias)  # once, so that its two gradients are rounded once
+            # Upcast once for both maps, so that its two gradients are added before they are rounded.
+            bias = upcast(bias)
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (
                 attend(

@@ -29,6 +29,7 @@ from attn_jax._ops import (
 )
 from attn_jax._relative import (
     bucket_table,
+    is_by_diagonal,
     relative_scores_of_keys,
     relative_scores_per_head,
 )
@@ -37,14 +38,14 @@ from attn_np.contract.disentangled import Config
 
 
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
-    """The rows of the table for key positions minus query positions: of content to position, of position to content."""
+    """The row indices of relative positions (key minus query) in the table: those for c2p, those for p2c."""
     limit, span = c.max_distance, c.span()
-    of_c2p = -relative_position
+    c2p_offset = -relative_position
     if c.buckets_per_side is not None:
-        of_c2p = bucket_table(c, like=of_c2p)[clip(of_c2p, -limit, limit) + limit]
+        c2p_offset = bucket_table(c, like=c2p_offset)[clip(c2p_offset, -limit, limit) + limit]
     # Equation 3: position to content takes the position as seen from the key, which has the other sign.
-    of_p2c = -of_c2p if c.p2c_view == "key" else of_c2p
-    return clip(of_c2p + span, 0, 2 * span - 1), clip(of_p2c + span, 0, 2 * span - 1)
+    p2c_offset = -c2p_offset if c.p2c_view == "key" else c2p_offset
+    return clip(c2p_offset + span, 0, 2 * span - 1), clip(p2c_offset + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -117,35 +118,35 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = table_rows(c, relative_position)
+            c2p_index, p2c_index = table_rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
-                relative_index = record(tape, relative_index=rows_k)
-                scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, relative_index, k.shape[1])
-                terms += [record(tape, c2p_scores=scores)]
+                c2p_index = record(tape, relative_index=c2p_index)
+                c2p_scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, c2p_index, k.shape[1])
+                terms += [record(tape, c2p_scores=c2p_scores)]
             if rel_q is not None:
-                relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
-                if relative_position.shape[-1] != k.shape[1]:
-                    scores = relative_scores_of_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
+                p2c_index = record(tape, key_relative_index=p2c_index.swapaxes(1, 2))  # the key's position first
+                if is_by_diagonal(relative_position, k.shape[1]):
+                    p2c_scores = relative_scores_of_keys(k, rel_q, p2c_index.swapaxes(1, 2), q.shape[1])
                 else:
                     relative_scores = record(tape, p2c_relative_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                    scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)
-                terms += [record(tape, p2c_scores=scores)]
+                    p2c_scores = gather_last(relative_scores, p2c_index).swapaxes(2, 3)
+                terms += [record(tape, p2c_scores=p2c_scores)]
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            allowed = hide_by_bias(allowed, bias)
-            probs, lse = softmax_and_lse(scores, allowed) if return_lse else (softmax(scores, allowed), None)
+            visible = hide_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context if lse is None else with_lse(context, lse), probs
 
         def add_far_position(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = table_rows(c, relative_position)
-            keys = k if rel_k is None else k + take(rel_k, row_k)
+            c2p_index, p2c_index = table_rows(c, relative_position)
+            keys = k if rel_k is None else k + take(rel_k, c2p_index)
             if rel_q is not None:  # one more column: what the key adds whatever the query
-                key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, p2c_index))
                 q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, key_terms], -1)
             return q, keys, v
 

@@ -31,7 +31,7 @@ from attn_jax._ops import (
 )
 from attn_jax._recurrence import (
     causal_mask,
-    chunk_length,
+    chunk_size_for,
     earlier_mask,
     from_chunks,
     to_chunks,
@@ -53,27 +53,27 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The functions below replace those of `_recurrence`: with one decay per head, products of decays are exponentials of
-# differences of sums, and need no halving.
+# The two forms below replace those of `_recurrence`: with one decay per head, differences of summed logarithms do
+# without its halving of chunks.
 
 
-def chunked(
+def chunked_form(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """The outputs and the last state, which is passed from chunk to chunk.
+    """The outputs and the last state; the state is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    v_new = u - w state, by the letters of the WY form.
+    v_new = u - w @ state: u is what the chunk writes into an empty state, w what it removes (WY form).
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
-    decay = decay_from_logs(to_chunks(log_decay, chunk_size))
+    chunk_factors = decay_from_logs(to_chunks(log_decay, chunk_size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
+    decayed = einsum("bthk,bshk->bths", beta_k, k) * chunk_factors.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
+    w = einsum("bths,bshk->bthk", inverse, beta_k * chunk_factors.from_start[..., None])
     u = einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
 
@@ -84,27 +84,27 @@ def chunked(
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
+    xs = k * chunk_factors.to_end[..., None], w, u, chunk_factors.overall
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], states_before)
+    decayed_scores = record(tape, decayed_scores=scores * chunk_factors.matrix)
+    out_from_state = einsum("bthk,bhkv->bthv", q * chunk_factors.from_start[..., None], states_before)
     return from_chunks(
-        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
+        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + out_from_state, b, t
     ), final_state
 
 
-def recurrent(
+def recurrent_form(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def body(state, xs):
-        k, v, beta, alpha = xs
-        state = alpha[:, :, None, None] * state
+        k, v, beta, decay = xs
+        state = decay[:, :, None, None] * state
         v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
@@ -160,7 +160,7 @@ class GatedDeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
@@ -183,11 +183,13 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
-            context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
+            context, final_state = recurrent_form(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape)
+            context, final_state = chunked_form(
+                q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape
+            )
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))

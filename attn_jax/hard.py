@@ -1,4 +1,4 @@
-"""Hard attention: every query takes one key only; a softmax serves for the gradient."""
+"""Hard attention: every query takes one key only; a softmax serves for the gradient, if there is one."""
 
 from typing import Any
 

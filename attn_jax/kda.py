@@ -23,7 +23,7 @@ from attn_jax._ops import (
     upcast,
     zeros,
 )
-from attn_jax._recurrence import chunk_length, recurrence
+from attn_jax._recurrence import chunk_size_for, recurrence
 from attn_jax.gated_delta import convolve
 from attn_np.contract.kda import Config
 
@@ -56,7 +56,7 @@ class KimiDeltaAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
@@ -81,7 +81,7 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
             q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
         )

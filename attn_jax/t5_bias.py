@@ -47,14 +47,14 @@ class T5Attention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def relative_bias(relative_position: Array) -> Array:
-            # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
+        def relative_bias_fn(relative_position: Array) -> Array:
+            # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
             return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias=relative_bias, causal=c.causal, scale=c.scale,
+            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, scale=c.scale,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip

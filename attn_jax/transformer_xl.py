@@ -100,10 +100,12 @@ class TransformerXLAttention(Layer[Config]):
         def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
-            at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
-            positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
-            q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
+            key_sinusoids, query_sinusoids = (
+                sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t)
+            )
+            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), query_sinusoids)
+            key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
+            q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 

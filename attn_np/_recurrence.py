@@ -53,11 +53,11 @@ def earlier_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] > arange(t, like)[None, :]
 
 
-def chunk_length(form: str, chunk_size: int, t: int) -> int | None:
-    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
+def chunk_size_for(form: str, chunk_size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None for "recurrent", from position to position.
 
-    "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", one chunk, also
-    in `torch.export` programs for any length.
+    "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel", one chunk; a
+    `torch.export` program for any length is "parallel", too.
     """
     if form == "recurrent" or (form == "auto" and t == 1):
         return None
@@ -67,7 +67,7 @@ def chunk_length(form: str, chunk_size: int, t: int) -> int | None:
 # Within a chunk -------------------------------------------------------------------------------------------------------
 
 
-def padded_to_even(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
+def padded_by_one(x: Array, axes: tuple[int, ...], fill: float = 0.0) -> Array:
     """The array with one more entry at the end of some axes."""
     for axis in axes:
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
@@ -102,12 +102,15 @@ def separate(x: Array) -> tuple[Array, Array]:
 
 
 def unit_lower_inverse(lower: Array) -> Array:
-    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
+    """(I + A)^-1 for A, `b t h s`, below the diagonal of t and s.
+
+    By halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]].
+    """
     t = lower.shape[1]
     if t == 1:
         return 1.0 + zeros(lower.shape, lower)
     if t % 2:
-        return unit_lower_inverse(padded_to_even(lower, (1, 3)))[:, :t, :, :t]
+        return unit_lower_inverse(padded_by_one(lower, (1, 3)))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
     first, second = separate(unit_lower_inverse(interleave(lower[:, :half, :, :half], lower[:, half:, :, half:])))
@@ -130,30 +133,31 @@ def range_products(decay: Array) -> tuple[Array, Array]:
     if t == 1:
         return decay, 1.0 + zeros(decay.shape, decay)
     if t % 2:
-        from_start, to_end = range_products(padded_to_even(decay, (1,), 1.0))
+        from_start, to_end = range_products(padded_by_one(decay, (1,), 1.0))
         return from_start[:, :t], to_end[:, :t]
     return merge_halves(*range_products(halves(decay)))
 
 
 def merge_halves(from_start: Array, to_end: Array) -> tuple[Array, Array]:
-    """The two products of `range_products` for a chunk, from those of both its halves."""
+    """A chunk's products of decays up to each position and after it, from those of both halves."""
     (from_start, from_middle), (to_middle, to_end) = separate(from_start), separate(to_end)
-    first, second = from_start[:, -1:], from_middle[:, -1:]
-    return concatenate([from_start, from_middle * first], 1), concatenate([to_middle * second, to_end], 1)
+    first_decay, second_decay = from_start[:, -1:], from_middle[:, -1:]
+    return concatenate([from_start, from_middle * first_decay], 1), concatenate([to_middle * second_decay, to_end], 1)
 
 
 def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
-    """Products of rows with the keys up to their position, decayed in between, and the two of `range_products`.
+    """Products of rows with the keys up to their position, decayed in between, and both products of decays.
 
     The products are `b t g r s`: a position has r rows, its queries and, by a delta rule, beta k. A row of the later
     half decays from the middle, a key of the earlier half to the middle, and the product of both is one matrix product.
-    Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too.
+    Neither factor divides, so neither overflows, and where one is 0 the decay is 0, too. Of the products of decays see
+    `merge_halves`.
     """
     t = k.shape[1]
     if t == 1:
         return einsum("btgrk,bsgk->btgrs", rows, k), decay, 1.0 + zeros(decay.shape, decay)
     if t % 2:
-        even = padded_to_even(rows, (1,)), padded_to_even(k, (1,)), padded_to_even(decay, (1,), 1.0)
+        even = padded_by_one(rows, (1,)), padded_by_one(k, (1,)), padded_by_one(decay, (1,), 1.0)
         products, from_start, to_end = products_by_halves(*even)
         return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
     products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
@@ -181,9 +185,9 @@ def products_by_halves_vjp(
     if t == 1:
         return *einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), dfrom_start
     if t % 2:
-        dproducts = padded_to_even(dproducts, (1, 4))
-        rows, k, dfrom_start, dto_end = (padded_to_even(x, (1,)) for x in (rows, k, dfrom_start, dto_end))
-        grads = products_by_halves_vjp(rows, k, padded_to_even(decay, (1,), 1.0), dproducts, dfrom_start, dto_end)
+        dproducts = padded_by_one(dproducts, (1, 4))
+        rows, k, dfrom_start, dto_end = (padded_by_one(x, (1,)) for x in (rows, k, dfrom_start, dto_end))
+        grads = products_by_halves_vjp(rows, k, padded_by_one(decay, (1,), 1.0), dproducts, dfrom_start, dto_end)
         return grads[0][:, :t], grads[1][:, :t], grads[2][:, :t]
     half = t // 2
     (from_start, from_middle), (to_middle, _) = (separate(x) for x in range_products(halves(decay)))
@@ -238,11 +242,13 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
     return x if factor is None else x * factor
 
 
-def chunked(
+def chunked_form(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The outputs and the last state, which is passed from chunk to chunk.
+    """The outputs and the last state; the state is passed from chunk to chunk.
+
+    On the tape `states` are those after each chunk, `chunk_states` those before it.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
     v_new = u - w @ state, by the letters of the WY form of Yang et al. 2024, arXiv:2406.06484, U - W S: u is what a
@@ -288,7 +294,7 @@ def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> t
     return tuple(None if x is None else x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in arrays)
 
 
-def recurrent(
+def recurrent_form(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, delta_rule: bool,
     tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
@@ -325,20 +331,20 @@ def recurrence(
     b, t, h, _ = q.shape
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if chunk_size is None:
-        out, final_state = recurrent(q, k, v, beta, decay, initial_state, delta_rule, tape)
+        out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, delta_rule, tape)
     else:
-        out, final_state = chunked(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
+        out, final_state = chunked_form(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
     return out.reshape(b, t, h, v.shape[3]), final_state
 
 
-# In reverse -----------------------------------------------------------------------------------------------------------
+# In reverse -------------------------------------------------------------------------------  # only in NumPy: its rules
 
 
-def chunked_vjp(
+def chunked_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
     chunk_size: int, delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
+    """The gradients of q, k, v, beta, the decays and the first state: `chunked_form` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     beta = None if beta is None else to_chunks(beta, chunk_size)
@@ -397,11 +403,11 @@ def chunked_vjp(
     return *grads, dinitial_state
 
 
-def recurrent_vjp(
+def recurrent_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
     delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
+    """The gradients of q, k, v, beta, the decays and the first state: `recurrent_form` in reverse."""
     states_after, v_new = tape["states"], tape["v_new"]
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     dq, dstates_after = einsum_vjp("btgrk,btgkv->btgrv", q, states_after, dout)
@@ -416,7 +422,7 @@ def recurrent_vjp(
         return (dstate if decay is None else decay[..., None] * dstate), (dv_new, dk, ddecay)
 
     xs = record(tape, dstates=dstates_after), k, beta, decay, v_new, states_before
-    names = ("dv_new", "dk_added", "ddecay")
+    names = ("dv_new", "dk", "ddecay")
     dinitial_state, (dv_new, dk, ddecay) = scan(body, dfinal_state, xs, names=names, reverse=True)
     dv, dbeta, difference = scaled_by(dv_new, beta), None, v
     if delta_rule:
@@ -433,12 +439,14 @@ def recurrence_vjp(
     chunk_size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
-    (b, t, h, width), groups = q.shape, k.shape[2]
-    beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
-    dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
+    (b, t, h, width), kv_heads = q.shape, k.shape[2]
+    beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, kv_heads, h // kv_heads, width)
+    dout = dout.reshape(b, t, kv_heads, h // kv_heads, v.shape[3])
     if chunk_size is None:
-        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, initial_state, delta_rule, dout, dfinal_state)
+        grads = recurrent_form_vjp(tape, grouped, k, v, beta, decay, initial_state, delta_rule, dout, dfinal_state)
     else:
-        grads = chunked_vjp(tape, grouped, k, v, beta, decay, initial_state, chunk_size, delta_rule, dout, dfinal_state)
+        grads = chunked_form_vjp(
+            tape, grouped, k, v, beta, decay, initial_state, chunk_size, delta_rule, dout, dfinal_state
+        )
     dq, dk, dv, dbeta, ddecay, dinitial_state = grads
     return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial_state

@@ -51,11 +51,12 @@ class AdditiveAttention(Layer[Config]):
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        # A softmax over the queries needs all rows at once. A block holds b t s e numbers: axis 2 of q, which elsewhere
-        # is the heads, is the hidden width e here. It may have one row: no matrix product gains from more.
+        # A softmax over the queries needs all rows at once. A block holds b t s e numbers. It may have one row: no
+        # matrix product gains from more.
         context, probs = attend_in_row_blocks(
             self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
-            implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
+            implementation="auto" if c.normalize_over == "keys" else "textbook", scores_per_pair=sizes["e"], min_rows=1,
+            bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)
@@ -88,14 +89,16 @@ class AdditiveAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         query, key, dtype, dw = tape["zeroed_query"], tape["zeroed_key"], dtype_name(dy), {}
-        d = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
-        dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, d["k"])
-        dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, d["q"])
-        dw["w_score"] = d["w_score"]
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, d["v"]) | {"bias": d["bias"]}, dw)
+        row_grads = attend_in_row_blocks_vjp(self.attend_rows_vjp, tape, prepare_dy(tape, dy))
+        dkey, dw["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, row_grads["k"])
+        dquery, dw["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, row_grads["q"])
+        dw["w_score"] = row_grads["w_score"]
+        return make_grads(
+            dtype, zero_unseen_inputs_vjp(tape, "bts", dquery, dkey, row_grads["v"]) | {"bias": row_grads["bias"]}, dw
+        )
 
     def attend_rows_vjp(self, tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-        """The gradients of its arrays: `attend_rows` in reverse."""
+        """The gradients of `attend_rows`' arrays and of w_score: its lines in reverse."""
         c, dbias, bias, features, probs = self.config, None, tape.get("bias"), tape["features"], tape["probs"]
         dcontext = record(tape, dcontext=dcontext)
         dkept, dv = einsum_vjp("bts,bsv->btv", tape["kept"], tape["v"], dcontext)

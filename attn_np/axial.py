@@ -11,8 +11,8 @@ from attn_np.contract.axial import Config
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
-def to_columns(x: Array, height: int, width: int) -> Array:
-    """A grid whose rows are the sequences of a batch, with its columns as the sequences: `(b i) j d` -> `(b j) i d`."""
+def transpose_grid(x: Array, height: int, width: int) -> Array:
+    """A grid whose rows are the sequences of a batch, transposed: then its columns are: `(b i) j d` -> `(b j) i d`."""
     b, d = x.shape[0] // height, x.shape[-1]
     return x.reshape(b, height, width, d).swapaxes(1, 2).reshape(b * width, height, d)
 
@@ -50,13 +50,13 @@ class AxialAttention(Layer[Config]):
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        # One axis at a time: a sharded batch stays sharded.
+        # Two reshapes, each of one axis, so that a sharded batch stays sharded.
         x = upcast(query).reshape(sizes["b"], c.height, c.width, sizes["d"])
         x = x.reshape(sizes["b"] * c.height, c.width, sizes["d"])
         rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
-        columns = to_columns(rows, c.height, c.width)
+        columns = transpose_grid(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
-        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
+        y = transpose_grid(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
         return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))
 
     def attend_along_vjp(self, axis: str, tape: Tape, dy: Array) -> tuple[Array, dict[str, Array | None]]:
@@ -74,8 +74,8 @@ class AxialAttention(Layer[Config]):
         """The gradients, by the forward in reverse: the columns, then the rows."""
         c, dtype, dy = self.config, dtype_name(dy), prepare_dy(tape, dy)
         shape = dy.shape
-        dcolumns = to_columns(dy.reshape(shape[0] * c.height, c.width, shape[2]), c.height, c.width)
-        drows, dw_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
-        drows = to_columns(drows, c.width, c.height)
+        dcolumns = transpose_grid(dy.reshape(shape[0] * c.height, c.width, shape[2]), c.height, c.width)
+        dtransposed_rows, dw_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
+        drows = transpose_grid(dtransposed_rows, c.width, c.height)
         dx, dw_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
         return make_grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, dw_rows | dw_columns)

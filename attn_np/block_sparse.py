@@ -1,4 +1,4 @@
-"""Block-sparse attention: every query chooses the blocks of keys that it sees, by the mean of their keys."""
+"""Block-sparse attention: a query sees its own block of keys and others that it chooses by the mean of their keys."""
 
 from jaxtyping import Float
 
@@ -31,13 +31,13 @@ def heads_as_batch(x: Array) -> Array:
     return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
 
 
-def from_heads(x: Array, h: int) -> Array:
+def batch_as_heads(x: Array, h: int) -> Array:
     """The inverse of `heads_as_batch`."""
     return reorder(x.reshape(h, x.shape[0] // h, x.shape[1], x.shape[3]), (1, 2, 0, 3))
 
 
 class BlockSparseAttention(Layer[Config]):
-    """Every query chooses the blocks of keys that it sees, by the mean of their keys."""
+    """A query sees its own block of keys and others that it chooses by the mean of their keys."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -48,10 +48,10 @@ class BlockSparseAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def choice(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
+    def choose_blocks(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
         """The numbers of the blocks that each query chooses, `b h t n`.
 
-        Where fewer than n are eligible, the number of blocks stands for those that are missing: no block has it.
+        Where fewer than n are eligible, the rest hold the count of blocks, which is no block's index.
         """
         c, (b, t, _, _) = self.config, q.shape
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
@@ -61,8 +61,8 @@ class BlockSparseAttention(Layer[Config]):
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
         num_keys = inside.sum(1)[:, :, None, None]
         real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)
-        means = record(tape, means=einsum("bsn,bshk->bnhk", inside, real_keys) / where(num_keys == 0, 1.0, num_keys))
-        affinity = record(tape, affinity=einsum("bthk,bnhk->bhtn", q[:, :: c.query_block], means))
+        means = record(tape, means=einsum("bsm,bshk->bmhk", inside, real_keys) / where(num_keys == 0, 1.0, num_keys))
+        affinity = record(tape, affinity=einsum("bthk,bmhk->bhtm", q[:, :: c.query_block], means))
         chosen = top_k_indices(affinity, eligible[:, None], c.chosen_blocks)
         return record(tape, chosen=chosen[:, :, arange(t, q) // c.query_block])
 
@@ -94,27 +94,29 @@ class BlockSparseAttention(Layer[Config]):
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         positions = token_positions(sizes["t"], k.shape[1], like=query, step=step)
-        pattern = self.pattern(self.choice(tape, q, k, *positions))
+        pattern = self.pattern(self.choose_blocks(tape, q, k, *positions))
         mask = None
         if step is not None:
-            rows = [broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions]
-            mask, pattern = visible_pairs(pattern, *rows), None
+            row_positions = [
+                broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions
+            ]
+            mask, pattern = visible_pairs(pattern, *row_positions), None
         context, _ = attend(
             heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
             tape=tape,
             implementation=implementation,
         )  # fmt: skip
-        context = from_heads(context, sizes["h"])
+        context = batch_as_heads(context, sizes["h"])
         return cast_output(dtype, record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o)))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the choice has none."""
         c, dw, x = self.config, {}, tape["x"]
         dtype, dy, h = dtype_name(dy), prepare_dy(tape, dy), self.config.num_heads
-        context = from_heads(tape["context"], h)
+        context = batch_as_heads(tape["context"], h)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)
-        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, from_heads(dv, h))
-        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, from_heads(dk, h))
-        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, from_heads(dq, h))
+        dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, batch_as_heads(dv, h))
+        dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, batch_as_heads(dk, h))
+        dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, batch_as_heads(dq, h))
         return make_grads(dtype, {"query": sum_grads(dx_q, dx_k, dx_v)}, dw)

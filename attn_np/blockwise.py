@@ -33,11 +33,11 @@ from attn_np._vjp import (
 from attn_np.contract.blockwise import Config
 
 
-def blocks(x: Array, size: int) -> Array:
+def to_blocks(x: Array, size: int) -> Array:
     """b s ... -> b n c ...: the last block is padded with zeros, or with False."""
-    count = max(1, -(-x.shape[1] // size))
-    padding = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
-    return concatenate([x, padding], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+    num_blocks = max(1, -(-x.shape[1] // size))
+    padding = zeros((x.shape[0], num_blocks * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, padding], 1).reshape(x.shape[0], num_blocks, size, *x.shape[2:])
 
 
 class BlockwiseAttention(Layer[Config]):
@@ -80,10 +80,10 @@ class BlockwiseAttention(Layer[Config]):
 
         zero = zeros((b, t), q)
         carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
-        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
+        xs = to_blocks(k, c.block_size), to_blocks(v, c.block_size), to_blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
         (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, shared=(q,))
-        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
+        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
         return cast_output(dtype, y)
@@ -96,19 +96,23 @@ class BlockwiseAttention(Layer[Config]):
         dy = prepare_dy(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
-        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)
+        xs = (
+            to_blocks(k, c.block_size),
+            to_blocks(v, c.block_size),
+            to_blocks(tape["allowed"].swapaxes(1, 2), c.block_size),
+        )
 
-        def add_block(dq, xs):
+        def add_block_vjp(dq, xs):
             k, v, visible = xs
             scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
-            probs = part_of_softmax(scores, top[:, None], total[:, None], count)
+            probs = part_of_softmax(scores, top[:, None], total[:, None], num_blocks)
             dprobs, dv = einsum_vjp("bct,bcv->btv", probs, v, dy)
-            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)
+            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], num_blocks)
             dq_block, dk = einsum_vjp("btk,bck->bct", q, k, dscores * scale)
             return dq + dq_block, (dk, dv)
 
-        count = xs[0].shape[1]
-        dq, (dk, dv) = scan(add_block, zeros(q.shape, q), xs, names=("dk", "dv"))
+        num_blocks = xs[0].shape[1]
+        dq, (dk, dv) = scan(add_block_vjp, zeros(q.shape, q), xs, names=("dk", "dv"))
         dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dq, dk, dv), {})

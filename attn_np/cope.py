@@ -84,7 +84,7 @@ class ContextualPositionAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        last = c.num_positions - 1
+        last_position = c.num_positions - 1
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -98,12 +98,13 @@ class ContextualPositionAttention(Layer[Config]):
             visible = hide_by_bias(allowed, bias)
             content_scores = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
             if c.gate_with != "keys":
-                gate_keys = v if gate_k is None else gate_k
-                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
+                gate_operand = v if gate_k is None else gate_k
+                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_operand) * scale)
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
             gate_sums = record(tape, gate_sums=reverse_cumsum(gates))
-            positions = record(tape, positions=where(gate_sums > last, last, gate_sums))  # NaN stays
+            # not `clip`: NaN stays NaN
+            positions = record(tape, positions=where(gate_sums > last_position, last_position, gate_sums))
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
             position_scores = record(tape, position_scores=interpolate_last(products, positions))
@@ -164,18 +165,18 @@ class ContextualPositionAttention(Layer[Config]):
             else:
                 dcontent_scores, dgate_scores = record(tape, dcontent_scores=dscores, dgate_scores=dgate_scores)
                 dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent_scores * scale)
-                gate_keys = v if gate_k is None else gate_k
-                dq_gate, dgate_keys = einsum_vjp("bthk,bshk->bhts", q, gate_keys, dgate_scores * scale)
+                gate_operand = v if gate_k is None else gate_k
+                dq_gate, dgate_operand = einsum_vjp("bthk,bshk->bhts", q, gate_operand, dgate_scores * scale)
                 dq = sum_grads(dq, dq_pos, dq_gate)
-                dv, dgate_k = (sum_grads(dv, dgate_keys), None) if gate_k is None else (dv, dgate_keys)
+                dv, dgate_k = (sum_grads(dv, dgate_operand), None) if gate_k is None else (dv, dgate_operand)
             dq, dk, dv, dgate_k = record(tape, dq=dq, dk=dk, dv=dv, dgate_k=dgate_k)
             dk = dk if dgate_k is None else concatenate([dk, dgate_k], -1)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "w_pos": dw_pos}
 
-        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias, dw["w_pos"] = d.values()
+        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias, dw["w_pos"] = row_grads.values()
         dk, dgate_k = dk[..., :width], dk[..., width:]
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)

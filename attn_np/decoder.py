@@ -1,4 +1,4 @@
-"""Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
+"""Decoder attention: the attention of today's decoder-only models; config fields switch its parts on."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> 
 def normalize_vjp(
     c: Config, x: Array, weight: Array | None, bias: Array | None, dy: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """The gradients of x, of the norm weight and of its bias, on the same axes."""
+    """The gradients of x, of the norm's weight and of its bias, in their shapes."""
     if c.norm is None:
         return dy, None, None
     shape, full_weight = x.shape, offset_weight(c, weight)
@@ -76,24 +76,24 @@ def normalize_vjp(
     return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape), dbias
 
 
-def clipped(x: Array, limit: float) -> Array:
+def clip_magnitude(x: Array, limit: float) -> Array:
     """x, with numbers larger than the limit in size replaced by the limit with their sign."""
     return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
-def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
+def clip_magnitude_vjp(x: Array, limit: float, dy: Array) -> Array:
     """The gradient of x: 0 beyond the limit."""
     return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
 
 
 @cached_by_arguments
-def query_scales(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+def query_scale_table(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
     numbers = xp.arange(1, count + 1, dtype=xp.float64)
     return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
 
 
-def query_scale(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
+def query_scales(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
     """The factor on each query, `b t 1 1`; None if the config has none."""
     if c.temperature_growth is None or c.temperature_interval is None:
         return None
@@ -104,12 +104,12 @@ def query_scale(c: Config, positions: Any, t: int, *, like: Array, step: DecodeS
         count, known = c.max_positions or 1, known_range(positions)
         if known is not None:
             c.check_position_range(*known)
-    scales = query_scales(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    scales = query_scale_table(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
     return take(scales, positions)[:, :, None, None]
 
 
 class DecoderAttention(Layer[Config]):
-    """The attention of today's decoder-only models, whose parts are fields."""
+    """The attention of today's decoder-only models; config fields switch its parts on."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d g k"]
@@ -160,11 +160,11 @@ class DecoderAttention(Layer[Config]):
         k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
-            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
-            v = record(tape, v_clip=clipped(v, c.clip_qkv))
+            q, k = record(tape, q_clip=clip_magnitude(q, c.clip_qkv), k_clip=clip_magnitude(k, c.clip_qkv))
+            v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        q_scale = query_scale(c, positions, sizes["t"], like=query, step=step)
+        q_scale = query_scales(c, positions, sizes["t"], like=query, step=step)
         q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
@@ -200,14 +200,14 @@ class DecoderAttention(Layer[Config]):
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, kv_heads=c.sizes()["g"]
         )
         dw["sinks"] = None if self.sinks is None else tape["dsinks"]
-        q_scale = query_scale(c, tape.get("positions"), dy.shape[1], like=dy)
+        q_scale = query_scales(c, tape.get("positions"), dy.shape[1], like=dy)
         dq = dq if q_scale is None else record(tape, dq_tempered=dq) * q_scale
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.rope_layout, inverse=True), rotate(dk, cos, sin, c.rope_layout, inverse=True)
         if c.clip_qkv is not None:
             dq, dk, dv = record(tape, dq_clip=dq, dk_clip=dk, dv_clip=dv)
             unclipped = zip(("q_norm", "k_norm", "v_proj"), (dq, dk, dv), strict=True)
-            dq, dk, dv = (clipped_vjp(tape[name], c.clip_qkv, dx) for name, dx in unclipped)
+            dq, dk, dv = (clip_magnitude_vjp(tape[name], c.clip_qkv, dx) for name, dx in unclipped)
             dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "norm_heads"

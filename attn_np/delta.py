@@ -25,7 +25,7 @@ from attn_np._ops import (
 )
 from attn_np._recurrence import (
     causal_mask,
-    chunk_length,
+    chunk_size_for,
     earlier_mask,
     from_chunks,
     to_chunks,
@@ -47,13 +47,13 @@ from attn_np._vjp import (
 from attn_np.contract.delta import Config
 
 
-def chunked(
+def chunked_form(
     q: Array, k: Array, v: Array, beta: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """The outputs and the last state, which is passed from chunk to chunk.
+    """The outputs and the last state; the state is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    v_new = u - w state, by the letters of the WY form.
+    v_new = u - w @ state: u is what the chunk writes into an empty state, w what it removes (WY form).
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
@@ -81,7 +81,7 @@ def chunked(
     return from_chunks(out, b, t), final_state
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent_form(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
     def body(state, xs):
@@ -94,10 +94,10 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, initial_state: Array, t
     return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
-def chunked_vjp(
+def chunked_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """The gradients of q, k, v and beta: `chunked` in reverse."""
+    """The gradients of q, k, v and beta: `chunked_form` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
     beta_k = k * beta
@@ -134,10 +134,10 @@ def chunked_vjp(
     return dq, dk, dv, dbeta
 
 
-def recurrent_vjp(
+def recurrent_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """The gradients of q, k, v and beta: `recurrent` in reverse."""
+    """The gradients of q, k, v and beta: `recurrent_form` in reverse."""
     states_after, v_new = tape["states"], tape["v_new"]
     states_before = concatenate([zeros((q.shape[0], 1, *states_after.shape[2:]), q), states_after], 1)[:, :-1]
     dq, dstates_after = einsum_vjp("bthk,bthkv->bthv", q, states_after, dout)
@@ -151,7 +151,7 @@ def recurrent_vjp(
 
     xs = record(tape, dstates=dstates_after), k, beta, v_new
     zero = zeros((q.shape[0], *states_after.shape[2:]), q)
-    _, (dv_new, dk) = scan(body, zero, xs, names=("dv_new", "dk_added"), reverse=True)
+    _, (dv_new, dk) = scan(body, zero, xs, names=("dv_new", "dk"), reverse=True)
     dv = beta[..., None] * dv_new
     dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, states_before)), axis=-1)
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", states_before, dv)), dv, dbeta
@@ -189,11 +189,11 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
-            context, final_state = recurrent(q_unit, k_unit, v, beta, initial_state, tape)
+            context, final_state = recurrent_form(q_unit, k_unit, v, beta, initial_state, tape)
         else:
-            context, final_state = chunked(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
+            context, final_state = chunked_form(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
@@ -211,11 +211,11 @@ class DeltaRule(Layer[Config]):
         if c.use_norm:
             dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
+            dq_unit, dk_unit, dv, dbeta = recurrent_form_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
-            dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, chunk_size, dcontext)
+            dq_unit, dk_unit, dv, dbeta = chunked_form_vjp(tape, q_unit, k_unit, v, beta, chunk_size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dq = silu_vjp(q, l2_normalize_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
         dk = silu_vjp(k, l2_normalize_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))

@@ -124,11 +124,11 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-            allowed = hide_by_bias(allowed, bias)
+            visible = hide_by_bias(allowed, bias)
             # Both maps see the same keys: b h t s -> b h 1 t s.
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
-            maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
+            maps = record(tape, maps=softmax(scores, None if visible is None else for_both_maps(visible)))
             probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
@@ -136,7 +136,8 @@ class DifferentialAttention(Layer[Config]):
 
         options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
         if softmax_takes_fast_path(q, k, v, keep=keep, **options):
-            bias = upcast(bias)  # once, so that its two gradients are rounded once
+            # Upcast once for both maps, so that its two gradients are added before they are rounded.
+            bias = upcast(bias)
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first, second = (
                 attend(
@@ -156,7 +157,7 @@ class DifferentialAttention(Layer[Config]):
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse, with the same strings."""
+        """The gradients, by the forward in reverse, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
@@ -191,11 +192,11 @@ class DifferentialAttention(Layer[Config]):
                 zero_unseen("bhts->bshrk", allowed, dk),
                 zero_unseen("bhts->bshv", allowed, dv),
             )
-            groups = c.sizes()["g"]
-            dv = repeat_heads_vjp(dv, groups)
-            # The rule takes one axis after the heads: b s h r k -> b s h (r k).
-            dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(
-                (*dk.shape[:2], groups, *dk.shape[3:])
+            kv_heads = c.sizes()["g"]
+            dv = repeat_heads_vjp(dv, kv_heads)
+            # `repeat_heads_vjp` takes one axis after the heads: b s h r k -> b s h (r k).
+            dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), kv_heads).reshape(
+                (*dk.shape[:2], kv_heads, *dk.shape[3:])
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}
 

@@ -29,6 +29,7 @@ from attn_np._ops import (
 )
 from attn_np._relative import (
     bucket_table,
+    is_by_diagonal,
     relative_scores_of_keys,
     relative_scores_of_keys_vjp,
     relative_scores_per_head,
@@ -54,14 +55,14 @@ from attn_np.contract.disentangled import Config
 
 
 def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
-    """The rows of the table for key positions minus query positions: of content to position, of position to content."""
+    """The row indices of relative positions (key minus query) in the table: those for c2p, those for p2c."""
     limit, span = c.max_distance, c.span()
-    of_c2p = -relative_position
+    c2p_offset = -relative_position
     if c.buckets_per_side is not None:
-        of_c2p = bucket_table(c, like=of_c2p)[clip(of_c2p, -limit, limit) + limit]
+        c2p_offset = bucket_table(c, like=c2p_offset)[clip(c2p_offset, -limit, limit) + limit]
     # Equation 3: position to content takes the position as seen from the key, which has the other sign.
-    of_p2c = -of_c2p if c.p2c_view == "key" else of_c2p
-    return clip(of_c2p + span, 0, 2 * span - 1), clip(of_p2c + span, 0, 2 * span - 1)
+    p2c_offset = -c2p_offset if c.p2c_view == "key" else c2p_offset
+    return clip(c2p_offset + span, 0, 2 * span - 1), clip(p2c_offset + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -134,35 +135,35 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = table_rows(c, relative_position)
+            c2p_index, p2c_index = table_rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
-                relative_index = record(tape, relative_index=rows_k)
-                scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, relative_index, k.shape[1])
-                terms += [record(tape, c2p_scores=scores)]
+                c2p_index = record(tape, relative_index=c2p_index)
+                c2p_scores = relative_scores_per_head(tape, "c2p_relative_scores", q, rel_k, c2p_index, k.shape[1])
+                terms += [record(tape, c2p_scores=c2p_scores)]
             if rel_q is not None:
-                relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
-                if relative_position.shape[-1] != k.shape[1]:
-                    scores = relative_scores_of_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
+                p2c_index = record(tape, key_relative_index=p2c_index.swapaxes(1, 2))  # the key's position first
+                if is_by_diagonal(relative_position, k.shape[1]):
+                    p2c_scores = relative_scores_of_keys(k, rel_q, p2c_index.swapaxes(1, 2), q.shape[1])
                 else:
                     relative_scores = record(tape, p2c_relative_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                    scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)
-                terms += [record(tape, p2c_scores=scores)]
+                    p2c_scores = gather_last(relative_scores, p2c_index).swapaxes(2, 3)
+                terms += [record(tape, p2c_scores=p2c_scores)]
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            allowed = hide_by_bias(allowed, bias)
-            probs, lse = softmax_and_lse(scores, allowed) if return_lse else (softmax(scores, allowed), None)
+            visible = hide_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context if lse is None else with_lse(context, lse), probs
 
         def add_far_position(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = table_rows(c, relative_position)
-            keys = k if rel_k is None else k + take(rel_k, row_k)
+            c2p_index, p2c_index = table_rows(c, relative_position)
+            keys = k if rel_k is None else k + take(rel_k, c2p_index)
             if rel_q is not None:  # one more column: what the key adds whatever the query
-                key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, p2c_index))
                 q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, key_terms], -1)
             return q, keys, v
 
@@ -197,7 +198,7 @@ class DisentangledAttention(Layer[Config]):
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
-            if dlse is not None:  # dlse/ds_j = p_j
+            if dlse is not None:  # ∂lse/∂s_j = p_j
                 dscores = sum_grads(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
@@ -206,11 +207,11 @@ class DisentangledAttention(Layer[Config]):
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
             if rel_q is not None:
                 dp2c = record(tape, dp2c_scores=dscores)
-                relative_scores, relative_index = tape.get("p2c_relative_scores"), tape["key_relative_index"]
+                relative_scores, p2c_index = tape.get("p2c_relative_scores"), tape["key_relative_index"]
                 if relative_scores is None:
-                    dk_rel, drel_q = relative_scores_of_keys_vjp(k, rel_q, relative_index.swapaxes(1, 2), dp2c)
+                    dk_rel, drel_q = relative_scores_of_keys_vjp(k, rel_q, p2c_index.swapaxes(1, 2), dp2c)
                 else:
-                    drelative_scores = gather_last_vjp(relative_scores, relative_index, dp2c.swapaxes(2, 3))
+                    drelative_scores = gather_last_vjp(relative_scores, p2c_index, dp2c.swapaxes(2, 3))
                     drelative_scores = record(tape, dp2c_relative_scores=drelative_scores)
                     dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, drelative_scores)
                 dk = sum_grads(dk, dk_rel)
@@ -228,34 +229,38 @@ class DisentangledAttention(Layer[Config]):
         def add_far_position_vjp(
             q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array
         ) -> dict[str, Array]:
-            row_k, row_q = table_rows(c, relative_position)
+            c2p_index, p2c_index = table_rows(c, relative_position)
             width, grads = q.shape[-1], {"q": dq, "k": dk, "v": dv}
             if rel_q is not None:
                 grads["q"], dkey_terms, dk = dq[..., :width], dk[..., width:], dk[..., :width]
-                dk_rel, drow = einsum_vjp("bshk,xhk->bshx", k, take(rel_q, row_q), dkey_terms)
-                grads |= {"k": sum_grads(dk, dk_rel), "rel_q": take_vjp(rel_q, row_q, drow)}
+                dk_rel, drow = einsum_vjp("bshk,xhk->bshx", k, take(rel_q, p2c_index), dkey_terms)
+                grads |= {"k": sum_grads(dk, dk_rel), "rel_q": take_vjp(rel_q, p2c_index, drow)}
             if rel_k is not None:
-                grads["rel_k"] = take_vjp(rel_k, row_k, sum_to(dk, (1, *dk.shape[2:])))
+                grads["rel_k"] = take_vjp(rel_k, c2p_index, sum_to(dk, (1, *dk.shape[2:])))
             return grads
 
         if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            d = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
+            row_grads = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
         else:
-            d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias, drel_k, drel_q = d.values()
-        dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
+            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias, drel_k, drel_q = row_grads.values()
+        drel_proj, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.score_terms:
             w_rel_proj, b_rel_proj = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
             drel_q = record(tape, drel_q=drel_q)
-            drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_rel_proj, b_rel_proj, drel_q)
+            drel, drel_proj[names[0]], drel_proj[names[1]] = linear_vjp(
+                "xd,dhk->xhk", rel, w_rel_proj, b_rel_proj, drel_q
+            )
             dw_rel = [drel]
         if "c2p" in c.score_terms:
             w_rel_proj, b_rel_proj = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
             drel_k = record(tape, drel_k=drel_k)
-            drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_rel_proj, b_rel_proj, drel_k)
+            drel, drel_proj[names[0]], drel_proj[names[1]] = linear_vjp(
+                "xd,dhk->xhk", rel, w_rel_proj, b_rel_proj, drel_k
+            )
             dw_rel = [*dw_rel, drel]
         dw["w_rel"] = sum_grads(*dw_rel)
         if self.w_rel_norm is not None:
@@ -267,7 +272,7 @@ class DisentangledAttention(Layer[Config]):
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dw |= {
             name: dp if dw.get(name) is None else sum_grads(dw[name], dp)
-            for name, dp in dshared.items()
+            for name, dp in drel_proj.items()
             if dp is not None
         }
         return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

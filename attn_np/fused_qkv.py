@@ -12,13 +12,15 @@ from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy
 from attn_np.contract.fused_qkv import Config
 
 
-def only_live(x: Array, queries: Array | None, keys: Array | None, step: DecodeStep | None = None) -> Array:
+def zero_unused_positions(
+    x: Array, query_mask: Array | None, key_mask: Array | None, step: DecodeStep | None = None
+) -> Array:
     """x with the positions set to 0 that see no key and are seen by no query: padding reaches no projection."""
     if step is not None:
         return x if step.uniform else where(step.is_appended[:, :, None], x, 0.0)
-    if queries is None or keys is None:
+    if query_mask is None or key_mask is None:
         return x
-    return where(any_visible("bhts->btd", queries) | any_visible("bhts->bsd", keys), x, 0.0)
+    return where(any_visible("bhts->btd", query_mask) | any_visible("bhts->bsd", key_mask), x, 0.0)
 
 
 class FusedQKVAttention(Layer[Config]):
@@ -46,9 +48,11 @@ class FusedQKVAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
-        queries, keys = query_and_key_masks(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
-        queries, keys = record(tape, query_mask=queries, key_mask=keys)
-        x = record(tape, live=only_live(x, queries, keys, step))
+        query_mask, key_mask = query_and_key_masks(
+            mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window
+        )
+        query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
+        x = record(tape, live=zero_unused_positions(x, query_mask, key_mask, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
@@ -84,5 +88,5 @@ class FusedQKVAttention(Layer[Config]):
             dw |= dmemory
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, dw["w_qkv"], dw["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
-        dx = only_live(dx, tape.get("query_mask"), tape.get("key_mask"))
+        dx = zero_unused_positions(dx, tape.get("query_mask"), tape.get("key_mask"))
         return make_grads(dtype, {"query": dx, "bias": dbias}, dw)

@@ -32,7 +32,7 @@ from attn_np._ops import (
 )
 from attn_np._recurrence import (
     causal_mask,
-    chunk_length,
+    chunk_size_for,
     earlier_mask,
     from_chunks,
     to_chunks,
@@ -70,27 +70,27 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The functions below replace those of `_recurrence`: with one decay per head, products of decays are exponentials of
-# differences of sums, and need no halving.
+# The two forms below replace those of `_recurrence`: with one decay per head, differences of summed logarithms do
+# without its halving of chunks.
 
 
-def chunked(
+def chunked_form(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, chunk_size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """The outputs and the last state, which is passed from chunk to chunk.
+    """The outputs and the last state; the state is passed from chunk to chunk.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
-    v_new = u - w state, by the letters of the WY form.
+    v_new = u - w @ state: u is what the chunk writes into an empty state, w what it removes (WY form).
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
-    decay = decay_from_logs(to_chunks(log_decay, chunk_size))
+    chunk_factors = decay_from_logs(to_chunks(log_decay, chunk_size))
     # t 1 s: below the diagonal, for all heads
-    decayed = einsum("bthk,bshk->bths", beta_k, k) * decay.matrix.swapaxes(1, 2)
+    decayed = einsum("bthk,bshk->bths", beta_k, k) * chunk_factors.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
-    w = einsum("bths,bshk->bthk", inverse, beta_k * decay.from_start[..., None])
+    w = einsum("bths,bshk->bthk", inverse, beta_k * chunk_factors.from_start[..., None])
     u = einsum("bths,bshv->bthv", inverse, v * beta)
     w, u = record(tape, w=w, u=u)
 
@@ -101,27 +101,27 @@ def chunked(
         return state, (v_new, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * decay.to_end[..., None], w, u, decay.chunk_decay
+    xs = k * chunk_factors.to_end[..., None], w, u, chunk_factors.overall
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    decayed_scores = record(tape, decayed_scores=scores * decay.matrix)
-    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], states_before)
+    decayed_scores = record(tape, decayed_scores=scores * chunk_factors.matrix)
+    out_from_state = einsum("bthk,bhkv->bthv", q * chunk_factors.from_start[..., None], states_before)
     return from_chunks(
-        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + from_state, b, t
+        einsum("bhts,bshv->bthv", decayed_scores, v_new.reshape(v.shape)) + out_from_state, b, t
     ), final_state
 
 
-def recurrent(
+def recurrent_form(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array, initial_state: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def body(state, xs):
-        k, v, beta, alpha = xs
-        state = alpha[:, :, None, None] * state
+        k, v, beta, decay = xs
+        state = decay[:, :, None, None] * state
         v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
         state = state + einsum("bhk,bhv->bhkv", k, v_new)
         return state, (v_new, state)
@@ -134,29 +134,29 @@ def recurrent(
 
 def decay_from_logs_vjp(decay: Decay, dmatrix: Array, dfrom_start: Array, dto_end: Array, dchunk_decay: Array) -> Array:
     """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
-    position's logarithm is in all later sums.
+    position's logarithm is in the sums from its own on.
     """
     dlog_matrix = dmatrix * decay.matrix
     dsums = (np.sum(dlog_matrix, axis=-1) - np.sum(dlog_matrix, axis=-2)).swapaxes(1, 2)
     dlog_to_end = dto_end * decay.to_end
     dsums = dsums + dfrom_start * decay.from_start - dlog_to_end
-    dlast = np.sum(dlog_to_end, axis=1) + dchunk_decay * decay.chunk_decay
+    dlast = np.sum(dlog_to_end, axis=1) + dchunk_decay * decay.overall
     return cumsum(dsums[:, ::-1], 1)[:, ::-1] + dlast[:, None]
 
 
-def chunked_vjp(
+def chunked_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, ...]:
-    """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
+    """The gradients of q, k, v, beta and the logarithms: `chunked_form` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
-    decay, beta_k = decay_from_logs(to_chunks(log_decay, chunk_size)), k * beta
-    from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
+    chunk_factors, beta_k = decay_from_logs(to_chunks(log_decay, chunk_size)), k * beta
+    from_start, to_end = chunk_factors.from_start[..., None], chunk_factors.to_end[..., None]
     states_before, inverse, w = tape["chunk_states"], tape["inverse"], tape["w"]
     v_new = tape["v_new"].reshape(v.shape)
     ddecayed_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v_new, dout)
     dq_decayed, dstates_before = einsum_vjp("bthk,bhkv->bthv", q * from_start, states_before, dout)
-    dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.matrix
+    dscores = record(tape, ddecayed_scores=ddecayed_scores) * chunk_factors.matrix
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def body(dstate, xs):
@@ -166,7 +166,7 @@ def chunked_vjp(
         dstate = chunk_decay[:, :, None, None] * dstate + dstate_before - einsum("bchk,bchv->bhkv", w, dv_new)
         return dstate, (dv_new, dk_to_end, dchunk_decay)
 
-    xs = dv_new, dstates_before, k * to_end, w, v_new, decay.chunk_decay, states_before
+    xs = dv_new, dstates_before, k * to_end, w, v_new, chunk_factors.overall, states_before
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
     names = ("dv_new", "dk_to_end", "dchunk_decay")
     _, (dv_new, dk_to_end, dchunk_decay) = scan(
@@ -182,43 +182,47 @@ def chunked_vjp(
     )
     dkey_products = record(tape, dkey_products=dkey_products)
     products = einsum("bthk,bshk->bths", beta_k, k)
-    dbeta_k, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, dkey_products * decay.matrix.swapaxes(1, 2))
+    dbeta_k, dk_products = einsum_vjp("bthk,bshk->bths", beta_k, k, dkey_products * chunk_factors.matrix.swapaxes(1, 2))
     dbeta_k = sum_grads(dbeta_k, dbeta_k_decayed * from_start)
     dbeta = np.sum(dbeta_k * k, axis=-1) + np.sum(dbeta_v * v, axis=-1)
     dk = sum_grads(dk_scores, dk_products, dk_to_end * to_end, dbeta_k * beta)
     dmatrix = sum_grads((dkey_products * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
     dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dbeta_k_decayed * beta_k, axis=-1)
     dlog_decay = decay_from_logs_vjp(
-        decay, dmatrix, dfrom_start, np.sum(dk_to_end * k, axis=-1), dchunk_decay.reshape(decay.chunk_decay.shape)
+        chunk_factors,
+        dmatrix,
+        dfrom_start,
+        np.sum(dk_to_end * k, axis=-1),
+        dchunk_decay.reshape(chunk_factors.overall.shape),
     )
     cotangents = sum_grads(dq, dq_decayed * from_start), dk, dbeta_v * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
-def recurrent_vjp(
+def recurrent_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dout: Array
 ) -> tuple[Array, ...]:
-    """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
-    states_after, v_new, alpha = tape["states"], tape["v_new"], exp(log_decay)
+    """The gradients of q, k, v, beta and the logarithms: `recurrent_form` in reverse."""
+    states_after, v_new, decay = tape["states"], tape["v_new"], exp(log_decay)
     states_before = concatenate([zeros((q.shape[0], 1, *states_after.shape[2:]), q), states_after], 1)[:, :-1]
     dq, dstates_after = einsum_vjp("bthk,bthkv->bthv", q, states_after, dout)
 
     def body(dstate, xs):
-        dstate_read, k, beta, v_new, alpha, state_before = xs
+        dstate_read, k, beta, v_new, decay, state_before = xs
         dstate = dstate + dstate_read
         dv_new = einsum("bhk,bhkv->bhv", k, dstate)
         dk = einsum("bhkv,bhv->bhk", dstate, v_new)
         dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new)
-        dalpha = np.sum(dstate * state_before, axis=(-2, -1))
-        return alpha[:, :, None, None] * dstate, (dv_new, dk, dalpha)
+        ddecay = np.sum(dstate * state_before, axis=(-2, -1))
+        return decay[:, :, None, None] * dstate, (dv_new, dk, ddecay)
 
-    xs = record(tape, dstates=dstates_after), k, beta, v_new, alpha, states_before
-    names = ("dv_new", "dk_added", "dalpha")
+    xs = record(tape, dstates=dstates_after), k, beta, v_new, decay, states_before
+    names = ("dv_new", "dk", "ddecay")
     zero = zeros((q.shape[0], *states_after.shape[2:]), q)
-    _, (dv_new, dk, dalpha) = scan(body, zero, xs, names=names, reverse=True)
-    dv, decayed = beta[..., None] * dv_new, alpha[..., None, None] * states_before
+    _, (dv_new, dk, ddecay) = scan(body, zero, xs, names=names, reverse=True)
+    dv, decayed = beta[..., None] * dv_new, decay[..., None, None] * states_before
     dbeta = np.sum(dv_new * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
-    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
+    return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, ddecay * decay
 
 
 def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
@@ -280,7 +284,7 @@ class GatedDeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
@@ -303,11 +307,13 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        chunk_size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
-            context, final_state = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
+            context, final_state = recurrent_form(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
         else:
-            context, final_state = chunked(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape)
+            context, final_state = chunked_form(
+                q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape
+            )
         write_state(step, state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
@@ -334,11 +340,11 @@ class GatedDeltaRule(Layer[Config]):
         dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
+            cotangents = recurrent_form_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
         else:
-            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, chunk_size, dcontext)
+            cotangents = chunked_form_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, chunk_size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dlog_decay = cotangents
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)

@@ -1,4 +1,4 @@
-"""Gated linear attention: every channel of the state decays by a factor of its own, which each position chooses."""
+"""Gated linear attention: every channel of the keys has a decay of its own, which each position chooses."""
 
 from math import sqrt
 
@@ -8,13 +8,13 @@ from attn_np._decode import DecodeStep, read_state, real_mask, write_state
 from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
-from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
+from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
 from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, rms_norm_vjp, silu_vjp, softplus_vjp, sum_grads
 from attn_np.contract.gla import Config
 
 
 class GatedLinearAttention(Layer[Config]):
-    """Every channel of the state decays by a factor of its own, which each position chooses."""
+    """Every channel of the keys has a decay of its own, which each position chooses."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -34,7 +34,7 @@ class GatedLinearAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
@@ -49,7 +49,7 @@ class GatedLinearAttention(Layer[Config]):
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
         decay = record(tape, decay=exp(log_decay))
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
             q_scaled, k, v, None, decay, initial_state, chunk_size, delta_rule=False, tape=tape
         )
@@ -78,7 +78,7 @@ class GatedLinearAttention(Layer[Config]):
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         zero_state = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
             tape,
             q * scale,

@@ -39,53 +39,58 @@ from attn_np._vjp import (
 from attn_np.contract.gru import Config, LayerConfig
 
 
-def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step: the gates r, z, n and the new state. The reset gate acts on the recurrent product and its bias."""
-    h_gates = linear("be,fea->bfa", h, w_h, b_h)
-    r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
-    n = tanh(x_gates[:, 2] + r * h_gates[:, 2])
-    return r, z, n, lerp(n, h, z)
+def cell(x_gates: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step from `x_gates`, what the input adds to each gate: the gates r, z, n and the new state.
+
+    The reset gate acts on the recurrent product and its bias.
+    """
+    h_gate_inputs = linear("be,fea->bfa", h_before, w_h, b_h)
+    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])
+    n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])
+    return r, z, n, lerp(n, h_before, z)
 
 
-def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, n_from_h: Array) -> tuple[Array, Array]:
+def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h_before: Array, n_from_h: Array) -> tuple[Array, Array]:
     """The gradients of x_gates, and of the state before by the path around the gates: `cell` in reverse.
 
     Args:
         dh: gradient of the state after the step.
         r, z, n: the gates.
-        h: the state before the step.
+        h_before: the state before the step.
         n_from_h: its recurrent product for n, before the reset.
     """
-    dn, dh, dz = lerp_vjp(n, h, z, dh)
+    dn, dh_before, dz = lerp_vjp(n, h_before, z, dh)
     dn = tanh_vjp(n, dn)
     dz = sigmoid_vjp(z, dz)
     dr = sigmoid_vjp(r, dn * n_from_h)
-    return stack([dr, dz, dn], axis=1), dh
+    return stack([dr, dz, dn], axis=1), dh_before
 
 
-def cell_with_reset_before(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
-    """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
-    h_gates = einsum("be,fea->bfa", h, w_h[:2])
-    r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
-    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h, w_h[2]))
-    return r, z, n, lerp(n, h, z)
+def cell_with_reset_before(x_gates: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+    """One step as `cell`, with the reset gate on the state: the product for n is r * h_before's, without a bias."""
+    h_gate_inputs = einsum("be,fea->bfa", h_before, w_h[:2])
+    r, z = (sigmoid(x_gates[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
+    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
+    return r, z, n, lerp(n, h_before, z)
 
 
-def cell_with_reset_before_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, w_h: Array) -> tuple[Array, Array]:
+def cell_with_reset_before_vjp(
+    dh: Array, r: Array, z: Array, n: Array, h_before: Array, w_h: Array
+) -> tuple[Array, Array]:
     """The gradients of x_gates and of the state before the step: `cell_with_reset_before` in reverse.
 
     Of the state's paths those through r and z are left out: the caller adds them, in one product with w_h.
     """
-    dn, dh, dz = lerp_vjp(n, h, z, dh)
+    dn, dh_before, dz = lerp_vjp(n, h_before, z, dh)
     dn = tanh_vjp(n, dn)
     dz = sigmoid_vjp(z, dz)
     dreset_state = einsum("ba,ea->be", dn, w_h[2])
-    dr = sigmoid_vjp(r, dreset_state * h)
-    return stack([dr, dz, dn], axis=1), dh + dreset_state * r
+    dr = sigmoid_vjp(r, dreset_state * h_before)
+    return stack([dr, dz, dn], axis=1), dh_before + dreset_state * r
 
 
-def h_gates_vjp(dx_gates: Array, r: Array) -> Array:
+def h_gate_inputs_vjp(dx_gates: Array, r: Array) -> Array:
     """The gradient of the recurrent products: as for x_gates, but that of n passes the reset gate."""
     return concatenate([dx_gates[..., :2, :], dx_gates[..., 2:, :] * r[..., None, :]], axis=-2)
 
@@ -118,57 +123,61 @@ class GRULayer(Layer[LayerConfig]):
 
         xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
-        return h, state
+        final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        return h, final_state
 
-    def inputs_of_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
+    def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
         """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
         if self.config.backward:
-            h = concatenate([h, start[:, None]], axis=1)[:, 1:]
+            h_before = concatenate([h, initial_state[:, None]], axis=1)[:, 1:]
         else:
-            h = concatenate([start[:, None], h], axis=1)[:, :-1]
-        return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
+            h_before = concatenate([initial_state[:, None], h], axis=1)[:, :-1]
+        return h_before, linear("bte,fea->btfa", h_before, self.w_h, self.b_h)[:, :, 2]
 
     def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
         """The gradients, by the forward in reverse; the scan runs against the layer's direction.
 
         A state is used three times: as an output, and in the next step both around its gates and inside them. For the
-        last use the gradients at the gates are multiplied by w_h, and the scan does so one step later: its carry holds
-        the gradients at the gates, not the product.
+        last use the gradients at the gates are multiplied by w_h. The scan does so in its next step, the step before in
+        time: its carry holds the gradients at the gates, not the product.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
-        h, n_from_h = self.inputs_of_vjp(tape["state"], tape["h"])
+        h_before, n_from_h = self.step_residuals(tape["state"], tape["h"])
         c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gates, r):
-            dgates, w = (h_gates_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
+            dgates, w = (h_gate_inputs_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
             return dh_around + einsum("bfa,fea->be", dgates, w)
 
         def body(carry, xs):
-            dy, real, r, z, n, h, n_from_h = xs
+            dy, real, r, z, n, h_before, n_from_h = xs
             dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
             if c.reset_after:
-                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, n_from_h)
+                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h_before, n_from_h)
             else:
-                dx_gates, dh_around = cell_with_reset_before_vjp(dnew, r, z, n, h, w_h)
+                dx_gates, dh_around = cell_with_reset_before_vjp(dnew, r, z, n, h_before, w_h)
             dh_around = dh_around if real is None else where(real[:, None], dh_around, dh)
             return (dh_around, dx_gates, r), (dx_gates,)
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
-        xs = dy, real, r, z, n, h, n_from_h
+        xs = dy, real, r, z, n, h_before, n_from_h
         carry, (dx_gates,) = scan(body, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
-        grads = self.gates_vjp(x, h, r, dx_gates)
+        grads = self.gates_vjp(x, h_before, r, dx_gates)
         dx, dstate = record(tape, dx=grads.inputs["x"], dstate=dstate_before(*carry))
         return Grads({"x": dx, "state": dstate}, grads.params)
 
-    def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
-        """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""
+    def gates_vjp(self, x: Array, h_before: Array, r: Array, dx_gates: Array) -> Grads:
+        """The gradients of x and the weights, for all steps at once; `h_before` is the state before each step."""
         dw = {}
         if self.config.reset_after:
-            _, dw["w_h"], dw["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
+            _, dw["w_h"], dw["b_h"] = linear_vjp(
+                "bte,fea->btfa", h_before, self.w_h, self.b_h, h_gate_inputs_vjp(dx_gates, r)
+            )
         else:
-            _, dw["w_h"] = einsum_vjp("btfe,fea->btfa", stack([h, h, r * h], axis=2), self.w_h, dx_gates)
+            _, dw["w_h"] = einsum_vjp(
+                "btfe,fea->btfa", stack([h_before, h_before, r * h_before], axis=2), self.w_h, dx_gates
+            )
         dx, dw["w_x"], dw["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
         return Grads({"x": dx}, dw)
 
@@ -201,21 +210,21 @@ class GatedRecurrentUnit(Layer[Config]):
         Where `real` is False a step is padding: its input is ignored and the state stays as it is. With `recompute`
         automatic differentiation keeps the states alone and computes each step again.
         """
-        c, ends = self.config, []
+        c, final_states = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         sizes, directions = c.sizes(), 2 if c.bidirectional else 1
         start = zeros((sizes["l"], x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
-            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"), recompute)
-            ends.append(end)
+            h, final_state = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"), recompute)
+            final_states.append(final_state)
             if self.backward_layers is not None:
                 back_scope = scope(tape, f"backward_layers.{i}")
-                back, end = self.backward_layers[i](x, start[2 * i + 1], real, back_scope, recompute)
+                back, final_state = self.backward_layers[i](x, start[2 * i + 1], real, back_scope, recompute)
                 h = concatenate([h, back], -1)
-                ends.append(end)
+                final_states.append(final_state)
             x = dropout(h, layer_keep, c.dropout)
-        return x, stack(ends)
+        return x, stack(final_states)
 
     def __call__(
         self,
@@ -240,16 +249,16 @@ class GatedRecurrentUnit(Layer[Config]):
         sizes, directions, e = c.sizes(), 2 if c.bidirectional else 1, c.hidden_dim
         dlast = zeros((sizes["l"], b, e), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
-            dh, backward_dx = dropout_vjp(dy, layer_keep, c.dropout), None
+            dh, reverse_dx = dropout_vjp(dy, layer_keep, c.dropout), None
             if self.backward_layers is not None:
                 inner = scope(tape, f"backward_layers.{i}")
                 layer_grads = self.backward_layers[i].vjp(inner, dh[..., e:], dlast[2 * i + 1], real)
                 dw |= {f"backward_layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-                backward_dx = layer_grads.inputs["x"]
+                reverse_dx = layer_grads.inputs["x"]
                 dstates.append(layer_grads.inputs["state"])
             layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh[..., :e], dlast[directions * i], real)
             dw |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-            dy = layer_grads.inputs["x"] if backward_dx is None else sum_grads(layer_grads.inputs["x"], backward_dx)
+            dy = layer_grads.inputs["x"] if reverse_dx is None else sum_grads(layer_grads.inputs["x"], reverse_dx)
             dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:

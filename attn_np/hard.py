@@ -1,4 +1,4 @@
-"""Hard attention: every query takes one key only; a softmax serves for the gradient."""
+"""Hard attention: every query takes one key only; a softmax serves for the gradient, if there is one."""
 
 from typing import Any
 
@@ -98,7 +98,8 @@ class HardAttention(Layer[Config]):
             def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
                 nonlocal dnoise
                 if c.estimator == "argmax":
-                    dnoisy = where(False, dprobs, 0.0)  # zeros that may carry bounds
+                    # zeros of dprobs' type, which in the judge carries error bounds
+                    dnoisy = where(False, dprobs, 0.0)
                 else:
                     dsoft = record(tape, dsoft=dprobs)
                     dnoisy = softmax_vjp(tape["soft"], dsoft) / c.temperature

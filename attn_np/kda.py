@@ -23,7 +23,7 @@ from attn_np._ops import (
     upcast,
     zeros,
 )
-from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
+from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
 from attn_np._vjp import (
     Grads,
     einsum_vjp,
@@ -71,7 +71,7 @@ class KimiDeltaAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0."""
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
@@ -96,7 +96,7 @@ class KimiDeltaAttention(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
             q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
         )
@@ -128,7 +128,7 @@ class KimiDeltaAttention(Layer[Config]):
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         zero_state = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         cotangents = recurrence_vjp(
             tape, q_unit * scale, k_unit, v_silu, beta, decay, zero_state, chunk_size, delta_rule=True, dout=dcontext,
             dfinal_state=zero_state,

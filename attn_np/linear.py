@@ -20,7 +20,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
+from attn_np._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
 from attn_np._vjp import Grads, einsum_vjp, linear_vjp, make_grads, prepare_dy, rule_of, sum_grads
 from attn_np.contract.linear import Config
 
@@ -36,8 +36,10 @@ def elu_features_vjp(x: Array, dy: Array) -> Array:
 
 
 def random_features(x: Array, w: Array) -> Array:
-    """exp(w x' - |x'|^2 / 2) / sqrt(m), `b t h m`, with x' = x / k^(1/4): for standard normal rows of w the product of
-    those of a query and a key is on average exp(q k / sqrt(k)).
+    """exp(w x' - |x'|^2 / 2) / sqrt(m), `b t h m`, with x' = x / k^(1/4).
+
+    With standard normal rows of w, the features of a query and a key have the dot product
+    exp(query . key / sqrt(width)) on average.
     """
     x = x * x.shape[-1] ** -0.25
     square = einsum("bthk,bthk->bth", x, x)
@@ -61,24 +63,26 @@ def running_states(added: Array, initial_state: Array, tape: Tape) -> Array:
     return concatenate([initial_state[:, None], states_after], 1)
 
 
-def chunked(q: Array, k: Array, v: Array, initial_state: Array, chunk_size: int, tape: Tape) -> tuple[Array, Array]:
+def chunked_form(
+    q: Array, k: Array, v: Array, initial_state: Array, chunk_size: int, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
-    states = running_states(added, initial_state, tape)
-    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    all_states = running_states(added, initial_state, tape)
+    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, states_before)
-    return from_chunks(out, b, t), states[:, -1]
+    return from_chunks(out, b, t), all_states[:, -1]
 
 
-def recurrent(q: Array, k: Array, v: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent_form(q: Array, k: Array, v: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
-    states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), initial_state, tape)
-    return einsum("bthk,bthkv->bthv", q, states[:, 1:]), states[:, -1]
+    all_states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), initial_state, tape)
+    return einsum("bthk,bthkv->bthv", q, all_states[:, 1:]), all_states[:, -1]
 
 
 def running_states_vjp(dstates: Array) -> Array:
@@ -86,8 +90,10 @@ def running_states_vjp(dstates: Array) -> Array:
     return cumsum(dstates[:, ::-1], 1)[:, ::-1]
 
 
-def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, chunk_size: int, dout: Array) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
+def chunked_form_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, chunk_size: int, dout: Array
+) -> tuple[Array, Array, Array]:
+    """The gradients of q, k and v: `chunked_form` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     dmasked_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v, dout)
@@ -104,8 +110,8 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, chunk_size: int, dout:
     return from_chunks(dq, b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
-def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v: `recurrent` in reverse."""
+def recurrent_form_vjp(tape: Tape, q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, Array, Array]:
+    """The gradients of q, k and v: `recurrent_form` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dout)
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
@@ -148,20 +154,23 @@ class LinearAttention(Layer[Config]):
         ones, so the last sum is that of the weights.
         """
         c = self.config
-        empty = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+        zero_state = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, key_sum = read_state(step, "state", empty[..., :-1]), read_state(step, "key_sum", empty[..., -1])
+            state, key_sum = (
+                read_state(step, "state", zero_state[..., :-1]),
+                read_state(step, "key_sum", zero_state[..., -1]),
+            )
             initial_state = concatenate([state, key_sum[..., None]], -1)
         else:
-            initial_state = read_state(step, "state", empty)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+            initial_state = read_state(step, "state", zero_state)
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            sums, final_state = recurrent(q, k, v, initial_state, tape)
+            sums, final_state = recurrent_form(q, k, v, initial_state, tape)
         else:
-            sums, final_state = chunked(q, k, v, initial_state, chunk_size, tape)
+            sums, final_state = chunked_form(q, k, v, initial_state, chunk_size, tape)
         if c.normalize:
             write_state(step, state=final_state[..., :-1], key_sum=final_state[..., -1])
         else:
@@ -207,10 +216,10 @@ class LinearAttention(Layer[Config]):
         if not c.causal:
             dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dsums)
             return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            return recurrent_vjp(tape, q, k, v, dsums)
-        return chunked_vjp(tape, q, k, v, chunk_size, dsums)
+            return recurrent_form_vjp(tape, q, k, v, dsums)
+        return chunked_form_vjp(tape, q, k, v, chunk_size, dsums)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
@@ -224,12 +233,12 @@ class LinearAttention(Layer[Config]):
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
             weight_sum = sums[..., -1:] + c.eps
             weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
-            # context = values / weight
-            dvalues = dcontext / weight_sum
+            # context = value sums / weight sum
+            dvalue_sums = dcontext / weight_sum
             dweight_sum = zero_unseen(
                 "bt->bthv", real, -np.sum(dcontext * context / weight_sum, axis=-1, keepdims=True)
             )
-            dsums = concatenate([dvalues, dweight_sum], -1)
+            dsums = concatenate([dvalue_sums, dweight_sum], -1)
         dsums = record(tape, dsums=dsums)
         q_features, k_features = tape["q_features"], tape["k_features"]
         dq_features, dk_features, dv = self.weighted_sums_vjp(tape, q_features, k_features, v, dsums)

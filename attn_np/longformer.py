@@ -84,14 +84,16 @@ class LongformerAttention(Layer[Config]):
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dq, dk, dv, dbias_global = attend_vjp(scope(tape, "global"), dcontext, scale=c.scale, rate=c.dropout)
         dbias = None if dbias is None or dbias_global is None else sum_grads(dbias, dbias_global)
-        dx, dw["w_v_global"], dw["b_v_global"] = linear_vjp(
+        dvalue_global, dw["w_v_global"], dw["b_v_global"] = linear_vjp(
             "bsd,dhv->bshv", value, self.w_v_global, self.b_v_global, dv
         )
-        dvalue = sum_grads(dvalue, dx)
-        dx, dw["w_k_global"], dw["b_k_global"] = linear_vjp("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global, dk)
-        dkey = sum_grads(dkey, dx)
-        dx, dw["w_q_global"], dw["b_q_global"] = linear_vjp(
+        dvalue = sum_grads(dvalue, dvalue_global)
+        dkey_global, dw["w_k_global"], dw["b_k_global"] = linear_vjp(
+            "bsd,dhk->bshk", key, self.w_k_global, self.b_k_global, dk
+        )
+        dkey = sum_grads(dkey, dkey_global)
+        dquery_global, dw["w_q_global"], dw["b_q_global"] = linear_vjp(
             "btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq
         )
-        dquery = sum_grads(dquery, dx)
+        dquery = sum_grads(dquery, dquery_global)
         return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)

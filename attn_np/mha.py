@@ -64,7 +64,7 @@ class MultiHeadAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse, with the same strings."""
+        """The gradients, by the forward in reverse, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), prepare_dy(tape, dy)

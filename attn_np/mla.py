@@ -89,7 +89,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse, with the same strings."""
+        """The gradients, by the forward in reverse, with the same einsum strings."""
         c, dw, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), prepare_dy(tape, dy)
@@ -107,9 +107,9 @@ class MultiHeadLatentAttention(Layer[Config]):
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
-            dvalues, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
-            dkeys, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
-            dlatent, dk_rot = sum_grads(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
+            dlatent_v, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
+            dlatent_k, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
+            dlatent, dk_rot = sum_grads(dlatent_k, dlatent_v), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
         dk_rot = rotate(dk_rot, cos, sin, c.rope_layout, inverse=True)
         dkey, dw["w_k_rot"], dw["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)

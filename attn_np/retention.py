@@ -28,7 +28,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
+from attn_np._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
 from attn_np._rotary import cos_sin_for, rotate
 from attn_np._vjp import (
     Grads,
@@ -52,88 +52,98 @@ class Decay(NamedTuple):
         matrix: `b h t s`, from a key to a query; 0 for later keys.
         from_start: `b t h`, from before the first position to a query.
         to_end: `b t h`, from a key to the last position.
-        chunk_decay: `b h`, over all of them.
+        overall: `b h`, over all of them.
     """
 
     matrix: Array
     from_start: Array
     to_end: Array
-    chunk_decay: Array
+    overall: Array
 
 
-def decay_from_counts(real_counts: Array, log_decays: Array) -> Decay:
+def decay_from_counts(real_counts: Array, log_decay_by_head: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
-    `real_counts`, `b t`, are the numbers of real positions: 1 or, for padding, 0; or those of each chunk.
+    `real_counts`, `b t`: for each position 1, or 0 for padding; or for each chunk how many real positions it has.
     """
     b, t = real_counts.shape
-    count = cumsum(concatenate([zeros((b, 1), log_decays), real_counts], 1), 1)
-    position, last = count[:, 1:], count[:, -1:]
+    running_count = cumsum(concatenate([zeros((b, 1), log_decay_by_head), real_counts], 1), 1)
+    position, last = running_count[:, 1:], running_count[:, -1:]
     visible = causal_mask(t, real_counts)
     distance = where(visible, position[:, :, None] - position[:, None, :], 0.0)
-    matrix = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
-    from_start, to_end = exp(position[:, :, None] * log_decays), exp((last - position)[:, :, None] * log_decays)
-    return Decay(matrix, from_start, to_end, exp(last * log_decays))
+    matrix = where(visible, exp(distance[:, None] * log_decay_by_head[:, None, None]), 0.0)
+    from_start, to_end = (
+        exp(position[:, :, None] * log_decay_by_head),
+        exp((last - position)[:, :, None] * log_decay_by_head),
+    )
+    return Decay(matrix, from_start, to_end, exp(last * log_decay_by_head))
 
 
-def chunk_decays(real: Array, log_decays: Array, chunk_size: int) -> tuple[Decay, Decay]:
+def decay_within_and_between(real: Array, log_decay_by_head: Array, chunk_size: int) -> tuple[Decay, Decay]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
-    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), chunk_size)
+    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decay_by_head), 0.0), chunk_size)
     chunk_counts = real_counts.sum(1).reshape(b, -(-t // chunk_size))
-    return decay_from_counts(real_counts, log_decays), decay_from_counts(chunk_counts, log_decays)
+    return decay_from_counts(real_counts, log_decay_by_head), decay_from_counts(chunk_counts, log_decay_by_head)
 
 
-def chunked(
-    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, chunk_size: int, tape: Tape
+def chunked_form(
+    q: Array,
+    k: Array,
+    v: Array,
+    initial_state: Array,
+    real: Array,
+    log_decay_by_head: Array,
+    chunk_size: int,
+    tape: Tape,
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
     What a chunk adds to the state decays in those that follow just as a key decays within its chunk.
     """
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, log_decays, chunk_size)
+    within, between = decay_within_and_between(real, log_decay_by_head, chunk_size)
     q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
     old = between.from_start[..., None, None] * initial_state[:, None]
     states_after = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
-    states = concatenate([initial_state[:, None], states_after], 1)
-    states_before = record(tape, chunk_states=states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    all_states = concatenate([initial_state[:, None], states_after], 1)
+    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
-    from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]
-    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
+    out_from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + out_from_state, b, t), all_states[:, -1]
 
 
-def recurrent(
-    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decays: Array, tape: Tape
+def recurrent_form(
+    q: Array, k: Array, v: Array, initial_state: Array, real: Array, log_decay_by_head: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
 
     def body(state, xs):
-        added, factors = xs
-        state = factors[:, :, None, None] * state + added
+        added, decay = xs
+        state = decay[:, :, None, None] * state + added
         return state, (state,)
 
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    factors = exp(where(real[..., None], log_decays, 0.0))
-    final_state, (states,) = scan(body, initial_state, (added, factors), names=("states",), tape=tape)
-    return einsum("bthk,bthkv->bthv", q, states), final_state
+    decay = exp(where(real[..., None], log_decay_by_head, 0.0))
+    final_state, (states_after,) = scan(body, initial_state, (added, decay), names=("states",), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
-def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, chunk_size: int, dout: Array
+def chunked_form_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decay_by_head: Array, chunk_size: int, dout: Array
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
+    """The gradients of q, k and v: `chunked_form` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, log_decays, chunk_size)
+    within, between = decay_within_and_between(real, log_decay_by_head, chunk_size)
     q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     ddecayed_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v, dout)
     dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.matrix)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
-    dfrom_state = dout * within.from_start[..., None]
-    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dfrom_state)
+    dout_from_state = dout * within.from_start[..., None]
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout_from_state)
     dstates_before = record(tape, dchunk_states=dstates_before).reshape(
         b, -(-t // chunk_size), *dstates_before.shape[1:]
     )
@@ -145,23 +155,23 @@ def chunked_vjp(
     return from_chunks(sum_grads(dq, dq_before), b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
-def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dout: Array
+def recurrent_form_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decay_by_head: Array, dout: Array
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v: `recurrent` in reverse.
+    """The gradients of q, k and v: `recurrent_form` in reverse.
 
     The gradient of a state comes from the query that reads it and from the next state.
     """
 
     def body(carry, xs):
-        dnext_state, next_factor = carry
-        dstate, factors = xs
-        dstate = dstate + next_factor[:, :, None, None] * dnext_state
-        return (dstate, factors), (dstate,)
+        dnext_state, next_decay = carry
+        dstate, decay = xs
+        dstate = dstate + next_decay[:, :, None, None] * dnext_state
+        return (dstate, decay), (dstate,)
 
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dout)
     zero = zeros((dstates.shape[0], *dstates.shape[2:]), dstates)
-    xs = record(tape, dstates=dstates), exp(where(real[..., None], log_decays, 0.0))
+    xs = record(tape, dstates=dstates), exp(where(real[..., None], log_decay_by_head, 0.0))
     _, (dadded,) = scan(body, (zero, zero[..., 0, 0]), xs, names=("dadded",), tape=tape, reverse=True)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
@@ -181,16 +191,16 @@ class Retention(Layer[Config]):
     b_gate: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def compute_context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
-        log_decays = constants(c.log_decays(), q)
+        log_decay_by_head = constants(c.log_decays(), q)
         initial_state = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            context, final_state = recurrent(q, k, v, initial_state, real, log_decays, tape)
+            context, final_state = recurrent_form(q, k, v, initial_state, real, log_decay_by_head, tape)
         else:
-            context, final_state = chunked(q, k, v, initial_state, real, log_decays, chunk_size, tape)
+            context, final_state = chunked_form(q, k, v, initial_state, real, log_decay_by_head, chunk_size, tape)
         write_state(step, state=final_state)
         return context
 
@@ -199,13 +209,13 @@ class Retention(Layer[Config]):
         c, shape = self.config, context.shape
         if c.norm == "none":
             return context
-        context, weight = self.normed_axes(context)
+        context, weight = self.flatten_normed(context)
         if c.norm == "layer":
             return layer_norm(context, weight, None, c.norm_eps).reshape(shape)
         return rms_norm(context, weight, c.norm_eps).reshape(shape)
 
-    def normed_axes(self, x: Array) -> tuple[Array, Array | None]:
-        """x, `b t h v`, and the norm's weight with the axes that the norm is over as the last one."""
+    def flatten_normed(self, x: Array) -> tuple[Array, Array | None]:
+        """x, `b t h v`, and the norm's weight, both reshaped so that the norm is over the last axis."""
         (b, t, h, v), weight = x.shape, upcast(self.w_norm)
         if self.config.norm_over == "head":
             return x, weight
@@ -219,9 +229,9 @@ class Retention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """The outputs `b t o`; where the padding mask is False no state decays, and the context is 0.
+        """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0.
 
-        In a step `valid` marks the real positions.
+        In a step, the argument `valid` of `Layer.step` marks the real positions.
         """
         sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
@@ -239,7 +249,7 @@ class Retention(Layer[Config]):
             cos, sin = cos_sin_for(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        context = record(tape, context=self.context(q * scale, k, v, is_real, step, tape))
+        context = record(tape, context=self.compute_context(q * scale, k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
@@ -248,20 +258,22 @@ class Retention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
-    def context_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array) -> tuple[Array, ...]:
-        """The gradients of q, k and v: `context` in reverse, for a call without a cache."""
-        c, log_decays = self.config, constants(self.config.log_decays(), q)
-        chunk_size = chunk_length(c.form, c.chunk_size, q.shape[1])
+    def compute_context_vjp(
+        self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array
+    ) -> tuple[Array, ...]:
+        """The gradients of q, k and v: `compute_context` in reverse, for a call without a cache."""
+        c, log_decay_by_head = self.config, constants(self.config.log_decays(), q)
+        chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
         if chunk_size is None:
-            return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
-        return chunked_vjp(tape, q, k, v, real, log_decays, chunk_size, dcontext)
+            return recurrent_form_vjp(tape, q, k, v, real, log_decay_by_head, dcontext)
+        return chunked_form_vjp(tape, q, k, v, real, log_decay_by_head, chunk_size, dcontext)
 
     def normalize_vjp(self, context: Array, dnormed: Array) -> tuple[Array, Array | None]:
         """The gradients of a context and of the norm's weight: `normalize` in reverse."""
         c, shape = self.config, context.shape
         if c.norm == "none":
             return dnormed, None
-        context, weight = self.normed_axes(context)
+        context, weight = self.flatten_normed(context)
         dnormed = dnormed.reshape(context.shape)
         if c.norm == "layer":
             dcontext, dweight, _ = layer_norm_vjp(context, weight, None, c.norm_eps, dnormed)
@@ -291,7 +303,7 @@ class Retention(Layer[Config]):
         dcontext, dw["w_norm"] = self.normalize_vjp(context, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         is_real = broadcast_mask(real, x.shape[:2], x)
-        dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
+        dq, dk, dv = self.compute_context_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)

@@ -45,8 +45,8 @@ from attn_np._vjp import (
 )
 from attn_np.additive import AdditiveAttention
 from attn_np.contract._tape import BackwardTape
-from attn_np.contract.seq2seq import Config, DecoderConfig
-from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, h_gates_vjp
+from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
+from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, h_gate_inputs_vjp
 
 
 def attend_once(
@@ -61,14 +61,17 @@ def attend_once(
 def attend_once_vjp(
     q: Array, k: Array, v: Array, w_score: Array, probs: Array, keep: Array | None, rate: float, dcontext: Array
 ) -> Array:
-    """The gradient of the query of `attend_once`. Those of keys, values and weights are summed afterwards."""
+    """The gradient of the query of `attend_once`.
+
+    Those of keys, values and w_score are computed afterwards, for all steps at once.
+    """
     dkept = einsum("bv,bsv->bs", dcontext, v)
     dscores = softmax_vjp(probs, dropout_vjp(dkept, keep, rate))
     dsum = tanh_vjp(tanh(q[:, None, :] + k), dscores[:, :, None] * w_score)
     return sum_to(dsum, (dsum.shape[0], 1, dsum.shape[2]))[:, 0]
 
 
-class AttentionDecoder(Layer[DecoderConfig]):
+class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
     """A decoder that looks at the memory before each step, with the last layer's state as the query."""
 
     attention: AdditiveAttention
@@ -90,26 +93,27 @@ class AttentionDecoder(Layer[DecoderConfig]):
             "b_h": [upcast(layer.b_h) for layer in layers],
         }
 
-    def precomputed_gates(self, x: Array, w: dict[str, Any]) -> list[Array]:
+    def static_gate_inputs(self, target: Array, w: dict[str, Any]) -> list[Array]:
         """The part of each layer's gate inputs that needs no state: biases and, in the first layer, the target."""
-        first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
-        return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
+        first, *rest = [broadcast_to(b_x, (target.shape[0], target.shape[1], *b_x.shape)) for b_x in w["b_x"]]
+        return [first + einsum("btd,fde->btfe", target, w["target"]), *rest]
 
     def make_step(self, with_weights: bool) -> Callable[..., Any]:
         """The body of a scan over the steps: it takes the states of all layers to the next ones.
 
-        Keys, memory and weights (`k`, `v`, `w`) are the same in every step.
+        Keys, memory and weights (`k`, `memory`, `w`) are the same in every step.
         """
-        count, rate = self.config.num_layers, self.config.dropout
+        num_layers, rate = self.config.num_layers, self.config.dropout
 
-        def body(state, xs, k, v, w):
-            allowed, keep = xs[2 * count :]
-            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+        def body(state, xs, k, memory, w):
+            allowed, keep = xs[2 * num_layers :]
+            q = einsum("bd,de->be", state[-1], w["q"])
+            context, probs = attend_once(q, k, memory, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
-            for i in range(count):
+            for i in range(num_layers):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
-                x = dropout(h, xs[count + i], rate)
+                x = dropout(h, xs[num_layers + i], rate)
                 new_state.append(h)
                 outputs += [r, z, n, h]
             return tuple(new_state), tuple(outputs)
@@ -118,7 +122,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
     def run(
         self,
-        x: Array,
+        target: Array,
         memory: Array,
         state: Array,
         allowed: Array | None,
@@ -128,25 +132,29 @@ class AttentionDecoder(Layer[DecoderConfig]):
         return_weights: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        weights = ("probs",) if return_weights or tape is not None else ()
-        b, t, s, count = x.shape[0], x.shape[1], memory.shape[1], self.config.num_layers
+        with_weights = return_weights or tape is not None
+        b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
         memory = zero_unseen("bts->bse", allowed, memory)
-        x, memory, state = record(tape, x=x, memory=memory, state=state)
+        target, memory, state = record(tape, x=target, memory=memory, state=state)
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
-        w, layers = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
-        x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
+        w, layer_tapes = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(num_layers)]
+        x_gates = [record(layer_tapes[i], x_gates=value) for i, value in enumerate(self.static_gate_inputs(target, w))]
         last, (_, *stacked) = scan(
-            self.make_step(bool(weights)),
-            tuple(state[i] for i in range(count)),
+            self.make_step(with_weights),
+            tuple(state[i] for i in range(num_layers)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
-            names=("context", *weights, *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
+            names=(
+                "context",
+                *(("probs",) if with_weights else ()),
+                *(f"gru.layers.{i}.{name}" for i in range(num_layers) for name in "rznh"),
+            ),
             tape=tape,
             shared=(k, memory, w),
         )
-        probs, gates_and_states = (stacked[0], stacked[1:]) if weights else (None, stacked)
+        probs, gates_and_states = (stacked[0], stacked[1:]) if with_weights else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def __call__(
@@ -181,44 +189,50 @@ class AttentionDecoder(Layer[DecoderConfig]):
         """
         c, dw, w, layers = self.config, {}, self.step_params(), self.gru.layers
         x, memory, k, probs, context = (tape[name] for name in ("x", "memory", "k", "probs", "context"))
-        keep, allowed, count = tape.get("keep"), tape.get("allowed"), c.num_layers
+        keep, allowed, num_layers = tape.get("keep"), tape.get("allowed"), c.num_layers
         keep_masks = self.gru.layer_keep_masks(tape.get("gru_keep"), x.shape[0], x.shape[1])
         # Of each layer, for all steps: r, z, n, the state before the step, and its recurrent product for n.
-        residuals_by_layer, below = [], [concatenate([context, x], axis=-1)]
+        residuals_by_layer, layer_inputs = [], [concatenate([context, x], axis=-1)]
         for i, keep_mask in enumerate(keep_masks):
             r, z, n, h = (tape[f"gru.layers.{i}.{name}"] for name in "rznh")
-            residuals_by_layer.append((r, z, n, *layers[i].inputs_of_vjp(tape["state"][i], h)))
-            below.append(dropout(h, keep_mask, c.dropout))
+            residuals_by_layer.append((r, z, n, *layers[i].step_residuals(tape["state"][i], h)))
+            layer_inputs.append(dropout(h, keep_mask, c.dropout))
         queries = residuals_by_layer[-1][3]
         q = einsum("btd,de->bte", queries, self.attention.w_q)
-        dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", below[-1], self.w_o, self.b_o, dy)
+        dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", layer_inputs[-1], self.w_o, self.b_o, dy)
 
         def dstate_before(dh_around, dgates, step_values):
             if step_values is None:
                 return dh_around
             q, probs, keep, residuals = step_values
             dstate = [
-                dh_around[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], residuals[5 * i]), w["h"][i])
-                for i in range(count)
+                dh_around[i] + einsum("bfa,fea->be", h_gate_inputs_vjp(dgates[i], residuals[5 * i]), w["h"][i])
+                for i in range(num_layers)
             ]
             dcontext = einsum("bfe,fde->bd", dgates[0], w["x"][0])
             dq = attend_once_vjp(q, k, memory, w["score"], probs, keep, c.dropout, dcontext)
             return (*dstate[:-1], dstate[-1] + einsum("be,de->bd", dq, w["q"]))
 
         def body(carry, xs):
-            dx, q, probs, keep, *rest = xs
-            keep_masks, residuals, dstate, dh_around, dgates = rest[:count], rest[count:], dstate_before(*carry), (), ()
-            for i in reversed(range(count)):
-                dh = dstate[i] + dropout_vjp(dx, keep_masks[i], c.dropout)
+            doutput, q, probs, keep, *rest = xs
+            keep_masks, residuals, dstate, dh_around, dgates = (
+                rest[:num_layers],
+                rest[num_layers:],
+                dstate_before(*carry),
+                (),
+                (),
+            )
+            for i in reversed(range(num_layers)):
+                dh = dstate[i] + dropout_vjp(doutput, keep_masks[i], c.dropout)
                 dx_gates, dh = cell_vjp(dh, *residuals[5 * i : 5 * i + 5])
-                dx = einsum("bfe,fde->bd", dx_gates, w["x"][i])
+                doutput = einsum("bfe,fde->bd", dx_gates, w["x"][i])
                 dh_around, dgates = (dh, *dh_around), (dx_gates, *dgates)
             return (dh_around, dgates, (q, probs, keep, residuals)), dgates
 
-        start = zeros(tape["state"].shape, x) if dlast is None else dlast
+        dlast = zeros(tape["state"].shape, x) if dlast is None else dlast
         carry, dgates = scan(
             body,
-            (tuple(start[i] for i in range(count)), (), None),
+            (tuple(dlast[i] for i in range(num_layers)), (), None),
             (
                 dh,
                 q,
@@ -227,12 +241,13 @@ class AttentionDecoder(Layer[DecoderConfig]):
                 *keep_masks,
                 *(value for layer_residuals in residuals_by_layer for value in layer_residuals),
             ),
-            names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
+            names=tuple(f"gru.layers.{i}.dx_gates" for i in range(num_layers)),
             tape=tape,
             reverse=True,
         )
         grads_by_layer = [
-            layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(residuals_by_layer)
+            layers[i].gates_vjp(layer_inputs[i], h, r, dgates[i])
+            for i, (r, _, _, h, _) in enumerate(residuals_by_layer)
         ]
         for i, layer_grads in enumerate(grads_by_layer):
             dw |= {f"gru.layers.{i}.{name}": value for name, value in layer_grads.params.items()}
@@ -242,11 +257,14 @@ class AttentionDecoder(Layer[DecoderConfig]):
         attend_in_row_blocks(
             self.attention.attend_rows, attention_tape, q, k, memory, mask=allowed, bias=None, keep=keep, min_rows=1
         )
-        d = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, attention_tape, dcontext)
-        dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, d["k"])
-        _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, d["q"])
-        dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, sum_grads(dkey, d["v"]))
-        dx, dmemory, dk = record(tape, dx=dx, dmemory=dmemory, dk=d["k"])
+        row_grads = attend_in_row_blocks_vjp(self.attention.attend_rows_vjp, attention_tape, dcontext)
+        dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, row_grads["k"])
+        _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, row_grads["q"])
+        dw["attention.w_score"], dmemory = (
+            row_grads["w_score"],
+            zero_unseen("bts->bse", allowed, sum_grads(dkey, row_grads["v"])),
+        )
+        dx, dmemory, dk = record(tape, dx=dx, dmemory=dmemory, dk=row_grads["k"])
         return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(dstate_before(*carry)))}, dw)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
@@ -261,7 +279,7 @@ class Seq2Seq(Layer[Config]):
 
     embedding: Float[Array, "u d"] | None
     encoder: GatedRecurrentUnit
-    decoder: AttentionDecoder
+    decoder: RecurrentDecoder
 
     def embed(self, source: Array, target: Array) -> tuple[Array, Array, Any]:
         """Source and target as vectors, tokens by their rows of the table; and the table, upcast once for both."""
@@ -273,7 +291,8 @@ class Seq2Seq(Layer[Config]):
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
-        # Without `recompute` PyTorch keeps 32 kB for each step of the encoder; for one of the decoder it keeps 15 kB.
+        # Without `recompute` PyTorch kept twice as much for a step of the encoder as for one of the decoder
+        # (benchmarks/NOTES.md).
         return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
     def make_decode_step(
@@ -285,13 +304,13 @@ class Seq2Seq(Layer[Config]):
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.step_params()
-        step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
+        step_body, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
         def decode_step(x, state):
-            x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
+            x_gates = [gates[:, 0] for gates in decoder.static_gate_inputs(x[:, None], w)]
             xs = *x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
-            state, outputs = step(state, xs, k, memory, w)
+            state, outputs = step_body(state, xs, k, memory, w)
             return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 
         return decode_step, tuple(start[i] for i in range(self.config.num_layers))
@@ -385,8 +404,8 @@ class Seq2Seq(Layer[Config]):
         state = record(tape, state=upcast(state))
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
-        decoder = scope(tape, "decoder")
-        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder, return_weights)
+        decoder_tape = scope(tape, "decoder")
+        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder_tape, return_weights)
         y, last = record(tape, y=y, last=last)
         outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return outputs if return_weights else outputs[:2]

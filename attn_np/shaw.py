@@ -24,7 +24,13 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._relative import relative_scores_shared, relative_scores_shared_vjp, relative_values, relative_values_vjp
+from attn_np._relative import (
+    is_by_diagonal,
+    relative_scores_shared,
+    relative_scores_shared_vjp,
+    relative_values,
+    relative_values_vjp,
+)
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
@@ -97,11 +103,8 @@ class ShawAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             relative_index = self.table_rows(relative_position)
-            relative_index = (
-                relative_index
-                if relative_index.shape[-1] != k.shape[1]
-                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
-            )
+            if not is_by_diagonal(relative_index, k.shape[1]):
+                relative_index = broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
             relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
             position = relative_scores_shared(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
@@ -109,8 +112,8 @@ class ShawAttention(Layer[Config]):
             scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            allowed = hide_by_bias(allowed, bias)
-            probs, lse = softmax_and_lse(scores, allowed) if return_lse else (softmax(scores, allowed), None)
+            visible = hide_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
@@ -133,7 +136,7 @@ class ShawAttention(Layer[Config]):
         return cast_output(dtype, y, probs, return_weights)
 
     def table_rows(self, relative_position: Array) -> Array:
-        """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
+        """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
     def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
@@ -153,14 +156,14 @@ class ShawAttention(Layer[Config]):
         return grads
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse, with the same strings."""
+        """The gradients, by the forward in reverse, with the same einsum strings."""
         c, dw = self.config, {}
         query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
         dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            dw: dict[str, Array | None] = {}
+            dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q, k, v, relative_index, probs, kept = (
                 tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
@@ -169,36 +172,36 @@ class ShawAttention(Layer[Config]):
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, dw["w_rel_v"] = relative_values_vjp(
+                dkept_rel, dparams["w_rel_v"] = relative_values_vjp(
                     tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext
                 )
                 dkept = sum_grads(dkept, dkept_rel)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
-            if dlse is not None:  # dlse/ds_j = p_j
+            if dlse is not None:  # ∂lse/∂s_j = p_j
                 dscores = sum_grads(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
-            dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, dw["w_rel_k"] = relative_scores_shared_vjp(
-                tape, "rel_k", q, self.w_rel_k, relative_index, dposition
+            dcontent_scores, dposition_scores = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+            dq_rel, dparams["w_rel_k"] = relative_scores_shared_vjp(
+                tape, "rel_k", q, self.w_rel_k, relative_index, dposition_scores
             )
-            dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
+            dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent_scores)
             dq, dk, dv = record(tape, dq=sum_grads(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
         if "merge_inputs" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            d = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
+            row_grads = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
         else:
-            d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= d
+            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
+        dw |= row_grads
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -101,7 +101,7 @@ class SwinAttention(Layer[Config]):
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
-        """The gradients, by the forward in reverse; windows go where they came from."""
+        """The gradients, by the forward in reverse; those of windows are put back into the grid."""
         c, dw = self.config, {}
         x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(prepare_dy(tape, dy), c)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)

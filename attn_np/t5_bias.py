@@ -48,14 +48,14 @@ class T5Attention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias = record(tape, caller_bias=upcast(bias))
 
-        def relative_bias(relative_position: Array) -> Array:
-            # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
+        def relative_bias_fn(relative_position: Array) -> Array:
+            # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
             return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias=relative_bias, causal=c.causal, scale=c.scale,
+            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, scale=c.scale,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
@@ -70,8 +70,8 @@ class T5Attention(Layer[Config]):
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, needs_diagonal_grad=True)
-        dposition = record(tape, dposition_bias=relative_bias_vjp(tape, tape["position_bias"].shape))
-        dw["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition.swapaxes(1, 3))
+        dposition_bias = record(tape, dposition_bias=relative_bias_vjp(tape, tape["position_bias"].shape))
+        dw["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition_bias.swapaxes(1, 3))
         caller_bias = tape.get("caller_bias")
         dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)

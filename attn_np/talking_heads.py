@@ -107,7 +107,7 @@ class TalkingHeadsAttention(Layer[Config]):
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            dw: dict[str, Array | None] = {}
+            dparams: dict[str, Array | None] = {}
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
             q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
             scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
@@ -116,7 +116,7 @@ class TalkingHeadsAttention(Layer[Config]):
             dkept, dv = einsum_vjp("bgts,bsgv->btgv", mixed_weights, v, dcontext)
             if self.w_mix_weights is not None:
                 dmixed_weights = record(tape, dmixed_weights=dkept)
-                dw["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dmixed_weights)
+                dparams["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dmixed_weights)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -128,7 +128,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
             if self.w_mix_scores is not None:
                 dmixed_scores = record(tape, dmixed_scores=dscores)
-                dw["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed_scores)
+                dparams["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed_scores)
             dscores = record(tape, dscores=dscores)
             dq, dk = einsum_vjp("btgk,bsgk->bgts", q * scale, k, dscores)
             dq, dk, dv = record(tape, dq=dq * scale, dk=dk, dv=dv)
@@ -137,11 +137,11 @@ class TalkingHeadsAttention(Layer[Config]):
                 zero_unseen("bhts->bsgk", allowed, dk),
                 zero_unseen("bhts->bsgv", allowed, dv),
             )
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= d
+        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
+        dw |= row_grads
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)

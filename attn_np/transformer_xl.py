@@ -112,10 +112,12 @@ class TransformerXLAttention(Layer[Config]):
         def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
-            at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
-            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
-            positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
-            q, k = concatenate([q_content, position_features], -1), concatenate([k, positions], -1)
+            key_sinusoids, query_sinusoids = (
+                sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t)
+            )
+            position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), query_sinusoids)
+            key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
+            q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
@@ -139,8 +141,8 @@ class TransformerXLAttention(Layer[Config]):
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
             dq_content, dposition_features = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
-            at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
-            dabsolute_features = to_key_positions(dposition_features, at_queries)
+            query_sinusoids = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
+            dabsolute_features = to_key_positions(dposition_features, query_sinusoids)
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dabsolute_features)
             dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
             dw |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
@@ -150,7 +152,7 @@ class TransformerXLAttention(Layer[Config]):
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             if "relative_index" not in tape:
                 return attend_in_linear_memory_vjp(tape, dcontext)
-            dw: dict[str, Array | None] = {}
+            dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]
             k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
@@ -163,22 +165,22 @@ class TransformerXLAttention(Layer[Config]):
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
-            dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_position, dw["rel"] = relative_scores_per_head_vjp(
-                tape, "relative_scores", q_position, rel, tape["relative_index"], dposition
+            dcontent_scores, dposition_scores = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+            dq_position, dparams["rel"] = relative_scores_per_head_vjp(
+                tape, "relative_scores", q_position, rel, tape["relative_index"], dposition_scores
             )
-            dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
+            dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent_scores)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
-            dw["b_content"] = sum_to(dq_content, q_content.shape[2:])
-            dw["b_position"] = sum_to(dq_position, q_position.shape[2:])
+            dparams["b_content"] = sum_to(dq_content, q_content.shape[2:])
+            dparams["b_position"] = sum_to(dq_position, q_position.shape[2:])
             dq, dk, dv = record(tape, dq=sum_grads(dq_content, dq_position), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        d = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= d
+        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
+        dw |= row_grads
         if "rel" in dw:
             low, high = 0 if c.causal else 1 - dq.shape[1], dk.shape[1]
             table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)

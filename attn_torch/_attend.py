@@ -93,7 +93,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
-    relative_bias: Callable[[Array], Array] | None = None,
+    relative_bias_fn: Callable[[Array], Array] | None = None,
     varies_by_sequence: bool = False,
     causal: bool = False,
     window: Limits | None = None,
@@ -117,10 +117,10 @@ def attend(
     a pattern. Here the last query is at the last key, except in a step that is not uniform.
 
     Args:
-        relative_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
+        relative_bias_fn: a bias beside the other, of relative positions, key minus query: `b t s` -> `b h t s`.
             Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
             `1 1 n` -> `1 h 1 n`; else by pair.
-        varies_by_sequence: whether the `relative_bias` of the same query and key may differ between sequences of the
+        varies_by_sequence: whether the `relative_bias_fn` of the same query and key may differ between sequences of the
             batch; then it is called by pair on the fast path too.
         step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
             returned. None in a full pass.
@@ -141,16 +141,16 @@ def attend(
     )
     uniform, diagonal_bias = step is None or step.uniform, None
     if (
-        relative_bias is not None
+        relative_bias_fn is not None
         and fast
         and uniform
         and not varies_by_sequence
         and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
     ):
-        diagonal_bias = relative_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
-    elif relative_bias is not None:
-        by_pair = relative_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
+        diagonal_bias = relative_bias_fn(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
+    elif relative_bias_fn is not None:
+        by_pair = relative_bias_fn(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
         by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}

@@ -39,11 +39,12 @@ class AdditiveAttention(Layer[Config]):
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        # A softmax over the queries needs all rows at once. A block holds b t s e numbers: axis 2 of q, which elsewhere
-        # is the heads, is the hidden width e here. It may have one row: no matrix product gains from more.
+        # A softmax over the queries needs all rows at once. A block holds b t s e numbers. It may have one row: no
+        # matrix product gains from more.
         context, probs = attend_in_row_blocks(
             self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
-            implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
+            implementation="auto" if c.normalize_over == "keys" else "textbook", scores_per_pair=sizes["e"], min_rows=1,
+            bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)

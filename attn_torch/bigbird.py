@@ -13,9 +13,9 @@ from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_by_argumen
 
 
 @cached_by_arguments
-def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
-    """The random blocks of each of `count` blocks: `n r`."""
-    return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)
+def drawn_blocks(xp: Any, config: Config, num_blocks: int) -> Any:
+    """The random blocks of each of `num_blocks` blocks: `n r`."""
+    return xp.asarray(config.drawn_blocks(num_blocks), dtype=xp.int32).reshape(num_blocks, config.random_blocks)
 
 
 class BigBirdAttention(Layer[Config]):
@@ -32,11 +32,11 @@ class BigBirdAttention(Layer[Config]):
 
     def pattern(self, b: int, t: int, like: Array) -> Pattern:
         """Who sees whom in a call."""
-        c, count = self.config, -(-t // self.config.block_size)
+        c, num_blocks = self.config, -(-t // self.config.block_size)
         block = arange(t, like) // c.block_size
-        is_global = broadcast_to((block < c.global_blocks) | (block >= count - c.global_blocks), (b, t))
+        is_global = broadcast_to((block < c.global_blocks) | (block >= num_blocks - c.global_blocks), (b, t))
         pattern = Chunks(c.block_size, c.near_blocks, c.near_blocks) | GlobalKeys(is_global) | GlobalQueries(is_global)
-        numbers = drawn_blocks(c, count, like=block)[block]
+        numbers = drawn_blocks(c, num_blocks, like=block)[block]
         for i in range(c.random_blocks):
             pattern = pattern | ChosenChunk(c.block_size, broadcast_to(numbers[:, i], (b, t)))
         return pattern

@@ -24,11 +24,11 @@ from attn_torch._ops import (
 )
 
 
-def blocks(x: Array, size: int) -> Array:
+def to_blocks(x: Array, size: int) -> Array:
     """b s ... -> b n c ...: the last block is padded with zeros, or with False."""
-    count = max(1, -(-x.shape[1] // size))
-    padding = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
-    return concatenate([x, padding], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+    num_blocks = max(1, -(-x.shape[1] // size))
+    padding = zeros((x.shape[0], num_blocks * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, padding], 1).reshape(x.shape[0], num_blocks, size, *x.shape[2:])
 
 
 class BlockwiseAttention(Layer[Config]):
@@ -71,10 +71,10 @@ class BlockwiseAttention(Layer[Config]):
 
         zero = zeros((b, t), q)
         carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
-        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
+        xs = to_blocks(k, c.block_size), to_blocks(v, c.block_size), to_blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
         (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, shared=(q,))
-        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
+        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
         return cast_output(dtype, y)

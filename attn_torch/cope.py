@@ -69,7 +69,7 @@ class ContextualPositionAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        last = c.num_positions - 1
+        last_position = c.num_positions - 1
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -83,12 +83,13 @@ class ContextualPositionAttention(Layer[Config]):
             visible = hide_by_bias(allowed, bias)
             content_scores = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
             if c.gate_with != "keys":
-                gate_keys = v if gate_k is None else gate_k
-                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_keys) * scale)
+                gate_operand = v if gate_k is None else gate_k
+                gate_scores = record(tape, gate_scores=einsum("bthk,bshk->bhts", q, gate_operand) * scale)
             gates = sigmoid(gate_scores)
             gates = record(tape, gates=gates if visible is None else where(visible, gates, 0.0))
             gate_sums = record(tape, gate_sums=reverse_cumsum(gates))
-            positions = record(tape, positions=where(gate_sums > last, last, gate_sums))  # NaN stays
+            # not `clip`: NaN stays NaN
+            positions = record(tape, positions=where(gate_sums > last_position, last_position, gate_sums))
             products = einsum("bthk,xk->bhtx", q, self.w_pos)
             products = record(tape, position_products=products * scale if c.scale_positions else products)
             position_scores = record(tape, position_scores=interpolate_last(products, positions))

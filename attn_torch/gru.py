@@ -27,21 +27,24 @@ from attn_torch._ops import (
 )
 
 
-def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step: the gates r, z, n and the new state. The reset gate acts on the recurrent product and its bias."""
-    h_gates = linear("be,fea->bfa", h, w_h, b_h)
-    r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
-    n = tanh(x_gates[:, 2] + r * h_gates[:, 2])
-    return r, z, n, lerp(n, h, z)
+def cell(x_gates: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step from `x_gates`, what the input adds to each gate: the gates r, z, n and the new state.
+
+    The reset gate acts on the recurrent product and its bias.
+    """
+    h_gate_inputs = linear("be,fea->bfa", h_before, w_h, b_h)
+    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])
+    n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])
+    return r, z, n, lerp(n, h_before, z)
 
 
-def cell_with_reset_before(x_gates: Array, h: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
-    """One step as `cell`, with the reset gate on the state: the product for n is that of r * h, without a bias."""
-    h_gates = einsum("be,fea->bfa", h, w_h[:2])
-    r, z = (sigmoid(x_gates[:, f] + h_gates[:, f]) for f in (0, 1))
-    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h, w_h[2]))
-    return r, z, n, lerp(n, h, z)
+def cell_with_reset_before(x_gates: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+    """One step as `cell`, with the reset gate on the state: the product for n is r * h_before's, without a bias."""
+    h_gate_inputs = einsum("be,fea->bfa", h_before, w_h[:2])
+    r, z = (sigmoid(x_gates[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
+    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
+    return r, z, n, lerp(n, h_before, z)
 
 
 class GRULayer(Layer[LayerConfig]):
@@ -72,8 +75,16 @@ class GRULayer(Layer[LayerConfig]):
 
         xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
-        return h, state
+        final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        return h, final_state
+
+    def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
+        """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
+        if self.config.backward:
+            h_before = concatenate([h, initial_state[:, None]], axis=1)[:, 1:]
+        else:
+            h_before = concatenate([initial_state[:, None], h], axis=1)[:, :-1]
+        return h_before, linear("bte,fea->btfa", h_before, self.w_h, self.b_h)[:, :, 2]
 
 
 class GatedRecurrentUnit(Layer[Config]):
@@ -104,21 +115,21 @@ class GatedRecurrentUnit(Layer[Config]):
         Where `real` is False a step is padding: its input is ignored and the state stays as it is. With `recompute`
         automatic differentiation keeps the states alone and computes each step again.
         """
-        c, ends = self.config, []
+        c, final_states = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         sizes, directions = c.sizes(), 2 if c.bidirectional else 1
         start = zeros((sizes["l"], x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
-            h, end = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"), recompute)
-            ends.append(end)
+            h, final_state = self.layers[i](x, start[directions * i], real, scope(tape, f"layers.{i}"), recompute)
+            final_states.append(final_state)
             if self.backward_layers is not None:
                 back_scope = scope(tape, f"backward_layers.{i}")
-                back, end = self.backward_layers[i](x, start[2 * i + 1], real, back_scope, recompute)
+                back, final_state = self.backward_layers[i](x, start[2 * i + 1], real, back_scope, recompute)
                 h = concatenate([h, back], -1)
-                ends.append(end)
+                final_states.append(final_state)
             x = dropout(h, layer_keep, c.dropout)
-        return x, stack(ends)
+        return x, stack(final_states)
 
     def forward(
         self,

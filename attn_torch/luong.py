@@ -26,10 +26,11 @@ from attn_torch._ops import (
 )
 from attn_torch._rows import attend_in_row_blocks
 
-PROJECTED_ROWS = 8  # queries in a block whose keys are projected for it alone: fewer would take as long as their scores
+# Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.
+MIN_ROWS_TO_PROJECT = 8
 
 
-def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+def number_visible_keys(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
     visible = broadcast_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
@@ -65,22 +66,22 @@ class LuongAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         # Keys are projected once; but with a window, in a full pass, in each block of rows, after the keys that the
         # block does not see are set to 0.
-        projected, k = step is not None or c.half_window is None, key
-        if projected and self.w_k is not None:
+        keys_projected, k = step is not None or c.half_window is None, key
+        if keys_projected and self.w_k is not None:
             k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
 
         def attend_rows(*arrays: Any, **score_arrays: Any) -> tuple[Array, Array]:
-            return self.attend_rows(*arrays, **score_arrays, projected=projected)
+            return self.attend_rows(*arrays, **score_arrays, keys_projected=keys_projected)
 
         options: Any = {"scores_per_pair": 1}
         if self.w_score is not None:  # a pair has a number for each hidden unit
-            options = {"scores_per_pair": sizes["e"], "min_rows": 1 if projected else PROJECTED_ROWS}
+            options = {"scores_per_pair": sizes["e"], "min_rows": 1 if keys_projected else MIN_ROWS_TO_PROJECT}
         # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
-        row = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
+        query_number = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
         context, probs = attend_in_row_blocks(
             attend_rows, tape, query, k, v, mask=mask, **masking, return_weights=return_weights, **options,
-            row=row, bias=bias, keep=keep,
+            query_number=query_number, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)
@@ -93,10 +94,10 @@ class LuongAttention(Layer[Config]):
         value: Array,
         allowed: Array | None,
         relative_position: Array | None,
-        row: Array | None,
+        query_number: Array | None,
         bias: Array | None,
         keep: Array | None,
-        projected: bool,
+        keys_projected: bool,
     ) -> tuple[Array, Array]:
         """The context and the weights of some queries, as `attend_in_row_blocks` asks for them."""
         c, gaussian = self.config, None
@@ -105,18 +106,18 @@ class LuongAttention(Layer[Config]):
         visible = hide_by_bias(allowed, bias)
         if c.half_window is not None:
             shape = query.shape[0], query.shape[1], key.shape[1]
-            visible, key_number, length = visible_positions(visible, query, shape)
+            visible, key_number, visible_key_count = number_visible_keys(visible, query, shape)
             if self.w_position is not None and self.w_center is not None:
-                length = record(tape, length=to_dtype(length, dtype_name(query)))
+                visible_key_count = record(tape, length=to_dtype(visible_key_count, dtype_name(query)))
                 center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
                 center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
-                center = record(tape, center=length * center_share)
+                center = record(tape, center=visible_key_count * center_share)
                 offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
                 # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
                 gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
             else:
                 # A causal query is at the last key that it sees.
-                offset = key_number - (length[:, :, None] if row is None else row)
+                offset = key_number - (visible_key_count[:, :, None] if query_number is None else query_number)
             visible = visible & (offset <= c.half_window) & (offset >= -c.half_window)
             # A cached value outside the windows of these queries may be NaN.
             query = zero_unseen("bts->btd", visible, query)
@@ -125,7 +126,7 @@ class LuongAttention(Layer[Config]):
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is computed once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)
-            k = key if projected else einsum("bsi,ie->bse", key, self.w_k)
+            k = key if keys_projected else einsum("bsi,ie->bse", key, self.w_k)
             q, k = record(tape, q=q, k=k)
             # b t 1 e + b 1 s e -> b t s e: every query meets every key.
             features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))

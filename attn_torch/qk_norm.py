@@ -1,4 +1,4 @@
-"""Query-key normalisation: queries and keys are normalised to one length before they are compared."""
+"""Query-key normalisation: queries and keys are normalised before they are compared."""
 
 from jaxtyping import Bool, Float
 
@@ -17,12 +17,12 @@ def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_normalize(flat, c.norm_eps)
+        normed = l2_normalize(flat, c.norm_eps)
     elif c.norm == "rms":
-        unit = rms_norm(flat, weight, c.norm_eps)
+        normed = rms_norm(flat, weight, c.norm_eps)
     else:
-        unit = layer_norm(flat, weight, None, c.norm_eps)
-    return unit.reshape(x.shape)
+        normed = layer_norm(flat, weight, None, c.norm_eps)
+    return normed.reshape(x.shape)
 
 
 class QKNormAttention(Layer[Config]):

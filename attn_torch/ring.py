@@ -25,15 +25,15 @@ from attn_torch._ops import (
 )
 
 
-def split(x: Array, count: int) -> Array:
+def to_shards(x: Array, num_shards: int) -> Array:
     """b s ... -> b n c ...: one shard for each device; the last ones are padded with zeros, or with False."""
-    size = max(1, -(-x.shape[1] // count))
-    padding = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
-    return concatenate([x, padding], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+    size = max(1, -(-x.shape[1] // num_shards))
+    padding = zeros((x.shape[0], num_shards * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, padding], 1).reshape(x.shape[0], num_shards, size, *x.shape[2:])
 
 
-def join(x: Array, length: int) -> Array:
-    """b n c ... -> b s ...: the inverse of `split`, without the padding."""
+def from_shards(x: Array, length: int) -> Array:
+    """b n c ... -> b s ...: the inverse of `to_shards`, without the padding."""
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
 
 
@@ -42,11 +42,11 @@ def to_next_device(x: Array) -> Array:
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
-def masks_by_turn(allowed: Array, count: int) -> Array:
+def masks_by_turn(allowed: Array, num_shards: int) -> Array:
     """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in turn i."""
-    pairs = split(split(allowed, count).swapaxes(1, 3), count).swapaxes(2, 4)  # b n' n t s
-    device, turn = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
-    return pairs[:, (device - turn) % count, device]
+    pairs = to_shards(to_shards(allowed, num_shards).swapaxes(1, 3), num_shards).swapaxes(2, 4)  # b n' n t s
+    device, turn = arange(num_shards, allowed)[None, :], arange(num_shards, allowed)[:, None]
+    return pairs[:, (device - turn) % num_shards, device]
 
 
 class RingAttention(Layer[Config]):
@@ -73,7 +73,7 @@ class RingAttention(Layer[Config]):
         q = zero_unseen("bts->btk", mask, q)
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
-        q_shards = split(q, c.shards)
+        q_shards = to_shards(q, c.shards)
 
         def add_shard(carry, xs):
             (k, v), has_key, top, total, sums = carry
@@ -90,12 +90,12 @@ class RingAttention(Layer[Config]):
 
         zero = zeros(q_shards.shape[:3], q)
         start = zero > 0, zero - inf, zero, zeros((*q_shards.shape[:3], v.shape[2]), q)
-        carry = ((split(k, c.shards), split(v, c.shards)), *start)
+        carry = ((to_shards(k, c.shards), to_shards(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
         (_, has_key, top, total, sums), _ = scan(
             add_shard, carry, (masks_by_turn(allowed, c.shards),), names=names, tape=tape
         )
-        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
+        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
-        y = record(tape, y=join(sums / total[..., None], t))
+        y = record(tape, y=from_shards(sums / total[..., None], t))
         return cast_output(dtype, y)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Integer
 
-from attn_np.contract.seq2seq import Config, DecoderConfig
+from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
 from attn_torch._layer import Layer, Output
 from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
@@ -43,7 +43,7 @@ def attend_once(
     return einsum("bs,bsv->bv", dropout(probs, keep, rate), v), probs
 
 
-class AttentionDecoder(Layer[DecoderConfig]):
+class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
     """A decoder that looks at the memory before each step, with the last layer's state as the query."""
 
     attention: AdditiveAttention
@@ -65,26 +65,27 @@ class AttentionDecoder(Layer[DecoderConfig]):
             "b_h": [upcast(layer.b_h) for layer in layers],
         }
 
-    def precomputed_gates(self, x: Array, w: dict[str, Any]) -> list[Array]:
+    def static_gate_inputs(self, target: Array, w: dict[str, Any]) -> list[Array]:
         """The part of each layer's gate inputs that needs no state: biases and, in the first layer, the target."""
-        first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
-        return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
+        first, *rest = [broadcast_to(b_x, (target.shape[0], target.shape[1], *b_x.shape)) for b_x in w["b_x"]]
+        return [first + einsum("btd,fde->btfe", target, w["target"]), *rest]
 
     def make_step(self, with_weights: bool) -> Callable[..., Any]:
         """The body of a scan over the steps: it takes the states of all layers to the next ones.
 
-        Keys, memory and weights (`k`, `v`, `w`) are the same in every step.
+        Keys, memory and weights (`k`, `memory`, `w`) are the same in every step.
         """
-        count, rate = self.config.num_layers, self.config.dropout
+        num_layers, rate = self.config.num_layers, self.config.dropout
 
-        def body(state, xs, k, v, w):
-            allowed, keep = xs[2 * count :]
-            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+        def body(state, xs, k, memory, w):
+            allowed, keep = xs[2 * num_layers :]
+            q = einsum("bd,de->be", state[-1], w["q"])
+            context, probs = attend_once(q, k, memory, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
-            for i in range(count):
+            for i in range(num_layers):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
-                x = dropout(h, xs[count + i], rate)
+                x = dropout(h, xs[num_layers + i], rate)
                 new_state.append(h)
                 outputs += [r, z, n, h]
             return tuple(new_state), tuple(outputs)
@@ -93,7 +94,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
     def run(
         self,
-        x: Array,
+        target: Array,
         memory: Array,
         state: Array,
         allowed: Array | None,
@@ -103,25 +104,29 @@ class AttentionDecoder(Layer[DecoderConfig]):
         return_weights: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        weights = ("probs",) if return_weights or tape is not None else ()
-        b, t, s, count = x.shape[0], x.shape[1], memory.shape[1], self.config.num_layers
+        with_weights = return_weights or tape is not None
+        b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
         memory = zero_unseen("bts->bse", allowed, memory)
-        x, memory, state = record(tape, x=x, memory=memory, state=state)
+        target, memory, state = record(tape, x=target, memory=memory, state=state)
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
-        w, layers = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
-        x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
+        w, layer_tapes = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(num_layers)]
+        x_gates = [record(layer_tapes[i], x_gates=value) for i, value in enumerate(self.static_gate_inputs(target, w))]
         last, (_, *stacked) = scan(
-            self.make_step(bool(weights)),
-            tuple(state[i] for i in range(count)),
+            self.make_step(with_weights),
+            tuple(state[i] for i in range(num_layers)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
-            names=("context", *weights, *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
+            names=(
+                "context",
+                *(("probs",) if with_weights else ()),
+                *(f"gru.layers.{i}.{name}" for i in range(num_layers) for name in "rznh"),
+            ),
             tape=tape,
             shared=(k, memory, w),
         )
-        probs, gates_and_states = (stacked[0], stacked[1:]) if weights else (None, stacked)
+        probs, gates_and_states = (stacked[0], stacked[1:]) if with_weights else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(
@@ -154,7 +159,7 @@ class Seq2Seq(Layer[Config]):
 
     embedding: Float[Array, "u d"] | None
     encoder: GatedRecurrentUnit
-    decoder: AttentionDecoder
+    decoder: RecurrentDecoder
 
     def embed(self, source: Array, target: Array) -> tuple[Array, Array, Any]:
         """Source and target as vectors, tokens by their rows of the table; and the table, upcast once for both."""
@@ -166,7 +171,8 @@ class Seq2Seq(Layer[Config]):
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
-        # Without `recompute` PyTorch keeps 32 kB for each step of the encoder; for one of the decoder it keeps 15 kB.
+        # Without `recompute` PyTorch kept twice as much for a step of the encoder as for one of the decoder
+        # (benchmarks/NOTES.md).
         return self.encoder.run(source, None, keep, real, tape, recompute=True)
 
     def make_decode_step(
@@ -178,13 +184,13 @@ class Seq2Seq(Layer[Config]):
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.step_params()
-        step, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
+        step_body, w_o, b_o = decoder.make_step(False), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
         def decode_step(x, state):
-            x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
+            x_gates = [gates[:, 0] for gates in decoder.static_gate_inputs(x[:, None], w)]
             xs = *x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
-            state, outputs = step(state, xs, k, memory, w)
+            state, outputs = step_body(state, xs, k, memory, w)
             return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 
         return decode_step, tuple(start[i] for i in range(self.config.num_layers))
@@ -278,8 +284,8 @@ class Seq2Seq(Layer[Config]):
         state = record(tape, state=upcast(state))
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
-        decoder = scope(tape, "decoder")
-        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder, return_weights)
+        decoder_tape = scope(tape, "decoder")
+        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder_tape, return_weights)
         y, last = record(tape, y=y, last=last)
         outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return outputs if return_weights else outputs[:2]

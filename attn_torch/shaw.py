@@ -26,6 +26,7 @@ from attn_torch._ops import (
     upcast,
 )
 from attn_torch._relative import (
+    is_by_diagonal,
     relative_scores_shared,
     relative_values,
 )
@@ -87,11 +88,8 @@ class ShawAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             relative_index = self.table_rows(relative_position)
-            relative_index = (
-                relative_index
-                if relative_index.shape[-1] != k.shape[1]
-                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
-            )
+            if not is_by_diagonal(relative_index, k.shape[1]):
+                relative_index = broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
             relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
             position = relative_scores_shared(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
@@ -99,8 +97,8 @@ class ShawAttention(Layer[Config]):
             scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            allowed = hide_by_bias(allowed, bias)
-            probs, lse = softmax_and_lse(scores, allowed) if return_lse else (softmax(scores, allowed), None)
+            visible = hide_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
@@ -123,7 +121,7 @@ class ShawAttention(Layer[Config]):
         return cast_output(dtype, y, probs, return_weights)
 
     def table_rows(self, relative_position: Array) -> Array:
-        """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
+        """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
     def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:

@@ -15,7 +15,7 @@ from attn_torch._rows import attend_in_row_blocks
 
 
 class SigmoidAttention(Layer[Config]):
-    """Several heads attend in parallel; the weight of a key does not depend on other keys."""
+    """Several heads attend in parallel; the weight of a key does not depend on other keys' scores."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -56,8 +56,8 @@ class SigmoidAttention(Layer[Config]):
         ) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if c.score_offset is None:
-                    # 1 for every visible key; one row for all where every query sees every key. The inner choice takes
-                    # none of the scores: it gives the 1 their dtype.
+                    # 1 for a visible key, else 0; one row serves all queries without a mask. The inner `where` only
+                    # gives the 1 the scores' dtype.
                     if allowed is None:
                         ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
                     else:

@@ -1,4 +1,4 @@
-"""Block-sparse attention: every query chooses the blocks of keys that it sees, by the mean of their keys."""
+"""Block-sparse attention: a query sees its own block of keys and others that it chooses by the mean of their keys."""
 
 from dataclasses import dataclass
 

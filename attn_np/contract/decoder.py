@@ -1,4 +1,4 @@
-"""Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
+"""Decoder attention: the attention of today's decoder-only models; config fields switch its parts on."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Gated linear attention: every channel of the state decays by a factor of its own, which each position chooses."""
+"""Gated linear attention: every channel of the keys has a decay of its own, which each position chooses."""
 
 from dataclasses import dataclass
 

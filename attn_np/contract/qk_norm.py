@@ -1,4 +1,4 @@
-"""Query-key normalisation: queries and keys are normalised to one length before they are compared."""
+"""Query-key normalisation: queries and keys are normalised before they are compared."""
 
 from dataclasses import dataclass
 from math import sqrt

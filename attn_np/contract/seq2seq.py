@@ -8,7 +8,7 @@ from attn_np.contract._base import Arg, Param, is_integer
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(_base.Config):
+class RecurrentDecoderConfig(_base.Config):
     """Fields of the decoder.
 
     Attributes:
@@ -19,7 +19,7 @@ class DecoderConfig(_base.Config):
         dropout: share set to 0 in training, of the attention weights and between the recurrent layers.
     """
 
-    class_name = "AttentionDecoder"
+    class_name = "RecurrentDecoder"
 
     input_dim: int
     hidden_dim: int
@@ -149,7 +149,7 @@ class Config(_base.Config):
                 num_layers=self.num_layers,
                 dropout=self.dropout,
             ),
-            "decoder": DecoderConfig(
+            "decoder": RecurrentDecoderConfig(
                 input_dim=self.input_dim,
                 hidden_dim=self.hidden_dim,
                 num_layers=self.num_layers,

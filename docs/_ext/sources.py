@@ -288,7 +288,7 @@ def line_by_line(path: Path) -> list[tuple[str, str]]:
         above = calls[0].lineno
         before = {name for node in nodes for name, _, statement in assignments(node) if statement.lineno < above}
         at = sum(line.partition(" = ")[0] in before for line, _ in rows)
-        recurrent = import_module(module.recurrence.__module__).recurrent
+        recurrent = import_module(module.recurrence.__module__).recurrent_form
         rows[at:at] = recurrent_lines(recurrent, calls[0])
     attend = getattr(module, "attend", None)
     if attend is not None and attend.__module__ == "attn_np._attend":

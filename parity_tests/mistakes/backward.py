@@ -181,8 +181,8 @@ MUTANTS = (
     gru(
         "recurrent gradient with the states after the steps",
         "the recurrent product used the state before each step",
-        "h = concatenate([start[:, None], h], axis=1)[:, :-1]",
-        "h = concatenate([start[:, None], h], axis=1)[:, 1:]",
+        "h_before = concatenate([initial_state[:, None], h], axis=1)[:, :-1]",
+        "h_before = concatenate([initial_state[:, None], h], axis=1)[:, 1:]",
     ),
     gru(
         "gradient of the initial state in reverse order of the layers",
@@ -218,8 +218,8 @@ MUTANTS = (
     at("gru.py", "gru", "stacked", trees=("attn_torch",))(
         "returned state cut from the graph",
         "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
-        "x, stack(ends)",
-        "x, stack(ends).detach()",
+        "x, stack(final_states)",
+        "x, stack(final_states).detach()",
     ),
     at(SHARED, "mha", "cross", trees=("attn_torch",))(
         "weights cut from the graph",

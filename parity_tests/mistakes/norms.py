@@ -17,8 +17,8 @@ TURNED = """\
 CLIPPED = """\
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
-            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
-            v = record(tape, v_clip=clipped(v, c.clip_qkv))
+            q, k = record(tape, q_clip=clip_magnitude(q, c.clip_qkv), k_clip=clip_magnitude(k, c.clip_qkv))
+            v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
 """
 TURNED_FIRST = """\
         cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)

@@ -5,13 +5,13 @@ from parity_tests.mistakes.plant import NUMPY, SHARED, at
 gru, both = at("gru.py", "gru", "stacked"), at("gru.py", "gru", "both")
 seq2seq, words = at("seq2seq.py", "seq2seq", "free"), at("seq2seq.py", "seq2seq", "words")
 
-N = "n = tanh(x_gates[:, 2] + r * h_gates[:, 2])"
+N = "n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])"
 R_Z = """\
-    r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gates[:, 1])"""
+    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])"""
 Z_R = """\
-    z = sigmoid(x_gates[:, 0] + h_gates[:, 0])
-    r = sigmoid(x_gates[:, 1] + h_gates[:, 1])"""
+    z = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
+    r = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])"""
 START = "start = last if state is None else state\n"
 LOOK = 'einsum("bd,de->be", state[-1], w["q"])'
 
@@ -23,32 +23,32 @@ MUTANTS = (
         "reset applied to the input, not to the state",
         RESET,
         N,
-        "n = tanh(r * x_gates[:, 2] + h_gates[:, 2])",
+        "n = tanh(r * x_gates[:, 2] + h_gate_inputs[:, 2])",
     ),
     gru(
         "reset before the recurrent product",
         RESET,
         N,
-        'n = tanh(x_gates[:, 2] + linear("be,fea->bfa", r * h, w_h, b_h)[:, 2])',
+        'n = tanh(x_gates[:, 2] + linear("be,fea->bfa", r * h_before, w_h, b_h)[:, 2])',
     ),
-    gru("reset left out", RESET, N, "n = tanh(x_gates[:, 2] + h_gates[:, 2])"),
+    gru("reset left out", RESET, N, "n = tanh(x_gates[:, 2] + h_gate_inputs[:, 2])"),
     gru(
         "recurrent bias of n not reset",
         RESET,
         N,
-        "c = 0.0 if b_h is None else b_h[2]\n    n = tanh(x_gates[:, 2] + r * (h_gates[:, 2] - c) + c)",
+        "c = 0.0 if b_h is None else b_h[2]\n    n = tanh(x_gates[:, 2] + r * (h_gate_inputs[:, 2] - c) + c)",
     ),
     gru(
         "recurrent bias of n missing",
         "keep two biases for n: the recurrent one is reset (flax.nnx.GRUCell has none)",
         N,
-        "n = tanh(x_gates[:, 2] + r * (h_gates[:, 2] - (0.0 if b_h is None else b_h[2])))",
+        "n = tanh(x_gates[:, 2] + r * (h_gate_inputs[:, 2] - (0.0 if b_h is None else b_h[2])))",
     ),
     gru(
         "reset gate's sums used for the update gate",
         "stack the gates in the order reset, update, new",
-        "z = sigmoid(x_gates[:, 1] + h_gates[:, 1])",
-        "z = sigmoid(x_gates[:, 0] + h_gates[:, 0])",
+        "z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])",
+        "z = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])",
     ),
     gru(
         "reset and update gate exchanged",
@@ -72,14 +72,14 @@ MUTANTS = (
     gru(
         "recurrent bias of the gates dropped",
         "add both biases of the gates",
-        'linear("be,fea->bfa", h, w_h, b_h)',
-        'linear("be,fea->bfa", h, w_h, None)',
+        'linear("be,fea->bfa", h_before, w_h, b_h)',
+        'linear("be,fea->bfa", h_before, w_h, None)',
     ),
     gru(
         "recurrent matrix transposed",
         "transpose the recurrent weights: torch keeps [out, in], here they are [in, out]",
-        'linear("be,fea->bfa", h,',
-        'linear("ba,fea->bfe", h,',
+        'linear("be,fea->bfa", h_before,',
+        'linear("ba,fea->bfe", h_before,',
     ),
     # States
     gru(
@@ -97,14 +97,14 @@ MUTANTS = (
     gru(
         "last states in reverse order of the layers",
         "return the states from the first layer to the last",
-        "x, stack(ends)",
-        "x, stack(ends[::-1])",
+        "x, stack(final_states)",
+        "x, stack(final_states[::-1])",
     ),
     gru(
         "returned state batch first",
         "return the state as it is taken: layers, batch, width",
-        "x, stack(ends)",
-        "x, stack(ends).swapaxes(0, 1)",
+        "x, stack(final_states)",
+        "x, stack(final_states).swapaxes(0, 1)",
         raises=("attn_np", "attn_jax"),
     ),
     gru(
@@ -128,14 +128,14 @@ MUTANTS = (
     both(
         "reset after the recurrent product",
         "with reset_after=False reset the state before the product: n = tanh(W x + b + U (r * h))",
-        'einsum("be,ea->ba", r * h, w_h[2])',
-        'r * einsum("be,ea->ba", h, w_h[2])',
+        'einsum("be,ea->ba", r * h_before, w_h[2])',
+        'r * einsum("be,ea->ba", h_before, w_h[2])',
     ),
     both(
         "gradient through the reset state left out",
         "the reset gate passes on a gradient to the state that it resets",
-        "dh + dreset_state * r",
-        "dh",
+        "dh_before + dreset_state * r",
+        "dh_before",
         trees=NUMPY,
     ),
     gru(
@@ -201,8 +201,8 @@ MUTANTS = (
     seq2seq(
         "targets one step late",
         "feed each target at its own step",
-        'einsum("btd,fde->btfe", x, w["target"])',
-        'einsum("btd,fde->btfe", concatenate([0.0 * x[:, :1], x[:, :-1]], 1), w["target"])',
+        'einsum("btd,fde->btfe", target, w["target"])',
+        'einsum("btd,fde->btfe", concatenate([0.0 * target[:, :1], target[:, :-1]], 1), w["target"])',
     ),
     seq2seq(
         "memory compared without its projection",

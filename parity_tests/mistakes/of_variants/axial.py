@@ -13,8 +13,8 @@ MUTANTS = (
     split(
         "columns of the input instead of the rows' output",
         "attend along the columns to what the rows gave",
-        "columns = to_columns(rows, c.height, c.width)",
-        "columns = to_columns(x, c.height, c.width)",
+        "columns = transpose_grid(rows, c.height, c.width)",
+        "columns = transpose_grid(x, c.height, c.width)",
     ),
     wide(
         "projections of the rows for the columns",
@@ -25,7 +25,7 @@ MUTANTS = (
     split(
         "outputs left in the order of the columns",
         "put the rows together again, one after the other",
-        "y = to_columns(columns, c.width, c.height).reshape",
+        "y = transpose_grid(columns, c.width, c.height).reshape",
         "y = columns.reshape",
     ),
     wide(

@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 drawn, wide, ends = (at("bigbird.py", "bigbird", example) for example in ("drawn", "wide", "ends"))
-ENDS = "(block < c.global_blocks) | (block >= count - c.global_blocks)"
+ENDS = "(block < c.global_blocks) | (block >= num_blocks - c.global_blocks)"
 MUTANTS = (
     ends(
         "global blocks at the beginning alone",
@@ -32,8 +32,8 @@ MUTANTS = (
     wide(
         "random blocks of another block of queries",
         "every block of queries has its own random blocks: index them by the query's position // block_size",
-        "drawn_blocks(c, count, like=block)[block]",
-        "drawn_blocks(c, count, like=block)[count - 1 - block]",
+        "drawn_blocks(c, num_blocks, like=block)[block]",
+        "drawn_blocks(c, num_blocks, like=block)[num_blocks - 1 - block]",
     ),
     wide(
         "a random block forgotten",
@@ -44,8 +44,8 @@ MUTANTS = (
     drawn(
         "blocks drawn with another seed",
         "keep the seed with the weights: other blocks are another graph",
-        "drawn_blocks(c, count, like=block)[block]",
-        "drawn_blocks(type(c)(**c.as_dict() | {'graph_seed': c.graph_seed + 1}), count, like=block)[block]",
+        "drawn_blocks(c, num_blocks, like=block)[block]",
+        "drawn_blocks(type(c)(**c.as_dict() | {'graph_seed': c.graph_seed + 1}), num_blocks, like=block)[block]",
     ),
     drawn(
         "dropped weights kept in the backward of random blocks",

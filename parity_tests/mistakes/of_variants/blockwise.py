@@ -17,20 +17,20 @@ MUTANTS = (
     causal(
         "padding of the last block not hidden",
         "hide what fills up the last block: a key of zeros has a score of 0",
-        "blocks(allowed.swapaxes(1, 2), c.block_size)",
-        "~blocks(~allowed.swapaxes(1, 2), c.block_size)",
+        "to_blocks(allowed.swapaxes(1, 2), c.block_size)",
+        "~to_blocks(~allowed.swapaxes(1, 2), c.block_size)",
     ),
     plain(
         "last block dropped",
         "round the number of blocks up: the last one may have fewer keys",
-        "xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)",
-        "xs = tuple(blocks(x, c.block_size)[:, :-1] for x in (k, v, allowed.swapaxes(1, 2)))",
+        "xs = to_blocks(k, c.block_size), to_blocks(v, c.block_size), to_blocks(allowed.swapaxes(1, 2), c.block_size)",
+        "xs = tuple(to_blocks(x, c.block_size)[:, :-1] for x in (k, v, allowed.swapaxes(1, 2)))",
     ),
     plain(
         "share of all keys left out of a block's gradient",
         "subtract sum p dp over all keys, which is dy . y, from every block's dp",
-        "part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)",
-        "part_of_softmax_vjp(probs, dprobs, 0.0 * mean_dprobs[:, None], count)",
+        "part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], num_blocks)",
+        "part_of_softmax_vjp(probs, dprobs, 0.0 * mean_dprobs[:, None], num_blocks)",
         trees=NUMPY,
     ),
     plain(

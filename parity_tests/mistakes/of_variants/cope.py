@@ -43,8 +43,8 @@ MUTANTS = (
     clipped(
         "positions clipped a row too early",
         "clip at num_positions - 1, the last row of the table",
-        "last = c.num_positions - 1\n",
-        "last = c.num_positions - 2\n",
+        "last_position = c.num_positions - 1\n",
+        "last_position = c.num_positions - 2\n",
     ),
     own_keys(
         "embeddings of positions multiplied with the keys",
@@ -55,7 +55,7 @@ MUTANTS = (
     own_keys(
         "gates by the keys of the scores",
         "with gates of their own keys, multiply the query with the projection for the gates",
-        "q, gate_keys) * scale)",
+        "q, gate_operand) * scale)",
         "q, k) * scale)",
     ),
     own_keys(
@@ -89,7 +89,7 @@ MUTANTS = (
     values(
         "gradient of the values from the context alone",
         "values that decide the gates get a gradient from these too: add both",
-        "(sum_grads(dv, dgate_keys), None) if",
+        "(sum_grads(dv, dgate_operand), None) if",
         "(dv, None) if",
         trees=("attn_np",),
     ),

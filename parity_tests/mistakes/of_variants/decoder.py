@@ -51,7 +51,7 @@ MUTANTS = (
     gated(
         "values of the decoder not clipped",
         "OLMo clips values as it clips queries and keys",
-        "v_clip=clipped(v, c.clip_qkv)",
+        "v_clip=clip_magnitude(v, c.clip_qkv)",
         "v_clip=v",
     ),
     sinks(

@@ -7,14 +7,14 @@ MUTANTS = (
     both(
         "position to content by the query's view of the distance",
         "pick position to content by delta(j, i): the distance as the key sees it",
-        '-of_c2p if c.p2c_view == "key" else of_c2p',
-        "of_c2p",
+        '-c2p_offset if c.p2c_view == "key" else c2p_offset',
+        "c2p_offset",
     ),
     p2c(
         "bucket looked up by the distance itself",
         "the buckets begin with that of -max_distance: add max_distance to a distance to find its own",
-        "clip(of_c2p, -limit, limit) + limit]",
-        "clip(of_c2p, -limit, limit)]",
+        "clip(c2p_offset, -limit, limit) + limit]",
+        "clip(c2p_offset, -limit, limit)]",
     ),
     both(
         "embeddings of distances projected without the biases of the contents",
@@ -44,21 +44,21 @@ MUTANTS = (
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "return clip(of_c2p + span, 0, 2 * span - 1)",
-        "return clip(of_c2p + span, 0, 2 * span - 2)",
+        "return clip(c2p_offset + span, 0, 2 * span - 1)",
+        "return clip(c2p_offset + span, 0, 2 * span - 2)",
     ),
     p2c(
         "position to content not turned back",
         "exchange the axes of position to content: its keys were the rows",
-        "scores = gather_last(relative_scores, relative_index).swapaxes(2, 3)\n",
-        "scores = gather_last(relative_scores, relative_index)\n",
+        "p2c_scores = gather_last(relative_scores, p2c_index).swapaxes(2, 3)\n",
+        "p2c_scores = gather_last(relative_scores, p2c_index)\n",
         call="plain",  # as many queries as keys
     ),
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "return clip(of_c2p + span",
-        "return clip(span - of_c2p",
+        "return clip(c2p_offset + span",
+        "return clip(span - c2p_offset",
     ),
     both(
         "gradient of the distances from one term",

@@ -14,7 +14,7 @@ MUTANTS = (
         "old value looked up before the state fades",
         "let the state fade first, then look the key's value up in it",
         'v - einsum("bhk,bhkv->bhv", k, state)',
-        'v - einsum("bhk,bhkv->bhv", k, state) / alpha[..., None]',
+        'v - einsum("bhk,bhkv->bhv", k, state) / decay[..., None]',
         "recurrent",
     ),
     planted(
@@ -27,14 +27,14 @@ MUTANTS = (
     planted(
         "pairs of a chunk do not fade in the system",
         "the system's pairs fade by what lies between both positions",
-        " * decay.matrix.swapaxes(1, 2)\n    key_products",
+        " * chunk_factors.matrix.swapaxes(1, 2)\n    key_products",
         "\n    key_products",
         "chunked",
     ),
     planted(
         "state before a chunk erased without fading",
         "what a chunk erases of the state before it has faded by the place in the chunk",
-        "inverse, beta_k * decay.from_start[..., None])",
+        "inverse, beta_k * chunk_factors.from_start[..., None])",
         "inverse, beta_k)",
         "chunked",
     ),

@@ -56,15 +56,15 @@ MUTANTS = (
     planted(
         "a chunk begins with its own state",
         "begin each chunk from the state before it",
-        "chunk_states=states[:, :-1]",
-        "chunk_states=states[:, 1:]",
+        "chunk_states=all_states[:, :-1]",
+        "chunk_states=all_states[:, 1:]",
         "chunked",
     ),
     planted(
         "a query reads before its own key is added",
         "add the key of a position to the state first: a query sees itself",
-        'einsum("bthk,bthkv->bthv", q, states[:, 1:])',
-        'einsum("bthk,bthkv->bthv", q, states[:, :-1])',
+        'einsum("bthk,bthkv->bthv", q, all_states[:, 1:])',
+        'einsum("bthk,bthkv->bthv", q, all_states[:, :-1])',
         "recurrent",
     ),
     planted(

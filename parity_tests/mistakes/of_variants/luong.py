@@ -8,8 +8,8 @@ MUTANTS = (
     monotone(
         "monotone window aligned at the last key",
         "p_t = t: count queries and keys from the first, whatever their lengths",
-        'row = (arange(sizes["t"], query) + 1)',
-        'row = (arange(sizes["t"], query) + 1 + sizes["s"] - sizes["t"])',
+        'query_number = (arange(sizes["t"], query) + 1)',
+        'query_number = (arange(sizes["t"], query) + 1 + sizes["s"] - sizes["t"])',
     ),
     monotone(
         "monotone window to the left alone",
@@ -56,8 +56,8 @@ MUTANTS = (
     predicted(
         "no gradient of the predicted center to the query",
         "a query is used twice, for its scores and for its center: add both gradients",
-        "sum_grads(dquery, dposition)",
-        "sum_grads(dquery, 0.0 * dposition)",
+        "sum_grads(dquery, dquery_center)",
+        "sum_grads(dquery, 0.0 * dquery_center)",
         trees=NUMPY,
     ),
 )

@@ -13,15 +13,15 @@ MUTANTS = (
     planted(
         "padding lets the state fade",
         "count distances in real positions",
-        "where(real, 1.0 + zeros((b, t), log_decays), 0.0)",
-        "1.0 + zeros((b, t), log_decays)",
+        "where(real, 1.0 + zeros((b, t), log_decay_by_head), 0.0)",
+        "1.0 + zeros((b, t), log_decay_by_head)",
         "chunked",
     ),
     planted(
         "state read at the start of a chunk without fading",
         "let the state before a chunk fade by the place in the chunk",
-        'from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]',
-        'from_state = einsum("bthk,bhkv->bthv", q, states_before)',
+        'out_from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]',
+        'out_from_state = einsum("bthk,bhkv->bthv", q, states_before)',
         "chunked",
     ),
     planted(
@@ -41,8 +41,8 @@ MUTANTS = (
     planted(
         "a key fades at its own position",
         "a key's weight at its own position is 1: add it after the state faded",
-        "state = factors[:, :, None, None] * state + added\n",
-        "state = factors[:, :, None, None] * (state + added)\n",
+        "state = decay[:, :, None, None] * state + added\n",
+        "state = decay[:, :, None, None] * (state + added)\n",
         "recurrent",
     ),
     planted(
@@ -106,7 +106,7 @@ MUTANTS = (
     planted(
         "gradient of the states does not fade",
         "a state's gradient fades on its way to the state before it",
-        "dstate = dstate + next_factor[:, :, None, None] * dnext_state",
+        "dstate = dstate + next_decay[:, :, None, None] * dnext_state",
         "dstate = dstate + dnext_state",
         "recurrent",
         trees=("attn_np",),

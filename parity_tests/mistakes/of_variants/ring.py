@@ -13,14 +13,14 @@ MUTANTS = (
     plain(
         "keys handed on the other way round than the mask",
         "the mask of a turn belongs to the keys held then: place r holds those of shard (r - i) mod n",
-        "(device - turn) % count",
-        "(device + turn) % count",
+        "(device - turn) % num_shards",
+        "(device + turn) % num_shards",
     ),
     causal(
         "mask of the own shard used in every turn",
         "take the mask of the pair that meets, from the positions of queries and keys",
-        "(device - turn) % count",
-        "(device - 0 * turn) % count",
+        "(device - turn) % num_shards",
+        "(device - 0 * turn) % num_shards",
     ),
     plain(
         "sums of a step not brought to the new largest score",

@@ -46,8 +46,8 @@ MUTANTS = (
     scores(
         "gradient of the scores not mixed back",
         "send the gradient of the mixed scores back through the map",
-        'dw["w_mix_scores"], dscores = einsum_vjp(',
-        'dw["w_mix_scores"], _ = einsum_vjp(',
+        'dparams["w_mix_scores"], dscores = einsum_vjp(',
+        'dparams["w_mix_scores"], _ = einsum_vjp(',
         trees=NUMPY,
     ),
 )

@@ -267,7 +267,7 @@ def attend_of(tree: Tree, call: Call, arrays: dict[str, Any], options: dict[str,
         arrays |= terms_of(tree, call, arrays.pop("distances"))
     if "distances" in arrays:
         table, low = arrays.pop("distances"), 1 - call.seen.shape[3]
-        options["relative_bias"] = lambda offset: table[0, :, 0][:, (offset - low)[0]][None]
+        options["relative_bias_fn"] = lambda offset: table[0, :, 0][:, (offset - low)[0]][None]
         found = import_module(f"{tree.package.__name__}._attend").attend(**arrays, **options)
     else:
         found = tree.package.attend(**arrays, **{"softcap": 0} | options)

@@ -39,7 +39,7 @@ def found(tree: Tree, case: str) -> Arrays:
     def call_of(floats: dict[str, Any]) -> Any:
         others = {name: x for name, x in floats.items() if name != "distances"}
         bias = lambda relative_position: picked(floats["distances"], relative_position - low)  # noqa: E731
-        return attend(**others, **rest, **options, relative_bias=bias)[0]
+        return attend(**others, **rest, **options, relative_bias_fn=bias)[0]
 
     if tree.name == "torch":
         with torch.no_grad():
@@ -188,7 +188,7 @@ def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: p
     q, k, v = (tree.array(rng.standard_normal((1, n, 2, 3))) for n in (t, s, s))
     garbage = (np.arange(s) < s - t - 2)[None, :, None, None]
     options = {
-        "relative_bias": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
+        "relative_bias_fn": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
     }
     attend = import_module("attn_jax._attend").attend
     call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])
@@ -207,7 +207,7 @@ def test_what_a_bias_hides_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None
     q[:, 0] = -1.0
     bias = lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]  # noqa: E731
     attend = import_module("attn_jax._attend").attend
-    call = lambda *given: attend(*given, implementation="fused", relative_bias=bias)[0]  # noqa: E731
+    call = lambda *given: attend(*given, implementation="fused", relative_bias_fn=bias)[0]  # noqa: E731
     with in_small_blocks(tree):
         context, pull = jax.vjp(call, *(tree.array(x) for x in (q, k, v)))
         results = [context, *pull(tree.array(dy))]

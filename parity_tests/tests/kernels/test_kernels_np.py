@@ -282,7 +282,7 @@ def test_threads_in_any_order_give_the_same_bits(g: int, monkeypatch: pytest.Mon
     def results() -> Arrays:
         tape: Any = BackwardTape()
         bias = lambda relative_position: table[None, :, None][..., relative_position[0, 0] + 12]  # noqa: E731
-        context, _ = attend(**inputs, causal=True, relative_bias=bias, tape=tape, implementation="fused")
+        context, _ = attend(**inputs, causal=True, relative_bias_fn=bias, tape=tape, implementation="fused")
         dq, dk, dv, _ = attend_vjp(tape, dy, kv_heads=g, needs_diagonal_grad=True)
         return {"context": context, "dq": dq, "dk": dk, "dv": dv, "ddiagonals": tape["ddiagonal_bias"]}
 

@@ -202,7 +202,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
             yield generating.generating, layer, "bfloat16", "masked"
     if config.class_name == "GatedRecurrentUnit":
         yield of_layers.one_of_a_stack, layer
-    if config.class_name == "AttentionDecoder":
+    if config.class_name == "RecurrentDecoder":
         yield of_layers.unchecked_run, layer
     if first:
         yield package.wrong_arguments, layer

@@ -113,7 +113,7 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     low, tape = 1 - arrays["k"].shape[1], BackwardTape() if tape is None else tape
     module = import_module(f"{alias}._attend")
     context, _ = module.attend(
-        **arrays, **options, relative_bias=lambda position: picked(given["distances"], position - low), tape=tape,
+        **arrays, **options, relative_bias_fn=lambda position: picked(given["distances"], position - low), tape=tape,
         implementation=implementation, step=step,
     )  # fmt: skip
     recompute(tape)

@@ -212,7 +212,7 @@ def test_the_command_fails_where_a_share_has_fallen(
 
 def test_a_mutant_that_no_check_may_see_survives() -> None:
     """The other half of a kill: with the checks that reach its line taken away, a mutant lives."""
-    mutant = next(m for m in mutants("gru.py") if m.key.before == "r * h_gates[:, 2]")
+    mutant = next(m for m in mutants("gru.py") if m.key.before == "r * h_gate_inputs[:, 2]")
     reached = runner.reach(VARIANTS)
     assert runner.killer(mutant, reached) is not None
     assert runner.killer(mutant, [frozenset() for _ in reached]) is None

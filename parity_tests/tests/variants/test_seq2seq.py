@@ -14,7 +14,7 @@ from flax import nnx
 import attn_jax
 import attn_np
 from attn_np.contract import additive
-from attn_np.contract.seq2seq import EXAMPLES, Config, DecoderConfig
+from attn_np.contract.seq2seq import EXAMPLES, Config, RecurrentDecoderConfig
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.cases import CALLS, Case
@@ -300,9 +300,9 @@ def test_gradients_of_the_last_state(tree: Tree) -> None:
 # The decoder by itself ------------------------------------------------------------------------------------------------
 
 
-def decoder_of(config: Config, weights: Arrays) -> tuple[DecoderConfig, Arrays]:
+def decoder_of(config: Config, weights: Arrays) -> tuple[RecurrentDecoderConfig, Arrays]:
     child = config.children()["decoder"]
-    assert isinstance(child, DecoderConfig)
+    assert isinstance(child, RecurrentDecoderConfig)
     return child, {name[8:]: value for name, value in weights.items() if name.startswith("decoder.")}
 
 
