@@ -81,9 +81,9 @@ class GRULayer(Layer[LayerConfig]):
     def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
         """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
         if self.config.backward:
-            h_before = concatenate([h, initial_state[:, None]], axis=1)[:, 1:]
+            h_before = concatenate([h, initial_state[:, None]], 1)[:, 1:]
         else:
-            h_before = concatenate([initial_state[:, None], h], axis=1)[:, :-1]
+            h_before = concatenate([initial_state[:, None], h], 1)[:, :-1]
         return h_before, linear("bte,fea->btfa", h_before, self.w_h, self.b_h)[:, :, 2]
 
 
