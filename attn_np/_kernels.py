@@ -44,7 +44,8 @@ from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_by_bias, query_and_key_masks, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew_rows, to_dtype, unskew_rows, upcast
 from attn_np.contract._band import Band, Limits, Span
-from attn_np.contract._patterns import Pattern, TruthBounds, Window
+from attn_np.contract._intervals import TruthBounds
+from attn_np.contract._patterns import Pattern, Window
 from attn_np.contract._tape import save_residuals
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches

@@ -23,7 +23,8 @@ from attn_np._ops import (
     where,
 )
 from attn_np.contract._band import FAR, Band, Limits, window_limits
-from attn_np.contract._patterns import Interval, Pattern, TruthBounds
+from attn_np.contract._intervals import Interval, TruthBounds
+from attn_np.contract._patterns import Pattern
 
 # At most so many queries are given to a pattern as one interval of positions: the narrower the interval, the more keys
 # can be skipped.

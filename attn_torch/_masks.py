@@ -4,7 +4,8 @@ from math import gcd, inf
 from typing import Any
 
 from attn_np.contract._band import FAR, Band, Limits, window_limits
-from attn_np.contract._patterns import Interval, Pattern, TruthBounds
+from attn_np.contract._intervals import Interval, TruthBounds
+from attn_np.contract._patterns import Pattern
 from attn_torch._ops import (
     Array,
     Tape,

@@ -11,7 +11,7 @@ import pytest
 
 from attn_jax import _kernels as in_jax
 from attn_np import _kernels as in_numpy
-from attn_np.contract._patterns import TruthBounds
+from attn_np.contract._intervals import TruthBounds
 from attn_torch import _kernels as in_torch
 from attn_torch._kernels import blocks as torch_blocks
 from parity_tests.judge import kernels

@@ -14,7 +14,7 @@ import torch
 
 from attn_np import contract, patterns
 from attn_np._masks import visible_pairs
-from attn_np.contract._patterns import TruthBounds
+from attn_np.contract._intervals import TruthBounds
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree, random_inputs
 from parity_tests.tests.kernels.test_distances import in_small_blocks

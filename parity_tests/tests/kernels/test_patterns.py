@@ -18,7 +18,8 @@ from attn_np import _kernels as numpy_kernels
 from attn_np import patterns
 from attn_np._kernel_blocks import count_of
 from attn_np._masks import block_table, visible_pairs
-from attn_np.contract._patterns import Interval, Pattern, from_text
+from attn_np.contract._intervals import Interval
+from attn_np.contract._patterns import Pattern, from_text
 from attn_torch._kernels import blocks as torch_blocks
 from attn_torch._kernels.unseen import PackedPattern
 from parity_tests.judge import kernels
