@@ -69,7 +69,7 @@ def save(
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for our own names.
         layer: the layer's number in the foreign names, 0 by default.
-        part: which block of attention, if a layer has several.
+        part: which block of attention, such as "cross", or which stage of a model, if there are several.
         prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
 
@@ -114,7 +114,7 @@ def load(
         layout: a foreign layout, such as "bert", or the file's variant where `variant` names another to convert it to.
         variant: the variant to return, for a layout with several and for a file without our metadata.
         layer: the layer's number in the foreign names, for a layout with several.
-        part: which block of attention, if a layer has several, such as "cross".
+        part: which block of attention, such as "cross", or which stage of a model, if there are several.
         prefix: what comes before the layer's keys; other keys are ignored.
         dtype: the dtype to return; `into`'s, else the file's own by default.
         cast: accept a file of another dtype and round it once.
@@ -170,7 +170,7 @@ def load_pretrained(
     Args:
         path: the folder with `config.json` and the weights, or one weight file or index in it.
         layer: the layer's number in the foreign names, from 0.
-        part: which block of attention, if a layer has several, such as "cross".
+        part: which block of attention, such as "cross", or which stage of a model, if there are several.
         layout: the family, for a `config.json` with an unknown `model_type`.
         prefix: what comes before the family's keys, if the model is a part of another.
         allow: fields of `config.json` that are unknown here and leave attention as it is.

@@ -113,8 +113,8 @@ def attend(
 ) -> Any:
     """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
 
-    That of users, in `_functions`, calls it with numbers as Python's, a window as a pair, and `offset` and `lengths` as
-    a pattern. Here the last query is at the last key, except in a step that is not uniform.
+    The public `attend`, in `_functions`, calls this one, after it has turned numbers into Python's, a window into a pair,
+    and `offset` and `lengths` into a pattern. Here the last query is at the last key, except in a step that is not uniform.
 
     Args:
         relative_bias_fn: a bias beside the other, of relative positions, key minus query: `b t s` -> `b h t s`.

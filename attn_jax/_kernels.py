@@ -51,7 +51,7 @@ from attn_jax._ops import (
     log,
     maximum,
     repeat_heads,
-    skew_rows,
+    skew_in_block_order,
     tanh,
     to_dtype,
     upcast,
@@ -292,7 +292,7 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
         return None
     x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.num_query_blocks * plan.block_queries - plan.t, 0)))
     rows = plan.block_queries if plan.has_one_block or plan.block_queries % STRIP_ROWS else STRIP_ROWS
-    x = skew_rows(x, rows, x.shape[3] - rows + 1)
+    x = skew_in_block_order(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
 

@@ -149,7 +149,7 @@ def interpolate_last(x: Array, position: Array) -> Array:
     return here + (position - low) * step
 
 
-def skew_rows(x: Array, t: int, s: int) -> Array:
+def skew_in_block_order(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
@@ -172,12 +172,12 @@ def skew_rows(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_in_block_order` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def unskew_rows(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`."""
+def unskew_in_block_order(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `skew_in_block_order`."""
     b, h, t, s = x.shape
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
     return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)
@@ -448,7 +448,7 @@ def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return jax.lax.fori_loop(0, times, lambda _, carry: body(carry), carry)
 
 
-def remat(function: Callable[..., Any], entries_at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Callable[..., Any]:
     """The function itself: outside loops XLA plans what is kept for the backward pass."""
     return function
 

@@ -141,8 +141,8 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
-        entries_at_once = max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:])))
-        return remat(products_by_halves, entries_at_once)(rows, k, decay)
+        rows_at_once = max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:])))
+        return remat(products_by_halves, rows_at_once)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end
@@ -162,7 +162,7 @@ def chunked_form(
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state; the state is passed from chunk to chunk.
 
-    On the tape `states` are those after each chunk, `chunk_states` those before it.
+    On the tape `states` are those after each chunk, `states_before` those before it.
 
     Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
     v_new = u - w @ state, by the letters of the WY form of Yang et al. 2024, arXiv:2406.06484, U - W S: u is what a
@@ -196,7 +196,7 @@ def chunked_form(
     xs = with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay)
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
-    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
     from_start_per_row = None if from_start is None else from_start[:, :, :, None]
     out = out + einsum("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before)

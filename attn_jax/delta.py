@@ -60,7 +60,7 @@ def chunked_form(
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in (k, w, u))
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
-    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, states_before)

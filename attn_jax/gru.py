@@ -27,23 +27,23 @@ from attn_jax._ops import (
 from attn_np.contract.gru import Config, LayerConfig
 
 
-def cell(x_gates: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step from `x_gates`, what the input adds to each gate: the gates r, z, n and the new state.
+def cell(x_gate_inputs: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step from `x_gate_inputs`, what the input adds to each gate: the gates r, z, n and the new state.
 
     The reset gate acts on the recurrent product and its bias.
     """
     h_gate_inputs = linear("be,fea->bfa", h_before, w_h, b_h)
-    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])
-    n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])
+    r = sigmoid(x_gate_inputs[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gate_inputs[:, 1] + h_gate_inputs[:, 1])
+    n = tanh(x_gate_inputs[:, 2] + r * h_gate_inputs[:, 2])
     return r, z, n, lerp(n, h_before, z)
 
 
-def cell_with_reset_before(x_gates: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+def cell_with_reset_before(x_gate_inputs: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
     """One step as `cell`, with the reset gate on the state: the product for n is r * h_before's, without a bias."""
     h_gate_inputs = einsum("be,fea->bfa", h_before, w_h[:2])
-    r, z = (sigmoid(x_gates[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
-    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
+    r, z = (sigmoid(x_gate_inputs[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
+    n = tanh(x_gate_inputs[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
     return r, z, n, lerp(n, h_before, z)
 
 
@@ -64,16 +64,18 @@ class GRULayer(Layer[LayerConfig]):
         recompute: bool = False,
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
-        x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
+        x_gate_inputs = record(tape, x_gate_inputs=linear("btd,fde->btfe", x, self.w_x, self.b_x))
         c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
         def body(h, xs, w_h=w_h, b_h=b_h):
-            x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gates, h, w_h)
+            x_gate_inputs, real = xs
+            r, z, n, new = (
+                cell(x_gate_inputs, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gate_inputs, h, w_h)
+            )
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
+        xs, shared = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
         final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
         return h, final_state

@@ -83,8 +83,8 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             context, probs = attend_once(q, k, memory, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
             for i in range(num_layers):
-                x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
-                r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
+                x_gate_inputs = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
+                r, z, n, h = cell(x_gate_inputs, state[i], w["h"][i], w["b_h"][i])
                 x = dropout(h, xs[num_layers + i], rate)
                 new_state.append(h)
                 outputs += [r, z, n, h]
@@ -113,11 +113,15 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layer_tapes = self.step_params(), [scope(tape, f"gru.layers.{i}") for i in range(num_layers)]
-        x_gates = [record(layer_tapes[i], x_gates=value) for i, value in enumerate(self.static_gate_inputs(target, w))]
+        static_gate_inputs = self.static_gate_inputs(target, w)
+        static_gate_inputs = [
+            record(tape_of_layer, static_gate_inputs=x)
+            for tape_of_layer, x in zip(layer_tapes, static_gate_inputs, strict=True)
+        ]
         last, (_, *stacked) = scan(
             self.make_step(with_weights),
             tuple(state[i] for i in range(num_layers)),
-            (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
+            (*static_gate_inputs, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=(
                 "context",
                 *(("probs",) if with_weights else ()),
@@ -188,8 +192,8 @@ class Seq2Seq(Layer[Config]):
         allowed = None if allowed is None else allowed[:, 0]
 
         def decode_step(x, state):
-            x_gates = [gates[:, 0] for gates in decoder.static_gate_inputs(x[:, None], w)]
-            xs = *x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
+            static_gate_inputs = [x_step[:, 0] for x_step in decoder.static_gate_inputs(x[:, None], w)]
+            xs = *static_gate_inputs, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None
             state, outputs = step_body(state, xs, k, memory, w)
             return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 

@@ -33,7 +33,7 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     repeat_heads_vjp,
-    skew_rows_vjp,
+    skew_in_block_order_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
@@ -127,8 +127,8 @@ def attend(
 ) -> Any:
     """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
 
-    That of users, in `_functions`, calls it with numbers as Python's, a window as a pair, and `offset` and `lengths` as
-    a pattern. Here the last query is at the last key, except in a step that is not uniform.
+    The public `attend`, in `_functions`, calls this one, after it has turned numbers into Python's, a window into a pair,
+    and `offset` and `lengths` into a pattern. Here the last query is at the last key, except in a step that is not uniform.
 
     Args:
         relative_bias_fn: a bias beside the other, of relative positions, key minus query: `b t s` -> `b h t s`.
@@ -228,7 +228,7 @@ def relative_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
     if by_diagonal is not None:
         return sum_to(by_diagonal, shape)
     dbiased = tape["dbiased"]
-    return skew_rows_vjp(shape, dbiased if dbiased.ndim == 4 else dbiased[:, None])
+    return skew_in_block_order_vjp(shape, dbiased if dbiased.ndim == 4 else dbiased[:, None])
 
 
 def attend_vjp(

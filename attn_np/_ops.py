@@ -143,7 +143,7 @@ def differences_to_next(x: Array) -> Array:
     return np.concatenate([x[..., 1:] - x[..., :-1], np.zeros((*x.shape[:-1], 1), x.dtype)], -1)
 
 
-def skew_rows(x: Array, t: int, s: int) -> Array:
+def skew_in_block_order(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): of the n = t + s - 1 diagonals the last query takes the first s,
@@ -158,15 +158,15 @@ def skew_rows(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_in_block_order` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def unskew_rows(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`."""
+def unskew_in_block_order(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `skew_in_block_order`."""
     t, s = x.shape[-2:]
     y = np.zeros((*x.shape[:-1], n), x.dtype)
-    skew_rows(y, t, s)[...] = x
+    skew_in_block_order(y, t, s)[...] = x
     return y
 
 
@@ -411,7 +411,7 @@ def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
-def remat(function: Callable[..., Any], entries_at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Callable[..., Any]:
     """The function itself: here the hand-written backward decides what is computed again."""
     return function
 

@@ -15,13 +15,13 @@ from attn_np._ops import (
     gather_last,
     record,
     reorder,
-    skew_rows,
+    skew_in_block_order,
     take,
     transpose_diagonals,
-    unskew_rows,
+    unskew_in_block_order,
     zeros,
 )
-from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_rows_vjp, take_vjp
+from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_in_block_order_vjp, take_vjp
 from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
@@ -94,7 +94,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_rows(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_in_block_order(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -103,7 +103,7 @@ def relative_scores_per_head_vjp(
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
-        drelative_scores = skew_rows_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
+        drelative_scores = skew_in_block_order_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
         dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), drelative_scores)
         return dq, take_vjp(table, relative_index, drows)
     drelative_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
@@ -121,7 +121,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     num_blocks = keys.shape[1]
     # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
-    by_key = skew_rows(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
+    by_key = skew_in_block_order(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
 
@@ -132,7 +132,7 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
     keys, rows = to_blocks(k, c), rows_of_blocks(relative_index, t, s, c)
     num_blocks = keys.shape[1]
     dby_key = reorder(to_blocks(reorder(dscores, (0, 3, 1, 2)), c), (0, 3, 1, 2, 4)).reshape(b, h * num_blocks, c, t)
-    dby_diagonal = unskew_rows(dby_key, t + c - 1).reshape(b, h, num_blocks, c, t + c - 1)
+    dby_diagonal = unskew_in_block_order(dby_key, t + c - 1).reshape(b, h, num_blocks, c, t + c - 1)
     dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, take(table, rows), dby_diagonal)
     return dkeys.reshape(b, num_blocks * c, h, -1)[:, :s], take_vjp(table, rows, drows)
 
@@ -161,7 +161,7 @@ def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relati
     By pair, the taken rows of the table are taped instead of the products.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_rows(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_in_block_order(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -171,7 +171,10 @@ def relative_scores_shared_vjp(
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
         dq, drows = einsum_vjp(
-            "bthk,xk->bhtx", q, take(table, relative_index[0, 0]), unskew_rows(dscores, relative_index.shape[-1])
+            "bthk,xk->bhtx",
+            q,
+            take(table, relative_index[0, 0]),
+            unskew_in_block_order(dscores, relative_index.shape[-1]),
         )
     else:
         dq, drows = einsum_vjp("bthk,btsk->bhts", q, tape[name], dscores)
@@ -183,7 +186,7 @@ def relative_values(tape: Tape, name: str, weights: Array, table: Array, relativ
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
-            "bhtx,xv->bthv", unskew_rows(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+            "bhtx,xv->bthv", unskew_in_block_order(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
         )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))
 
@@ -194,8 +197,8 @@ def relative_values_vjp(
     """The gradients of the weights and of the table."""
     t, s = weights.shape[-2:]
     if is_by_diagonal(relative_index, s):
-        by_diagonal = unskew_rows(weights, relative_index.shape[-1])
+        by_diagonal = unskew_in_block_order(weights, relative_index.shape[-1])
         dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, take(table, relative_index[0, 0]), dcontext)
-        return skew_rows(dweights, t, s), take_vjp(table, relative_index, drows)
+        return skew_in_block_order(dweights, t, s), take_vjp(table, relative_index, drows)
     dweights, drows = einsum_vjp("bhts,btsv->bthv", weights, tape[name], dcontext)
     return dweights, take_vjp(table, relative_index, record(tape, **{f"d{name}": drows}))

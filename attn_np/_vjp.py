@@ -24,7 +24,7 @@ from attn_np._ops import (
     sigmoid,
     sqrt,
     to_dtype,
-    unskew_rows,
+    unskew_in_block_order,
     upcast,
     where,
 )
@@ -299,9 +299,9 @@ def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     return own.astype(dy.dtype)
 
 
-def skew_rows_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+def skew_in_block_order_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew_rows(dy, shape[-1]), shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew_in_block_order(dy, shape[-1]), shape)
 
 
 @overridable

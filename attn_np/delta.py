@@ -74,7 +74,7 @@ def chunked_form(
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in (k, w, u))
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
-    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v_new.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, states_before)
@@ -101,7 +101,7 @@ def chunked_form_vjp(
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
     beta_k = k * beta
-    states_before, inverse = tape["chunk_states"], tape["inverse"]
+    states_before, inverse = tape["states_before"], tape["inverse"]
     w, v_new = tape["w"], tape["v_new"].reshape(v.shape)
     dmasked_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v_new, dout)
     dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, states_before, dout)

@@ -167,7 +167,7 @@ class DisentangledAttention(Layer[Config]):
                 q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, key_terms], -1)
             return q, keys, v
 
-        def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -175,7 +175,7 @@ class DisentangledAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_size_factor=4, attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
+            block_size_factor=4, attend_all_rows=attend_all_rows, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

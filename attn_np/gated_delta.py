@@ -70,8 +70,8 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The two forms below replace those of `_recurrence`: with one decay per head, differences of summed logarithms do
-# without its halving of chunks.
+# The two forms below replace those of `_recurrence`, which halves chunks because each dimension of k decays differently.
+# Here all dimensions of a head decay alike, and differences of summed logarithms are enough.
 
 
 def chunked_form(
@@ -86,7 +86,6 @@ def chunked_form(
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
     chunk_factors = decay_from_logs(to_chunks(log_decay, chunk_size))
-    # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", beta_k, k) * chunk_factors.matrix.swapaxes(1, 2)
     key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(key_products))
@@ -105,7 +104,7 @@ def chunked_form(
     xs = tuple(x.reshape(b, -(-t // chunk_size), *x.shape[1:]) for x in xs)
     final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
-    states_before = record(tape, chunk_states=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * chunk_factors.matrix)
     out_from_state = einsum("bthk,bhkv->bthv", q * chunk_factors.from_start[..., None], states_before)
@@ -152,7 +151,7 @@ def chunked_form_vjp(
     q, k, v, beta, dout = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None], dout))
     chunk_factors, beta_k = decay_from_logs(to_chunks(log_decay, chunk_size)), k * beta
     from_start, to_end = chunk_factors.from_start[..., None], chunk_factors.to_end[..., None]
-    states_before, inverse, w = tape["chunk_states"], tape["inverse"], tape["w"]
+    states_before, inverse, w = tape["states_before"], tape["inverse"], tape["w"]
     v_new = tape["v_new"].reshape(v.shape)
     ddecayed_scores, dv_new = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v_new, dout)
     dq_decayed, dstates_before = einsum_vjp("bthk,bhkv->bthv", q * from_start, states_before, dout)

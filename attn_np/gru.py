@@ -39,20 +39,20 @@ from attn_np._vjp import (
 from attn_np.contract.gru import Config, LayerConfig
 
 
-def cell(x_gates: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step from `x_gates`, what the input adds to each gate: the gates r, z, n and the new state.
+def cell(x_gate_inputs: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step from `x_gate_inputs`, what the input adds to each gate: the gates r, z, n and the new state.
 
     The reset gate acts on the recurrent product and its bias.
     """
     h_gate_inputs = linear("be,fea->bfa", h_before, w_h, b_h)
-    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])
-    n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])
+    r = sigmoid(x_gate_inputs[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gate_inputs[:, 1] + h_gate_inputs[:, 1])
+    n = tanh(x_gate_inputs[:, 2] + r * h_gate_inputs[:, 2])
     return r, z, n, lerp(n, h_before, z)
 
 
 def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h_before: Array, n_from_h: Array) -> tuple[Array, Array]:
-    """The gradients of x_gates, and of the state before by the path around the gates: `cell` in reverse.
+    """The gradients of x_gate_inputs, and of the state before by the path around the gates: `cell` in reverse.
 
     Args:
         dh: gradient of the state after the step.
@@ -67,18 +67,18 @@ def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h_before: Array, n_from_h:
     return stack([dr, dz, dn], axis=1), dh_before
 
 
-def cell_with_reset_before(x_gates: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
+def cell_with_reset_before(x_gate_inputs: Array, h_before: Array, w_h: Array) -> tuple[Array, Array, Array, Array]:
     """One step as `cell`, with the reset gate on the state: the product for n is r * h_before's, without a bias."""
     h_gate_inputs = einsum("be,fea->bfa", h_before, w_h[:2])
-    r, z = (sigmoid(x_gates[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
-    n = tanh(x_gates[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
+    r, z = (sigmoid(x_gate_inputs[:, f] + h_gate_inputs[:, f]) for f in (0, 1))
+    n = tanh(x_gate_inputs[:, 2] + einsum("be,ea->ba", r * h_before, w_h[2]))
     return r, z, n, lerp(n, h_before, z)
 
 
 def cell_with_reset_before_vjp(
     dh: Array, r: Array, z: Array, n: Array, h_before: Array, w_h: Array
 ) -> tuple[Array, Array]:
-    """The gradients of x_gates and of the state before the step: `cell_with_reset_before` in reverse.
+    """The gradients of x_gate_inputs and of the state before the step: `cell_with_reset_before` in reverse.
 
     Of the state's paths those through r and z are left out: the caller adds them, in one product with w_h.
     """
@@ -90,9 +90,9 @@ def cell_with_reset_before_vjp(
     return stack([dr, dz, dn], axis=1), dh_before + dreset_state * r
 
 
-def h_gate_inputs_vjp(dx_gates: Array, r: Array) -> Array:
-    """The gradient of the recurrent products: as for x_gates, but that of n passes the reset gate."""
-    return concatenate([dx_gates[..., :2, :], dx_gates[..., 2:, :] * r[..., None, :]], axis=-2)
+def h_gate_inputs_vjp(dx_gate_inputs: Array, r: Array) -> Array:
+    """The gradient of the recurrent products: as for x_gate_inputs, but that of n passes the reset gate."""
+    return concatenate([dx_gate_inputs[..., :2, :], dx_gate_inputs[..., 2:, :] * r[..., None, :]], axis=-2)
 
 
 class GRULayer(Layer[LayerConfig]):
@@ -112,16 +112,18 @@ class GRULayer(Layer[LayerConfig]):
         recompute: bool = False,
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
-        x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
+        x_gate_inputs = record(tape, x_gate_inputs=linear("btd,fde->btfe", x, self.w_x, self.b_x))
         c, w_h, b_h = self.config, upcast(self.w_h), upcast(self.b_h)
 
         def body(h, xs, w_h=w_h, b_h=b_h):
-            x_gates, real = xs
-            r, z, n, new = cell(x_gates, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gates, h, w_h)
+            x_gate_inputs, real = xs
+            r, z, n, new = (
+                cell(x_gate_inputs, h, w_h, b_h) if c.reset_after else cell_with_reset_before(x_gate_inputs, h, w_h)
+            )
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        xs, shared = (x_gates, real), (w_h, b_h) if recompute else ()
+        xs, shared = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
         final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
         return h, final_state
@@ -145,8 +147,10 @@ class GRULayer(Layer[LayerConfig]):
         h_before, n_from_h = self.step_residuals(tape["state"], tape["h"])
         c, w_h = self.config, upcast(self.w_h)
 
-        def dstate_before(dh_around, dx_gates, r):
-            dgates, w = (h_gate_inputs_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
+        def dstate_before(dh_around, dx_gate_inputs, r):
+            dgates, w = (
+                (h_gate_inputs_vjp(dx_gate_inputs, r), w_h) if c.reset_after else (dx_gate_inputs[:, :2], w_h[:2])
+            )
             return dh_around + einsum("bfa,fea->be", dgates, w)
 
         def body(carry, xs):
@@ -154,31 +158,31 @@ class GRULayer(Layer[LayerConfig]):
             dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
             if c.reset_after:
-                dx_gates, dh_around = cell_vjp(dnew, r, z, n, h_before, n_from_h)
+                dx_gate_inputs, dh_around = cell_vjp(dnew, r, z, n, h_before, n_from_h)
             else:
-                dx_gates, dh_around = cell_with_reset_before_vjp(dnew, r, z, n, h_before, w_h)
+                dx_gate_inputs, dh_around = cell_with_reset_before_vjp(dnew, r, z, n, h_before, w_h)
             dh_around = dh_around if real is None else where(real[:, None], dh_around, dh)
-            return (dh_around, dx_gates, r), (dx_gates,)
+            return (dh_around, dx_gate_inputs, r), (dx_gate_inputs,)
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h_before, n_from_h
-        carry, (dx_gates,) = scan(body, carry, xs, names=("dx_gates",), tape=tape, reverse=not c.backward)
-        grads = self.gates_vjp(x, h_before, r, dx_gates)
+        carry, (dx_gate_inputs,) = scan(body, carry, xs, names=("dx_gate_inputs",), tape=tape, reverse=not c.backward)
+        grads = self.gates_vjp(x, h_before, r, dx_gate_inputs)
         dx, dstate = record(tape, dx=grads.inputs["x"], dstate=dstate_before(*carry))
         return Grads({"x": dx, "state": dstate}, grads.params)
 
-    def gates_vjp(self, x: Array, h_before: Array, r: Array, dx_gates: Array) -> Grads:
+    def gates_vjp(self, x: Array, h_before: Array, r: Array, dx_gate_inputs: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h_before` is the state before each step."""
         dw = {}
         if self.config.reset_after:
             _, dw["w_h"], dw["b_h"] = linear_vjp(
-                "bte,fea->btfa", h_before, self.w_h, self.b_h, h_gate_inputs_vjp(dx_gates, r)
+                "bte,fea->btfa", h_before, self.w_h, self.b_h, h_gate_inputs_vjp(dx_gate_inputs, r)
             )
         else:
             _, dw["w_h"] = einsum_vjp(
-                "btfe,fea->btfa", stack([h_before, h_before, r * h_before], axis=2), self.w_h, dx_gates
+                "btfe,fea->btfa", stack([h_before, h_before, r * h_before], axis=2), self.w_h, dx_gate_inputs
             )
-        dx, dw["w_x"], dw["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
+        dx, dw["w_x"], dw["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gate_inputs)
         return Grads({"x": dx}, dw)
 
 

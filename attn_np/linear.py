@@ -72,7 +72,7 @@ def chunked_form(
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
     all_states = running_states(added, initial_state, tape)
-    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, states_before)
@@ -99,8 +99,8 @@ def chunked_form_vjp(
     dmasked_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v, dout)
     dscores = where(causal_mask(chunk_size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
-    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout)
-    dstates_before = record(tape, dchunk_states=dstates_before).reshape(
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["states_before"], dout)
+    dstates_before = record(tape, dstates_before=dstates_before).reshape(
         b, -(-t // chunk_size), *dstates_before.shape[1:]
     )
     dstates_after = concatenate([dstates_before, zeros((b, 1, *dstates_before.shape[2:]), dstates_before)], 1)[:, 1:]

@@ -109,7 +109,7 @@ def chunked_form(
     old = between.from_start[..., None, None] * initial_state[:, None]
     states_after = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     all_states = concatenate([initial_state[:, None], states_after], 1)
-    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     out_from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]
@@ -143,8 +143,8 @@ def chunked_form_vjp(
     dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.matrix)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
     dout_from_state = dout * within.from_start[..., None]
-    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["chunk_states"], dout_from_state)
-    dstates_before = record(tape, dchunk_states=dstates_before).reshape(
+    dq_before, dstates_before = einsum_vjp("bthk,bhkv->bthv", q, tape["states_before"], dout_from_state)
+    dstates_before = record(tape, dstates_before=dstates_before).reshape(
         b, -(-t // chunk_size), *dstates_before.shape[1:]
     )
     dstates_after = concatenate([dstates_before, zeros((b, 1, *dstates_before.shape[2:]), dstates_before)], 1)[:, 1:]

@@ -122,7 +122,7 @@ class ShawAttention(Layer[Config]):
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
-        def attend_in_linear_memory(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -130,7 +130,7 @@ class ShawAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_in_linear_memory=attend_in_linear_memory, bias=bias, keep=keep,
+            attend_all_rows=attend_all_rows, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

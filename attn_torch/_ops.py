@@ -127,12 +127,12 @@ def interpolate_last(x: Array, position: Array) -> Array:
     return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
 
 
-def skew_rows(x: Array, t: int, s: int) -> Array:
+def skew_in_block_order(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the last query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the right than the row
-    before, the first row with the first of the n = t + s - 1. Of one query, where n is s, it is x as it is. In this
-    order, that of `attend_in_row_blocks`, the result is a view: PyTorch has no negative strides.
+    before, the first row with the first of the n = t + s - 1. Of one query, where n is s, it is x as it is. So
+    the result is a view, as PyTorch has no negative strides; `attend_in_row_blocks` gives `attend_rows` queries so.
     """
     (b, h, rows, n) = x.shape
     if n == s:
@@ -144,12 +144,12 @@ def skew_rows(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew_rows` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `skew_in_block_order` takes where the rows are keys and the columns queries."""
     return x
 
 
-def unskew_rows(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, 0 where there is none: undoes `skew_rows`.
+def unskew_in_block_order(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `skew_in_block_order`.
 
     Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
     """

@@ -56,7 +56,7 @@ def recur(
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
         tape: gets scores, key_products, inverse, w, u and v_new of the chunks, the states after each and the
-            chunk_states before each; or v_new of the positions and the states after each. By the letters of the WY
+            states_before before each; or v_new of the positions and the states after each. By the letters of the WY
             form of Yang et al. 2024 (arXiv:2406.06484), U - W S, u is what a chunk would write into an empty state, w
             what it removes from the state, and v_new = u - w @ state what it writes.
 

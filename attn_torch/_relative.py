@@ -17,10 +17,10 @@ from attn_torch._ops import (
     gather_last,
     record,
     reorder,
-    skew_rows,
+    skew_in_block_order,
     take,
     transpose_diagonals,
-    unskew_rows,
+    unskew_in_block_order,
     zeros,
 )
 
@@ -93,7 +93,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_rows(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_in_block_order(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -108,7 +108,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     num_blocks = keys.shape[1]
     # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
-    by_key = skew_rows(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
+    by_key = skew_in_block_order(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
 
@@ -136,7 +136,7 @@ def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relati
     By pair, the taken rows of the table are taped instead of the products.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_rows(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return skew_in_block_order(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -144,6 +144,6 @@ def relative_values(tape: Tape, name: str, weights: Array, table: Array, relativ
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
-            "bhtx,xv->bthv", unskew_rows(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+            "bhtx,xv->bthv", unskew_in_block_order(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
         )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))

@@ -59,7 +59,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     w_mix_scores: Array | None = None,
     w_mix_weights: Array | None = None,
-    attend_in_linear_memory: AttendAllRows | None = None,
+    attend_all_rows: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -70,7 +70,7 @@ def attend_in_row_blocks(
     Args:
         attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
-            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew_rows` takes.
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew_in_block_order` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -83,7 +83,7 @@ def attend_in_row_blocks(
         weighing: how `attend_rows` weighs scores, if each row is by itself; on a CPU, without dropout, blocks work in
             place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        attend_in_linear_memory: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_all_rows: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
@@ -105,8 +105,8 @@ def attend_in_row_blocks(
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
-    if attend_in_linear_memory is not None and score_arrays["keep"] is None:
-        return attend_in_linear_memory(tape, q, k, v, mask, score_arrays["bias"])
+    if attend_all_rows is not None and score_arrays["keep"] is None:
+        return attend_all_rows(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and score_arrays["keep"] is None and q.is_cpu and allows_data_dependent_shapes(q):
         heads_per_block = max([1, *(n for x in maps if x is not None for n in x.shape)])
@@ -117,7 +117,7 @@ def attend_in_row_blocks(
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
-        """The context of some rows. `attend_rows` gets the last one first, as `skew_rows` has them."""
+        """The context of some rows. `attend_rows` gets the last one first, as `skew_in_block_order` has them."""
         allowed = block_last_query_first(mask, rows, keys)
         if not band.covers(rows, keys):
             query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)

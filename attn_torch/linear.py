@@ -54,7 +54,7 @@ def chunked_form(
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // chunk_size), *added.shape[1:]))
     all_states = running_states(added, initial_state, tape)
-    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     masked_scores = record(tape, masked_scores=where(causal_mask(chunk_size, q), scores, 0.0))
     out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, states_before)

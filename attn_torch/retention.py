@@ -97,7 +97,7 @@ def chunked_form(
     old = between.from_start[..., None, None] * initial_state[:, None]
     states_after = record(tape, states=einsum("bhij,bjhkv->bihkv", between.matrix, added) + old)
     all_states = concatenate([initial_state[:, None], states_after], 1)
-    states_before = record(tape, chunk_states=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
+    states_before = record(tape, states_before=all_states[:, :-1].reshape(q.shape[0], *initial_state.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.matrix))
     out_from_state = einsum("bthk,bhkv->bthv", q, states_before) * within.from_start[..., None]

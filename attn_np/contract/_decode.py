@@ -175,8 +175,8 @@ class DecodingMixin(Generic[Array]):
             cache: from `init_cache` or the step before.
             valid: `b t`, True = a real position; all are real by default.
             tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions. No mask, of pairs or positions, no bias or
-                keep: their keys would be slots of the cache; no `return_weights`: `tape["probs"]` has the weights.
+            arguments: the layer's other arguments, for the new positions, but no mask, bias or keep: padding is given by
+                `valid`, and their keys would be slots of the cache. No `return_weights`: `tape["probs"]` has them.
 
         Raises:
             TypeError: a cache of another package, or no cache; an array of another type or dtype.

@@ -61,7 +61,7 @@ class Heads(_base.Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfAttentionConfig(Heads):
+class MultiHeadSelfAttentionConfig(Heads):
     """Fields of self-attention: alibi, chunked, dilated and segments; each adds its own and documents all."""
 
     d_model: int

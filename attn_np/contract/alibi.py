@@ -6,7 +6,7 @@ from attn_np.contract import _heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.SelfAttentionConfig):
+class Config(_heads.MultiHeadSelfAttentionConfig):
     """Fields of attention with linear biases.
 
     Attributes:

@@ -7,7 +7,7 @@ from attn_np.contract._base import Arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.SelfAttentionConfig):
+class Config(_heads.MultiHeadSelfAttentionConfig):
     """Fields of segmented attention.
 
     Attributes:

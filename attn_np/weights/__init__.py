@@ -7,7 +7,7 @@ A file that is refused raises a `WeightFileError`.
 """
 
 from attn_np.weights import _errors
-from attn_np.weights._check import WeightFile, check, requested_dtype, require_layer_of
+from attn_np.weights._check import LayerWeights, check, requested_dtype, require_layer_of
 from attn_np.weights._convert import convert
 from attn_np.weights._draw import draw
 from attn_np.weights._errors import *  # noqa: F403
@@ -17,6 +17,16 @@ from attn_np.weights._pretrained import Pretrained, pop_on_read, read_pretrained
 from attn_np.weights._rotary import rotary_layout
 from attn_np.weights._shards import tensors
 
-__all__ = ["PathArg", "Pretrained", "WeightFile", "check", "convert", "draw", "pop_on_read", "read", "read_pretrained"]
+__all__ = [
+    "LayerWeights",
+    "PathArg",
+    "Pretrained",
+    "check",
+    "convert",
+    "draw",
+    "pop_on_read",
+    "read",
+    "read_pretrained",
+]
 __all__ += ["requested_dtype", "require_layer_of", "rotary_layout", "tensors", "write"]
 __all__ += _errors.__all__

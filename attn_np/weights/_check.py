@@ -23,7 +23,7 @@ from attn_np.weights.layouts._base import differences
 
 
 @dataclass(frozen=True)
-class WeightFile:
+class LayerWeights:
     """One layer's checked config and parameters.
 
     Attributes:

@@ -9,7 +9,7 @@ from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights._cast import DTYPES
-from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
+from attn_np.weights._check import LayerWeights, Request, checked_cast, common_dtype, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, require_shape
 from attn_np.weights._foreign_config import (
     infer_config,
@@ -17,7 +17,7 @@ from attn_np.weights._foreign_config import (
     merge_sidecar_fields,
     sidecar_table_and_config,
 )
-from attn_np.weights._layer_prefixes import LayerPrefixes, find_part, locate_layer, prefix_for, require_known_keys
+from attn_np.weights._layer_prefixes import LayerPrefixes, checked_ignored_keys, find_part, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
@@ -26,7 +26,7 @@ from attn_np.weights.layouts._base import AppliedRule, file_rules, letter_sizes_
 
 def read_foreign(
     file: OpenFile, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
-) -> WeightFile:
+) -> LayerWeights:
     """A layer of a file in a foreign layout.
 
     Raises:
@@ -64,7 +64,7 @@ def read_by_table(
     layer_prefixes: LayerPrefixes,
     prefix: str,
     request: Request,
-) -> tuple[WeightFile, list[str], list[str]]:  # fmt: skip
+) -> tuple[LayerWeights, list[str], list[str]]:  # fmt: skip
     """A layer, read by a table for a config; the keys it was read from, and the layer's keys that are ignored.
 
     Raises:
@@ -72,7 +72,7 @@ def read_by_table(
     """
     rules = checked_file_rules(file.path, layout_name, table, config)
     keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
-    ignored = require_known_keys(
+    ignored = checked_ignored_keys(
         file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.this_layer, config.variant
     )
     for applied in rules:
@@ -91,7 +91,7 @@ def read_by_table(
                 for key in applied.keys
             }
         )
-    weights = WeightFile(file.path, config, dtype, {key: values.pop(key) for key in config.shapes()})
+    weights = LayerWeights(file.path, config, dtype, {key: values.pop(key) for key in config.shapes()})
     return weights, list(keys.values()), ignored
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._check import Request, WeightFile, check
+from attn_np.weights._check import LayerWeights, Request, check
 from attn_np.weights._foreign import read_foreign, write_foreign
 from attn_np.weights._native import read_native, write_native
 from attn_np.weights._paths import PathArg, path_text
@@ -28,7 +28,7 @@ def read(
     cast: bool = False,
     finite: bool = True,
     **fields: Any,
-) -> WeightFile:
+) -> LayerWeights:
     """The weights of one layer, from a file that is checked whole before anything is returned.
 
     The arguments are those of `attn_np.load`, but for `config`: the config that the file must have, as for loading into
@@ -55,7 +55,8 @@ def read(
     with open_tensors(path) as file:
         if foreign_layout is not None:
             return read_foreign(file, foreign_layout, layer, part, prefix, request)
-        return read_native(file, layout or variant, prefix, request)
+        file_variant = variant if layout is None else layout  # a layout of ours is the variant that the file has
+        return read_native(file, file_variant, prefix, request)
 
 
 def write(

@@ -120,7 +120,7 @@ def match_prefix(
     )
 
 
-def require_known_keys(
+def checked_ignored_keys(
     file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, layer_prefix: str, variant: str
 ) -> list[str]:
     """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that the layout ignores.

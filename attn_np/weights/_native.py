@@ -12,7 +12,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config, did_you_mean
 from attn_np.weights import layouts
-from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
+from attn_np.weights._check import LayerWeights, Request, checked_cast, common_dtype, digest, require_agreement
 from attn_np.weights._convert import conversions, convert_unchecked
 from attn_np.weights._errors import (
     ConfigMismatchError,
@@ -33,7 +33,7 @@ FORMAT = "attn-parity/1"
 MAX_PREFIXES = 128
 
 
-def read_native(file: OpenFile, variant: str | None, prefix: str, request: Request) -> WeightFile:
+def read_native(file: OpenFile, variant: str | None, prefix: str, request: Request) -> LayerWeights:
     """A layer of a file with our own names.
 
     Args:
@@ -74,7 +74,7 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
         config, values = convert_unchecked(file.path, config, values, str(request.target_variant))
         require_agreement(file.path, config, request if tagged else Request(request.config))
     training_fields = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
-    return WeightFile(file.path, replace(config, **training_fields), dtype, values)
+    return LayerWeights(file.path, replace(config, **training_fields), dtype, values)
 
 
 def write_native(path: str, config: Config, values: Mapping[str, np.ndarray], prefix: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
-from attn_np.weights._check import Request, WeightFile
+from attn_np.weights._check import LayerWeights, Request
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_and_config
@@ -23,7 +23,7 @@ OTHER_SUFFIXES = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".h5", ".ms
 
 
 @dataclass(frozen=True)
-class Pretrained(WeightFile):
+class Pretrained(LayerWeights):
     """One layer of a model.
 
     Attributes:

@@ -95,7 +95,7 @@ def read(
     part: str | None = None,
     prefix: str = "",
     **fields: Any,
-) -> weights.WeightFile:
+) -> weights.LayerWeights:
     """One layer of a weight file, or of a model's folder, whose `config.json` says what it is.
 
     Raises:

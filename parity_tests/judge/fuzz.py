@@ -36,7 +36,7 @@ import numpy as np
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.weights import WeightFile, layouts
+from attn_np.weights import LayerWeights, layouts
 from attn_np.weights._native import header_digest
 from attn_np.weights._paths import INDEX_SUFFIX
 from attn_np.weights._safetensors import CODES
@@ -159,7 +159,7 @@ def judge_arrays(said: Plain, found: Mapping[str, np.ndarray]) -> str:
     return WRITTEN if any(held == origin.arrays for origin in valid()) else STATED
 
 
-def judge_layer(said: Plain, metadata: Mapping[str, Any], found: WeightFile) -> str:
+def judge_layer(said: Plain, metadata: Mapping[str, Any], found: LayerWeights) -> str:
     """Whether a layer that was read is the one that the file states."""
     require({name: x.shape for name, x in found.values.items()} == found.config.shapes(), "other parameters")
     require(all(np.isfinite(x.astype(np.float64)).all() for x in found.values.values()), "NaN or infinite weights")
@@ -176,7 +176,7 @@ def judge_layer(said: Plain, metadata: Mapping[str, Any], found: WeightFile) -> 
     return WRITTEN if same else STATED
 
 
-def judge_ours(found: WeightFile, said: Plain, metadata: Mapping[str, str]) -> None:
+def judge_ours(found: LayerWeights, said: Plain, metadata: Mapping[str, str]) -> None:
     """Config, arrays and digests are those that the file states."""
     stated = contract.config(metadata["variant"], **json.loads(metadata["config"]))
     require(found.config == stated, f"another config than the file states: {found.config}")
@@ -187,7 +187,7 @@ def judge_ours(found: WeightFile, said: Plain, metadata: Mapping[str, str]) -> N
     require(json.loads(metadata["sha256"]) == digests, "tensors of other digests")
 
 
-def judge_foreign(found: WeightFile, said: Plain) -> None:
+def judge_foreign(found: LayerWeights, said: Plain) -> None:
     """Back in the foreign names, a layer's parameters are the file's bytes."""
     layout = layouts.get(FOREIGN["layout"])
     theirs: dict[str, np.ndarray] = {}

@@ -163,8 +163,8 @@ MUTANTS = (
     gru(
         "reset gate forgotten in the recurrent gradient",
         "the recurrent product of n was reset: its gradient is r times that of the sum",
-        "dx_gates[..., 2:, :] * r[..., None, :]",
-        "dx_gates[..., 2:, :]",
+        "dx_gate_inputs[..., 2:, :] * r[..., None, :]",
+        "dx_gate_inputs[..., 2:, :]",
     ),
     gru(
         "gradient around the gates lost",

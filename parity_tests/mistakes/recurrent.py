@@ -5,13 +5,13 @@ from parity_tests.mistakes.plant import NUMPY, SHARED, at
 gru, both = at("gru.py", "gru", "stacked"), at("gru.py", "gru", "both")
 seq2seq, words = at("seq2seq.py", "seq2seq", "free"), at("seq2seq.py", "seq2seq", "words")
 
-N = "n = tanh(x_gates[:, 2] + r * h_gate_inputs[:, 2])"
+N = "n = tanh(x_gate_inputs[:, 2] + r * h_gate_inputs[:, 2])"
 R_Z = """\
-    r = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
-    z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])"""
+    r = sigmoid(x_gate_inputs[:, 0] + h_gate_inputs[:, 0])
+    z = sigmoid(x_gate_inputs[:, 1] + h_gate_inputs[:, 1])"""
 Z_R = """\
-    z = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])
-    r = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])"""
+    z = sigmoid(x_gate_inputs[:, 0] + h_gate_inputs[:, 0])
+    r = sigmoid(x_gate_inputs[:, 1] + h_gate_inputs[:, 1])"""
 START = "start = last if state is None else state\n"
 LOOK = 'einsum("bd,de->be", state[-1], w["q"])'
 
@@ -23,32 +23,32 @@ MUTANTS = (
         "reset applied to the input, not to the state",
         RESET,
         N,
-        "n = tanh(r * x_gates[:, 2] + h_gate_inputs[:, 2])",
+        "n = tanh(r * x_gate_inputs[:, 2] + h_gate_inputs[:, 2])",
     ),
     gru(
         "reset before the recurrent product",
         RESET,
         N,
-        'n = tanh(x_gates[:, 2] + linear("be,fea->bfa", r * h_before, w_h, b_h)[:, 2])',
+        'n = tanh(x_gate_inputs[:, 2] + linear("be,fea->bfa", r * h_before, w_h, b_h)[:, 2])',
     ),
-    gru("reset left out", RESET, N, "n = tanh(x_gates[:, 2] + h_gate_inputs[:, 2])"),
+    gru("reset left out", RESET, N, "n = tanh(x_gate_inputs[:, 2] + h_gate_inputs[:, 2])"),
     gru(
         "recurrent bias of n not reset",
         RESET,
         N,
-        "c = 0.0 if b_h is None else b_h[2]\n    n = tanh(x_gates[:, 2] + r * (h_gate_inputs[:, 2] - c) + c)",
+        "c = 0.0 if b_h is None else b_h[2]\n    n = tanh(x_gate_inputs[:, 2] + r * (h_gate_inputs[:, 2] - c) + c)",
     ),
     gru(
         "recurrent bias of n missing",
         "keep two biases for n: the recurrent one is reset (flax.nnx.GRUCell has none)",
         N,
-        "n = tanh(x_gates[:, 2] + r * (h_gate_inputs[:, 2] - (0.0 if b_h is None else b_h[2])))",
+        "n = tanh(x_gate_inputs[:, 2] + r * (h_gate_inputs[:, 2] - (0.0 if b_h is None else b_h[2])))",
     ),
     gru(
         "reset gate's sums used for the update gate",
         "stack the gates in the order reset, update, new",
-        "z = sigmoid(x_gates[:, 1] + h_gate_inputs[:, 1])",
-        "z = sigmoid(x_gates[:, 0] + h_gate_inputs[:, 0])",
+        "z = sigmoid(x_gate_inputs[:, 1] + h_gate_inputs[:, 1])",
+        "z = sigmoid(x_gate_inputs[:, 0] + h_gate_inputs[:, 0])",
     ),
     gru(
         "reset and update gate exchanged",

@@ -26,8 +26,8 @@ def table(
     Args:
         rules: rules of the family that Llama does not have, or has for other keys.
         flags: Llama's flags that the family has; biases that are `fixed` as True are included as well.
-        free: fields that leave the weights as they are, besides Llama's; its fields of rotary positions are not among
-            them if `rope_base` is fixed.
+        free: further fields that are not in the weights. Llama's own are added, those of rotary positions unless
+            `rope_base` is fixed.
         fixed: fields that have one value in the family.
         names: parts of Llama's keys to what they are called in the family.
         variant: the table's variant, if its name is another.

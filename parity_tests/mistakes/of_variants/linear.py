@@ -56,8 +56,8 @@ MUTANTS = (
     planted(
         "a chunk begins with its own state",
         "begin each chunk from the state before it",
-        "chunk_states=all_states[:, :-1]",
-        "chunk_states=all_states[:, 1:]",
+        "states_before=all_states[:, :-1]",
+        "states_before=all_states[:, 1:]",
         "chunked",
     ),
     planted(

@@ -358,7 +358,7 @@ def one_of_a_stack(layer: Labelled, alias: str) -> None:
     whole: dict[str, Any] = {}
     module(**inputs, tape=whole)
     claim(all(same(x, whole[f"layers.0.{name}"]) for name, x in tape.items() if f"layers.0.{name}" in whole), "tape")
-    claim({"x", "state", "x_gates", "r", "z", "n", "h"} <= set(tape), f"the tape holds {list(tape)}")
+    claim({"x", "state", "x_gate_inputs", "r", "z", "n", "h"} <= set(tape), f"the tape holds {list(tape)}")
     plain, padded = (first.vjp(dict(tape), h, last, *real) for real in ((), (np.ones(h.shape[:2], bool),)))
     claim_same(plain.inputs, padded.inputs, "gradients")
     claim(plain.params.keys() == padded.params.keys(), "gradients")

@@ -505,7 +505,7 @@ def recurred(alias: str) -> None:
     claim(same(y, whole.astype("float16")) and same(state, end), "16 bits")
     tape: dict[str, Any] = {}
     package.recur(**some, rule="gated_delta", form="parallel", tape=tape)
-    names = {"scores", "key_products", "inverse", "w", "u", "v_new", "states", "chunk_states"}
+    names = {"scores", "key_products", "inverse", "w", "u", "v_new", "states", "states_before"}
     claim(set(tape) == names and tape["states"].shape == (3, 1, 2, 3, 5), "a tape")
     claim(package.recur(q[:, :0], k[:, :0], v[:, :0])[0].shape == (3, 0, 4, 5), "no positions")
     claim(package.recur(q[:, :1], k[:, :1], v[:, :1], tape=tape)[1].shape == (3, 2, 3, 5), "one position")

@@ -225,7 +225,7 @@ def when_rows_go_at_once(alias: str) -> None:
 
         with small_blocks(rows):
             rows.attend_in_row_blocks(
-                middle, None, *given, causal=True, **more | {"keep": keep}, attend_in_linear_memory=all_rows
+                middle, None, *given, causal=True, **more | {"keep": keep}, attend_all_rows=all_rows
             )
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
@@ -253,7 +253,7 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
-        claim(parts.skew_rows(dy, t, s) is dy, "what stands by pair stays")
+        claim(parts.skew_in_block_order(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.relative_scores_per_head(tape, "scores", q, table, rows, s), want), "scores")
