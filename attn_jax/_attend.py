@@ -7,7 +7,7 @@ from typing import Any
 import attn_jax._kernels as kernels
 from attn_jax._decode import DecodeStep
 from attn_jax._layer import spec_of, specs
-from attn_jax._masks import attention_mask, diagonal_relative_positions, hide_by_bias, relative_positions, zero_unseen
+from attn_jax._masks import attention_mask, diagonal_relative_positions, hide_neg_inf, relative_positions, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -45,7 +45,7 @@ def softmax_with_sinks(scores: Array, visible: Array | None, sinks: Array) -> Ar
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     visible_and_sink = None
     if visible is not None:
-        sink_visible: Any = hide_by_bias(None, column)
+        sink_visible: Any = hide_neg_inf(None, column)
         visible_and_sink = concatenate([broadcast_to(visible, scores.shape), sink_visible], -1)
     return softmax(concatenate([scores, column], -1), visible_and_sink)
 
@@ -113,13 +113,13 @@ def attend(
 ) -> Any:
     """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
 
-    The public `attend`, in `_functions`, calls this one, after it has turned numbers into Python's, a window into a pair,
-    and `offset` and `lengths` into a pattern. Here the last query is at the last key, except in a step that is not uniform.
+    The public `attend`, in `_functions`, calls this one, with numbers turned into Python's, a window into a pair, and
+    `offset` and `lengths` into a pattern. Here the last query is at the last key, but in a step that is not uniform.
 
     Args:
-        relative_bias_fn: a bias beside the other, of relative positions, key minus query: `b t s` -> `b h t s`.
-            Where the fast path takes diagonals, it is called once, with one number for each of the t + s - 1 diagonals,
-            `1 1 n` -> `1 h 1 n`; else by pair.
+        relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
+            `b h t s`. Where the fast path takes diagonals, it gets one position for each of the t + s - 1 diagonals
+            instead of one for each pair: `1 1 n` -> `1 h 1 n`.
         varies_by_sequence: whether the `relative_bias_fn` of the same query and key may differ between sequences of the
             batch; then it is called by pair on the fast path too.
         step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
@@ -177,7 +177,7 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    visible = hide_by_bias(allowed, bias)
+    visible = hide_neg_inf(allowed, bias)
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, visible))
     elif sinks is None:

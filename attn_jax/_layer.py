@@ -15,8 +15,8 @@ from flax import nnx
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
-from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
-from attn_np.contract._rotary import split_cos_sin
+from attn_np.contract._decode import DecodingMixin, check_step, arguments_to_check
+from attn_np.contract._rotary import unpack_positions_pair
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -160,7 +160,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype if self.config.params() else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
-        return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
+        return memoized_check(config, dtype, specs(config.variant, **unpack_positions_pair(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -170,7 +170,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     def _step(
         self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
+        config, contract_arguments = self.config, arguments_to_check(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)

@@ -212,7 +212,7 @@ def any_visible(subscripts: str, allowed: Array) -> Array:
     return visible[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-def hide_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
+def hide_neg_inf(allowed: Array | None, bias: Array | None) -> Array | None:
     """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
         return allowed

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_jax._kernel_arrays import add_at, pad_to, sharded_as_queries, slice_of
-from attn_jax._masks import hide_by_bias, in_window, query_and_key_masks, zero_unseen
+from attn_jax._masks import hide_neg_inf, in_window, query_and_key_masks, zero_unseen
 from attn_jax._ops import Array, broadcast_to, einsum, log, maximum, sigmoid, tanh, to_dtype, where
 from attn_np.contract._band import Band
 from attn_np.contract._weighing import Weighing
@@ -112,7 +112,7 @@ def _attend(plan: SigmoidPlan, q: Array, k: Array, v: Array, mask: Array | None,
 
 def _visible(plan: SigmoidPlan, i: Any, j: Any, bias: Array | None, mask: Array | None) -> Array | None:
     """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b h n c`; None for all."""
-    allowed = hide_by_bias(_block_of(plan, mask, i, j), _block_of(plan, bias, i, j))
+    allowed = hide_neg_inf(_block_of(plan, mask, i, j), _block_of(plan, bias, i, j))
     if plan.band.full:
         return allowed
     in_band = in_window(plan.query_positions(i)[None], plan.key_positions(j)[None], plan.band.left, plan.band.right)

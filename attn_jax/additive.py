@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_by_bias, zero_unseen_inputs
+from attn_jax._masks import hide_neg_inf, zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._attend import SOFTMAX_AXIS
@@ -69,7 +69,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias), SOFTMAX_AXIS[c.normalize_over]))
+        probs = record(tape, probs=softmax(scores, hide_neg_inf(allowed, bias), SOFTMAX_AXIS[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))
         return context, probs

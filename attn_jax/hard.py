@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_by_bias, zero_unseen_inputs
+from attn_jax._masks import hide_neg_inf, zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_jax._rows import attend_in_row_blocks
 from attn_jax._sparse_weights import hardmax, straight_through
@@ -66,7 +66,7 @@ class HardAttention(Layer[Config]):
 
             def hard_weights(scores: Array, allowed: Array | None) -> Array:
                 noisy = scores if noise is None else record(tape, noisy=scores + noise)
-                allowed = hide_by_bias(allowed, noise)
+                allowed = hide_neg_inf(allowed, noise)
                 hard = hardmax(noisy, allowed)
                 if c.estimator == "argmax":
                     return hard

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import broadcast_mask, hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_jax._masks import broadcast_mask, hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -103,7 +103,7 @@ class LuongAttention(Layer[Config]):
         c, gaussian = self.config, None
         allowed = record(tape, allowed=allowed)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        visible = hide_by_bias(allowed, bias)
+        visible = hide_neg_inf(allowed, bias)
         if c.half_window is not None:
             shape = query.shape[0], query.shape[1], key.shape[1]
             visible, key_number, visible_key_count = number_visible_keys(visible, query, shape)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from attn_jax._decode import DecodeStep, append
 from attn_jax._far import attend_near_and_far, with_lse
 from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -97,7 +97,7 @@ class ShawAttention(Layer[Config]):
             scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            visible = hide_by_bias(allowed, bias)
+            visible = hide_neg_inf(allowed, bias)
             probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract._weighing import Weighing
@@ -71,7 +71,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_neg_inf(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             mixed_weights = kept
             if self.w_mix_weights is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import attn_np._attend as core
 import attn_np._ops as ops
 from attn_np._layer import specs
-from attn_np._masks import hide_by_bias
+from attn_np._masks import hide_neg_inf
 from attn_np._ops import (
     Array,
     Tape,
@@ -245,7 +245,7 @@ def attend_call_vjp(
     rule = None if softmax_fn is None else rule_of(softmax_fn)
 
     def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
-        allowed = hide_by_bias(tape.get("allowed"), tape.get("bias"))
+        allowed = hide_neg_inf(tape.get("allowed"), tape.get("bias"))
         return rule({"y": probs}, dprobs, scores=final_scores(tape), allowed=allowed)["scores"]  # type: ignore[misc]
 
     dcontext = zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext

@@ -41,7 +41,7 @@ from attn_np._kernel_scores import (
     zero_subnormal_,
 )
 from attn_np._kernel_threads import Scratch, in_threads
-from attn_np._masks import block_table, hide_by_bias, query_and_key_masks, visible_pairs, zero_unseen
+from attn_np._masks import block_table, hide_neg_inf, query_and_key_masks, visible_pairs, zero_unseen
 from attn_np._ops import Array, skew_in_block_order, to_dtype, unskew_in_block_order, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._intervals import TruthBounds
@@ -91,7 +91,7 @@ class Arguments:
     def with_unseen_zeroed(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
-        mask: Any = hide_by_bias(self.mask, self.bias)
+        mask: Any = hide_neg_inf(self.mask, self.bias)
         query_mask, key_mask = query_and_key_masks(
             mask, band.t, band.s, like=self.q, window=(band.left, band.right), pattern=self.pattern
         )

@@ -10,8 +10,8 @@ import numpy as np
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
-from attn_np.contract._decode import DecodingMixin, check_step, checked_arguments
-from attn_np.contract._rotary import split_cos_sin
+from attn_np.contract._decode import DecodingMixin, check_step, arguments_to_check
+from attn_np.contract._rotary import unpack_positions_pair
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -148,7 +148,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
-        return memoized_check(config, dtype, specs(config.variant, **split_cos_sin(config.variant, arguments)))
+        return memoized_check(config, dtype, specs(config.variant, **unpack_positions_pair(config.variant, arguments)))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -158,7 +158,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def _step(
         self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        config, contract_arguments = self.config, checked_arguments(self.config, cache, Cache, **arguments)
+        config, contract_arguments = self.config, arguments_to_check(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **contract_arguments)
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)

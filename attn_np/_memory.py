@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._decode import DecodeStep
-from attn_np._masks import attention_mask, hide_by_bias, zero_unseen
+from attn_np._masks import attention_mask, hide_neg_inf, zero_unseen
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, record, upcast, zeros
 from attn_np._vjp import sum_to
 from attn_np.contract._band import Limits
@@ -50,10 +50,11 @@ def with_memory(
     # Causality and window are about the keys of the call alone.
     s = k.shape[1]
     mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
-    q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
+    q = zero_unseen("bhts->bthk", hide_neg_inf(mask, bias), q) if s else zeros(q.shape, q)
     mask, keep = append_memory_entries(mask, s, memory_k), append_memory_entries(keep, s, memory_k)
     bias = append_memory_entries(record(tape, caller_bias=upcast(bias)), s, memory_k)
-    # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values are multiplied by it.
+    # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values, times 1 - rate, undo
+    # that.
     factor = 1.0 if keep is None else 1.0 - rate
     options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
     return q, append_memory(k, memory_k), append_memory(v, memory_v, factor), options
@@ -65,7 +66,7 @@ def with_memory_vjp(
     """The gradients of q, k, v, the bias and the memory, from those of `attend`; s is how many keys the call has."""
     factor = 1.0 - rate if "keep" in tape else 1.0
     dmemory = {"memory_k": np.sum(dk[:, s:], axis=0), "memory_v": factor * np.sum(dv[:, s:], axis=0)}
-    visible = hide_by_bias(tape.get("allowed"), tape.get("bias"))
+    visible = hide_neg_inf(tape.get("allowed"), tape.get("bias"))
     visible = None if visible is None else visible[..., :s]
     dq = zero_unseen("bhts->bthk", visible, dq) if s else zeros(dq.shape, dq)
     dbias = None if dbias is None else sum_to(dbias[..., :s], tape["caller_bias"].shape)

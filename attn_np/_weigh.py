@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attn_np._kernels import Scratch, in_threads
-from attn_np._masks import hide_by_bias, in_window
+from attn_np._masks import hide_neg_inf, in_window
 from attn_np._ops import Array, upcast
 from attn_np._vjp import sum_to
 from attn_np.contract._band import Band, Span
@@ -178,7 +178,7 @@ class WeighingCall:
             None if x is None else rank4(x)[block_slices(rank4(x), (*head_block, rows, columns))]
             for x in (self.mask, self.bias)
         )
-        allowed = hide_by_bias(mask, bias)
+        allowed = hide_neg_inf(mask, bias)
         if self.band.covers(rows, columns):
             return allowed
         positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]

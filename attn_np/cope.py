@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -95,7 +95,7 @@ class ContextualPositionAttention(Layer[Config]):
             gate_k = k[..., sizes["k"] :] if c.gate_with == "own_keys" else None
             q, k, v, gate_k = record(tape, q=q, k=k[..., : sizes["k"]], v=v, gate_k=gate_k)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            visible = hide_by_bias(allowed, bias)
+            visible = hide_neg_inf(allowed, bias)
             content_scores = gate_scores = record(tape, content_scores=einsum("bthk,bshk->bhts", q, k) * scale)
             if c.gate_with != "keys":
                 gate_operand = v if gate_k is None else gate_k

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from attn_np._decode import DecodeStep, append
 from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
 from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -152,7 +152,7 @@ class DisentangledAttention(Layer[Config]):
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            visible = hide_by_bias(allowed, bias)
+            visible = hide_neg_inf(allowed, bias)
             probs, lse = softmax_and_lse(scores, visible) if return_lse else (softmax(scores, visible), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))

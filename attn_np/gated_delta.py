@@ -70,7 +70,7 @@ def decay_from_logs(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The two forms below replace those of `_recurrence`, which halves chunks because each dimension of k decays differently.
+# The two forms below replace those of `_recurrence`, which halves chunks as each dimension of k has its own decay.
 # Here all dimensions of a head decay alike, and differences of summed logarithms are enough.
 
 

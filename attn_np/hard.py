@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_by_bias, zero_unseen_inputs
+from attn_np._masks import hide_neg_inf, zero_unseen_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._sparse_weights import hardmax, straight_through
@@ -67,7 +67,7 @@ class HardAttention(Layer[Config]):
 
             def hard_weights(scores: Array, allowed: Array | None) -> Array:
                 noisy = scores if noise is None else record(tape, noisy=scores + noise)
-                allowed = hide_by_bias(allowed, noise)
+                allowed = hide_neg_inf(allowed, noise)
                 hard = hardmax(noisy, allowed)
                 if c.estimator == "argmax":
                     return hard

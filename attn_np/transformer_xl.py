@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_np._ops import (
     Array,
     Tape,
@@ -104,7 +104,7 @@ class TransformerXLAttention(Layer[Config]):
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_neg_inf(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs

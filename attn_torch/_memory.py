@@ -4,7 +4,7 @@ from typing import Any
 
 from attn_np.contract._band import Limits
 from attn_torch._decode import DecodeStep
-from attn_torch._masks import attention_mask, hide_by_bias, zero_unseen
+from attn_torch._masks import attention_mask, hide_neg_inf, zero_unseen
 from attn_torch._ops import Array, Tape, broadcast_to, concatenate, record, upcast, zeros
 
 
@@ -47,10 +47,11 @@ def with_memory(
     # Causality and window are about the keys of the call alone.
     s = k.shape[1]
     mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
-    q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
+    q = zero_unseen("bhts->bthk", hide_neg_inf(mask, bias), q) if s else zeros(q.shape, q)
     mask, keep = append_memory_entries(mask, s, memory_k), append_memory_entries(keep, s, memory_k)
     bias = append_memory_entries(record(tape, caller_bias=upcast(bias)), s, memory_k)
-    # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values are multiplied by it.
+    # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values, times 1 - rate, undo
+    # that.
     factor = 1.0 if keep is None else 1.0 - rate
     options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
     return q, append_memory(k, memory_k), append_memory(v, memory_v, factor), options

@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
-from attn_torch._masks import hide_by_bias, in_window
+from attn_torch._masks import hide_neg_inf, in_window
 from attn_torch._ops import upcast, without_autocast
 
 SCORES_PER_MAXIMUM = 16  # groups of this many scores are reduced to their largest
@@ -219,7 +219,7 @@ def allowed_pairs(
     mask: Tensor | None, bias: Tensor | None, band: Band, index: BlockIndex, like: Tensor
 ) -> Tensor | None:
     """Which queries of a block see which of its keys, broadcastable to `h t s`; None: each sees all."""
-    allowed = hide_by_bias(*(None if x is None else block_view(x, index) for x in (mask, bias)))
+    allowed = hide_neg_inf(*(None if x is None else block_view(x, index) for x in (mask, bias)))
     _, rows, columns = index
     if band.covers(rows, columns):
         return allowed

@@ -8,7 +8,7 @@ from attn_np.contract.differential import Config
 from attn_torch._attend import attend, softmax_takes_fast_path
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_torch._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -106,7 +106,7 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-            visible = hide_by_bias(allowed, bias)
+            visible = hide_neg_inf(allowed, bias)
             # Both maps see the same keys: b h t s -> b h 1 t s.
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))

@@ -8,7 +8,7 @@ from attn_np.contract.hard import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import hide_by_bias, zero_unseen_inputs
+from attn_torch._masks import hide_neg_inf, zero_unseen_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_torch._rows import attend_in_row_blocks
 from attn_torch._sparse_weights import hardmax, straight_through
@@ -66,7 +66,7 @@ class HardAttention(Layer[Config]):
 
             def hard_weights(scores: Array, allowed: Array | None) -> Array:
                 noisy = scores if noise is None else record(tape, noisy=scores + noise)
-                allowed = hide_by_bias(allowed, noise)
+                allowed = hide_neg_inf(allowed, noise)
                 hard = hardmax(noisy, allowed)
                 if c.estimator == "argmax":
                     return hard

@@ -8,7 +8,7 @@ from attn_np.contract._weighing import Weighing
 from attn_np.contract.talking_heads import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_torch._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_torch._rows import attend_in_row_blocks
 
@@ -71,7 +71,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_neg_inf(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             mixed_weights = kept
             if self.w_mix_weights is not None:

@@ -9,7 +9,7 @@ from attn_np.contract.transformer_xl import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import hide_by_bias, zero_unseen, zero_unseen_inputs
+from attn_torch._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
 from attn_torch._ops import (
     Array,
     Tape,
@@ -92,7 +92,7 @@ class TransformerXLAttention(Layer[Config]):
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_neg_inf(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs

@@ -42,8 +42,8 @@ def cache_shapes(
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
 
 
-def checked_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
-    """The arguments of a step that the contract's `check` takes; a wrong cache or argument is refused.
+def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments: Any) -> dict[str, Any]:
+    """The arguments of a step that are left for the contract's `check`; refuses a wrong cache, and what no step takes.
 
     Raises:
         TypeError: a cache of another package, or no cache.
@@ -51,11 +51,11 @@ def checked_arguments(config: Config, cache: Any, kind: type, **arguments: Any) 
             are the slots of the cache.
     """
     variant = config.variant
-    if not isinstance(cache, kind):
+    if not isinstance(cache, cache_type):
         other = type(cache)
         got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
         fix = "call the layer's init_cache, or pass the cache that the last step returned"
-        raise TypeError(f"{variant}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {fix}")
+        raise TypeError(f"{variant}: expected a cache of {cache_type.__module__.partition('.')[0]}, got {got}; {fix}")
     check_unspent(variant, cache.spent)
     layer_arguments = config.arguments() if arguments else {}
     for name, x in arguments.items():
@@ -175,8 +175,8 @@ class DecodingMixin(Generic[Array]):
             cache: from `init_cache` or the step before.
             valid: `b t`, True = a real position; all are real by default.
             tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions, but no mask, bias or keep: padding is given by
-                `valid`, and their keys would be slots of the cache. No `return_weights`: `tape["probs"]` has them.
+            arguments: the layer's other arguments, for the new positions, but no mask, bias or keep: `valid` says what
+                is padding, and their keys would be slots of the cache. No `return_weights`: `tape["probs"]` has them.
 
         Raises:
             TypeError: a cache of another package, or no cache; an array of another type or dtype.

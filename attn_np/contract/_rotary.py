@@ -293,7 +293,7 @@ class Rotary(Config):
         return 1.0
 
 
-def split_cos_sin(who: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def unpack_positions_pair(who: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call; a pair passed as `positions` becomes two arguments, `cos` and `sin`, and positions None.
 
     Raises:

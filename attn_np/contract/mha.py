@@ -28,8 +28,8 @@ class Config(CrossAttentionConfig):
         memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
             causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
             to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
-        normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do. Such a layer does
-            not decode: later queries would change the weights.
+        normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do. Such a layer
+            does not decode: later queries would change the weights.
     """
 
     class_name = "MultiHeadAttention"

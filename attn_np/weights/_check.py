@@ -44,7 +44,7 @@ class Request:
     """A caller's conditions on a file: a config or fields of one, and the dtype.
 
     Attributes:
-        config: the config of the layer to load into.
+        into_config: the config of the layer to load into, if there is one.
         target_variant: the variant to return.
         fields: config fields.
         dtype: the dtype to return; the file's own if None.
@@ -52,7 +52,7 @@ class Request:
         finite: whether NaN and infinities are refused.
     """
 
-    config: Config | None = None
+    into_config: Config | None = None
     target_variant: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
@@ -63,7 +63,7 @@ class Request:
 def check(
     config: Config, values: Mapping[str, Any], where: str | PathLike[str] = "weights", *, finite: bool = True
 ) -> str | None:
-    """The dtype of parameters that fit a config in names, shapes, one float dtype and finite values; None for none.
+    """Refuse parameters of other names or shapes than a config's, of several dtypes, or not finite; returns the dtype.
 
     Raises:
         WeightFileError: naming `where`, the key, the rule and the value that breaks it.
@@ -91,7 +91,7 @@ def require_layer_of(base: type, layer: Any, expected: str, fix: str) -> None:
 
 
 def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any) -> str | None:
-    """The dtype that `load` returns: the argument, which must be that of the layer to load into; None for the file's.
+    """The dtype to load: that of the layer to load into, which `dtype` must not contradict; without one, `dtype`.
 
     Raises:
         ValueError: not a float dtype, not the layer's, or a layer with several.
@@ -116,7 +116,7 @@ def require_agreement(path: str, config: Config, request: Request) -> None:
         TypeError: a field that the variant does not have.
     """
     with_fields = contract.config(config.variant, **(config.as_dict() | dict(request.fields)))
-    for expected in filter(None, (request.config, with_fields)):
+    for expected in filter(None, (request.into_config, with_fields)):
         different = differences(expected, config)
         if different:
             rule = ", ".join(f"{name}={getattr(expected, name)!r}" for name in different)
@@ -148,7 +148,9 @@ def common_dtype(path: str, dtypes: Mapping[str, str], request: Request) -> str 
             if dtype is None:
                 fix = "convert all to one dtype, or load with dtype= and cast=True"
             else:
-                other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {tensor_dtype}"
+                other = (
+                    "leave dtype= out" if request.into_config is None else f"load into a layer of dtype {tensor_dtype}"
+                )
                 fix = f"pass cast=True to have it {how}, or {other}"
             raise DtypeMismatchError(path, name, str(target), tensor_dtype, fix)
     return target

@@ -6,8 +6,8 @@ from os import PathLike, fspath
 from attn_np.contract import did_you_mean
 
 __all__ = [
-    "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "HeaderLimitError",
-    "HeaderSyntaxError", "KeyNameError", "LayoutTagError", "MissingKeysError", "NonFiniteWeightError", "OffsetError",
+    "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "FormatMismatchError",
+    "HeaderLimitError", "HeaderSyntaxError", "KeyNameError", "MissingKeysError", "NonFiniteWeightError", "OffsetError",
     "ShapeMismatchError", "ShardIndexError", "TrailingDataError", "TruncatedFileError", "UnexpectedKeysError",
     "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
 ]  # fmt: skip
@@ -52,7 +52,7 @@ class TrailingDataError(WeightFileError):
 
 
 class HeaderLimitError(WeightFileError):
-    """The header, or a list in it, is larger than weights need."""
+    """The header or the index of shards, or a list in one, is larger than weights need."""
 
 
 class HeaderSyntaxError(WeightFileError):
@@ -115,7 +115,7 @@ class ConfigMismatchError(WeightFileError):
     """The file is for another variant, or for another config of it."""
 
 
-class LayoutTagError(WeightFileError):
+class FormatMismatchError(WeightFileError):
     """The file does not say that its names are ours, is of a newer format, or has other axes than the variant."""
 
 

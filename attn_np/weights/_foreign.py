@@ -21,7 +21,7 @@ from attn_np.weights._layer_prefixes import LayerPrefixes, checked_ignored_keys,
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import AppliedRule, file_rules, letter_sizes_agree, unsupported_fields
+from attn_np.weights.layouts._base import AppliedRule, complete_rules, letter_sizes_agree, unsupported_fields
 
 
 def read_foreign(
@@ -48,10 +48,10 @@ def read_foreign(
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
         return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
     known = merge_sidecar_fields(file.path, layout_name, layout, table, variant, request.fields)
-    if request.config is None:
+    if request.into_config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
-        config = request.config
+        config = request.into_config
         require_agreement(file.path, contract.config(variant, **(config.as_dict() | known)), Request(config))
     return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
 
@@ -70,7 +70,7 @@ def read_by_table(
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
-    rules = checked_file_rules(file.path, layout_name, table, config)
+    rules = checked_complete_rules(file.path, layout_name, table, config)
     keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
     ignored = checked_ignored_keys(
         file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.this_layer, config.variant
@@ -123,7 +123,7 @@ def write_foreign(
     if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     layer_prefixes = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
-    rules = checked_file_rules(path, layout_name, table, config)
+    rules = checked_complete_rules(path, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         for key, x in applied.to_origin(values).items():
@@ -152,8 +152,8 @@ def find_table(
 ) -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or `tensors_decide`.
 
-    Of several: the one with most required keys, all in the file (with `tensors_decide`, of agreeing sizes), else the
-    first.
+    Of several, those count whose required keys are all in the file (with `tensors_decide`, in sizes that agree): of
+    these the one with the most; the first of all if none counts.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
@@ -181,14 +181,14 @@ def find_table(
     return max(fitting, key=fitting.__getitem__, default=table_names[0])
 
 
-def checked_file_rules(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
+def checked_complete_rules(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
     """The rules of a table for a config.
 
     Raises:
         ConfigMismatchError: a config that the layout cannot represent.
     """
     try:
-        return file_rules(table, config)
+        return complete_rules(table, config)
     except ValueError as error:
         fix = f"choose another layout than {layout_name}"
         raise ConfigMismatchError(path, "config", f"a config that {layout_name} can hold", str(error), fix) from None

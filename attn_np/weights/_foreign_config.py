@@ -85,16 +85,16 @@ def merge_caller_fields(path: str, layout_name: str, table: Table, config: Confi
     overridable = {
         field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *OVERRIDABLE_FIELDS)
     }
-    if request.config is not None:
+    if request.into_config is not None:
         overridable |= {
-            field: getattr(request.config, field) for field in OVERRIDABLE_FIELDS if field in config.fields()
+            field: getattr(request.into_config, field) for field in OVERRIDABLE_FIELDS if field in config.fields()
         }
     config = contract.config(config.variant, **(config.as_dict() | overridable))
     for field, value in request.fields.items():
         if differences(config, contract.config(config.variant, **(config.as_dict() | {field: value}))):
             raise sidecar_mismatch(path, field, getattr(config, field), value)
-    require_agreement(sidecar_path(path), config, Request(request.config))
-    return config if request.config is None else request.config
+    require_agreement(sidecar_path(path), config, Request(request.into_config))
+    return config if request.into_config is None else request.into_config
 
 
 def merge_sidecar_fields(
@@ -126,7 +126,7 @@ def infer_config(
     Raises:
         ConfigMismatchError, MissingKeysError: a base of rotary positions that is not known, or a key that is missing.
     """
-    if layout.table_and_fields is not None and "rope_base" in table.free and "rope_base" not in known:
+    if layout.table_and_fields is not None and "rope_base" in table.not_in_weights and "rope_base" not in known:
         # The weights look the same for every base.
         fix = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
         expected = f"a {CONFIG} of this family beside it, or this field"

@@ -36,7 +36,7 @@ class LayerPrefixes:
 
 
 def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> LayerPrefixes:
-    """The prefixes of a layer, from the caller's, the layout's template, and that with the layer's number."""
+    """The prefixes of a layer, from the caller's, the layout's template, and the template with the layer's number."""
     stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
     return LayerPrefixes(prefix + layer_prefix, prefix + template.format(layer=0), prefix + stack + dot, layer)
 
@@ -91,13 +91,13 @@ def match_prefix(
     table_keys = tuple(
         key for rule_keys, _ in table.rules.values() for key in as_tuple(rule_keys) if key not in outside
     )
-    first_keys = {key.format(n=0) for key in table_keys}
+    sample_keys = {key.format(n=0) for key in table_keys}
     number_and_template: dict[str, tuple[int, str]] = {}
     for template in templates:
         pattern = re.compile(re.escape(template).replace(re.escape("{layer}"), "([0-9]{1,6})"))
         for key in keys:
             match = pattern.match(key)
-            if match and key[match.end() :] in first_keys:
+            if match and key[match.end() :] in sample_keys:
                 number_and_template[match[0]] = (int(match[1]) if numbered else 0, template)
     numbers = sorted({number for number, _ in number_and_template.values()})
     matching_prefixes = [prefix for prefix, (number, _) in number_and_template.items() if layer in (None, number)]

@@ -18,7 +18,7 @@ from attn_np.weights._errors import (
     ConfigMismatchError,
     DigestMismatchError,
     HeaderSyntaxError,
-    LayoutTagError,
+    FormatMismatchError,
     MissingKeysError,
     first_names,
     require_same_keys,
@@ -33,12 +33,12 @@ FORMAT = "attn-parity/1"
 MAX_PREFIXES = 128
 
 
-def read_native(file: OpenFile, variant: str | None, prefix: str, request: Request) -> LayerWeights:
+def read_native(file: OpenFile, file_variant: str | None, prefix: str, request: Request) -> LayerWeights:
     """A layer of a file with our own names.
 
     Args:
         file: the open file.
-        variant: the file's variant as the caller names it; None if the metadata names it.
+        file_variant: the file's variant, if the caller names it; None if the metadata or a layer to load into does.
         prefix: what comes before the layer's names.
         request: the caller's conditions.
 
@@ -50,9 +50,9 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
     tagged = metadata.get("format") == FORMAT
     if tagged:
         prefix = metadata_prefix(file, metadata, prefix)
-        config = metadata_config(file, metadata, variant, request)
+        config = metadata_config(file, metadata, file_variant, request)
     else:
-        config = caller_config(file, metadata, variant, prefix, request)
+        config = caller_config(file, metadata, file_variant, prefix, request)
     keys = locate_params(file, config, prefix)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
     for name, key in keys.items():
@@ -72,7 +72,7 @@ def read_native(file: OpenFile, variant: str | None, prefix: str, request: Reque
         values[name] = checked_cast(file.path, key, x, dtype, request.finite)
     if not same_variant:
         config, values = convert_unchecked(file.path, config, values, str(request.target_variant))
-        require_agreement(file.path, config, request if tagged else Request(request.config))
+        require_agreement(file.path, config, request if tagged else Request(request.into_config))
     training_fields = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
     return LayerWeights(file.path, replace(config, **training_fields), dtype, values)
 
@@ -152,32 +152,32 @@ def metadata_prefix(file: OpenFile, metadata: Mapping[str, str], prefix: str) ->
     return file_prefix
 
 
-def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | None, request: Request) -> Config:
+def metadata_config(file: OpenFile, metadata: Mapping[str, str], file_variant: str | None, request: Request) -> Config:
     """The config in the metadata of a file of ours.
 
     Args:
-        variant: the file's variant as the caller names it; None if it is to be that of the request.
+        file_variant: the file's variant as the caller names it; None if it is to be that of the request.
 
     Raises:
         ConfigMismatchError: no possible config, or one of another variant than the caller's.
-        HeaderSyntaxError, LayoutTagError: a field that is missing, or axes that are not the variant's.
+        HeaderSyntaxError, FormatMismatchError: a field that is missing, or axes that are not the variant's.
     """
     for name in ("variant", "config", "axes", "sha256", "header_sha256"):
         if name not in metadata:
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
-    metadata_variant, variant = metadata["variant"], variant or request.target_variant
+    metadata_variant, expected = metadata["variant"], file_variant or request.target_variant
     if metadata_variant not in contract.variants():
         fix = did_you_mean(metadata_variant, contract.variants())
         raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(metadata_variant), fix)
-    if variant not in (None, metadata_variant):
+    if expected not in (None, metadata_variant):
         fix = [
             f"pass variant={metadata_variant!r}"
-            if request.config is None
+            if request.into_config is None
             else f"load it into a layer of {metadata_variant}"
         ]
         if request.target_variant in conversions(metadata_variant):
             fix.append(f"pass layout={metadata_variant!r} to have it converted")
-        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(metadata_variant), ", or ".join(fix))
+        raise ConfigMismatchError(file.path, "variant", repr(expected), repr(metadata_variant), ", or ".join(fix))
     fields, fix = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
         config = contract.config(metadata_variant, **fields)
@@ -185,12 +185,12 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], variant: str | 
         raise ConfigMismatchError(file.path, "config", f"a config of {metadata_variant}", str(error), fix) from error
     axes = {name: param.axes for name, param in config.params().items()}
     if metadata_object(file, metadata, "axes") not in (axes, axes_by_query_width(config)):
-        raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], fix)
+        raise FormatMismatchError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], fix)
     return config
 
 
 def axes_by_query_width(config: Config) -> dict[str, str]:
-    """The axes of every parameter, with the letter of the queries' width for widths of keys and values equal to it.
+    """The axes of every parameter, with `d` in the place of `i` and `j` where these widths are equal to that of `d`.
 
     Files have these that were written when the variant took keys and values of the queries' width alone.
     """
@@ -201,28 +201,29 @@ def axes_by_query_width(config: Config) -> dict[str, str]:
 
 
 def caller_config(
-    file: OpenFile, metadata: Mapping[str, str], variant: str | None, prefix: str, request: Request
+    file: OpenFile, metadata: Mapping[str, str], file_variant: str | None, prefix: str, request: Request
 ) -> Config:
     """The config of a file without our metadata: that of the layer to load into, else the caller's variant and fields.
 
     Shapes alone cannot tell our names and axes from others', so the caller has to say that they are ours.
 
     Raises:
-        LayoutTagError: a newer format; or no variant named nor, with a layer to load into, a prefix.
+        FormatMismatchError: a newer format; or nobody says that the names are ours: no variant is named, and there is
+            no layer to load into, or no prefix with it.
         TypeError: a field that is missing or that the variant does not have.
     """
     tag = metadata.get("format")
     if (tag or "").startswith(FORMAT.rpartition("/")[0] + "/"):
         fix = "it comes from a newer version; update attn-parity"
-        raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
-    target = request.config
-    if target is not None and (prefix or variant) and variant in (None, target.variant):
+        raise FormatMismatchError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
+    target = request.into_config
+    if target is not None and (prefix or file_variant) and file_variant in (None, target.variant):
         return target  # the caller's fields are compared with it as with a file's
-    if variant is not None:
-        return contract.config(variant, **request.fields)
+    if file_variant is not None:
+        return contract.config(file_variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"
     fix = f"{ours}, else name its layout=, one of {', '.join(layouts.names())}"
-    raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
+    raise FormatMismatchError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
 
 
 def metadata_object(file: OpenFile, metadata: Mapping[str, str], name: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def read_pretrained(
     table_name, config = table_and_config(hf, family_layout, layer, part, fields)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
-    request = Request(config, config.variant, {}, dtype, cast, finite)
+    request = Request(None, config.variant, {}, dtype, cast, finite)
     with open_tensors(weights_path) as file:
         layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
         weights, keys, ignored = read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)

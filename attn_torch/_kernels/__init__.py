@@ -5,8 +5,8 @@
 - have a tape, unless they ask for "fused".
 
 Without a pattern, the leading queries that see no key and the leading keys that no query sees, by causality and the
-window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (What a
-pattern hides `blocks` sets to 0 itself.) The first of three that can take the call computes the rest:
+window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (With a
+pattern, `blocks` sets to 0 what it hides.) The first of three that can take the call computes the rest:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, where it computes the same function and is no
   slower than blocks, as `sdpa.supports` says;
@@ -28,7 +28,7 @@ from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention, queries_per_block
 from attn_torch._kernels.sharded import attend_locally, is_sharded
-from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_inputs
+from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_qkv
 from attn_torch._ops import dtype_name, to_dtype, upcast
 from attn_torch._ops import skew_in_block_order as skew_last_query_first
 
@@ -85,7 +85,7 @@ def attend(
             bias_by_pair = skew_last_query_first(diagonal_bias, q.shape[1], k.shape[1]).flip(2)
             bias, diagonal_bias = bias_by_pair if bias is None else bias_by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
-        q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
+        q, k, v, mask = zero_unseen_qkv(q, k, v, mask, limits, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)

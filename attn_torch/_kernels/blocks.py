@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
 from attn_torch._kernels.unseen import PackedPattern, disallowed_to_neg_inf_
-from attn_torch._masks import block_table, hide_by_bias, visible_pairs
+from attn_torch._masks import block_table, hide_neg_inf, visible_pairs
 from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
@@ -204,10 +204,10 @@ class BlockedCall:
     def with_mask(self, block: Block) -> Block:
         """The block with who sees whom by mask, bias and pattern."""
         mask, bias = (None if x is None else block.part(x, "bgrts") for x in (self.mask, self.bias))
-        block = block._replace(allowed=hide_by_bias(mask, bias))
+        block = block._replace(allowed=hide_neg_inf(mask, bias))
         if self.skewed_bias is not None and self.skewed_bias_hides:
             skewed_bias = self.skewed_bias_block(block).part(self.skewed_bias, "bgrts")
-            block = block._replace(allowed=hide_by_bias(block.allowed, skewed_bias))
+            block = block._replace(allowed=hide_neg_inf(block.allowed, skewed_bias))
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
-from attn_torch._masks import attention_mask, hide_by_bias
+from attn_torch._masks import attention_mask, hide_neg_inf
 from attn_torch._ops import without_autocast
 
 
@@ -43,7 +43,7 @@ def attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     allowed = attention_mask(mask, t, s, like=scores, window=limits, pattern=pattern)
-    allowed, empty_rows = hide_by_bias(allowed, bias), None
+    allowed, empty_rows = hide_neg_inf(allowed, bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if allowed is not None and not (mask is bias is pattern is None):

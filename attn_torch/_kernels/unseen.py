@@ -1,4 +1,4 @@
-"""What positions, patterns and masks hide: in inputs, in scores, and as operations of PyTorch take it."""
+"""What positions, patterns and masks hide, set to 0 in inputs and -inf in scores; patterns packed for operations."""
 
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ def trim_unseen(
     return q, k, v, mask, bias, limits_of(False, limits, q.shape[1], k.shape[1])
 
 
-def zero_unseen_inputs(
+def zero_unseen_qkv(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, limits: Limits, pattern: Pattern | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """q, k, v with 0 for keys that no query sees and queries that see no key, so that what these hold cannot leak; and

@@ -32,10 +32,10 @@ def any_of(x: Flag, axis: Any = None) -> Flag:
     return Flag(np.any(x.value, axis=axis), could & ~sure)
 
 
-@rule(FUNCTIONS, _masks.hide_by_bias)
+@rule(FUNCTIONS, _masks.hide_neg_inf)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
-    return plain(_masks.hide_by_bias)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+    return plain(_masks.hide_neg_inf)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
 @rule(FUNCTIONS, _ops.constants)

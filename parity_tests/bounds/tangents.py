@@ -209,9 +209,9 @@ for _function in (np.concatenate, np.stack):
 FUNCTIONS[np.shape] = lambda x: x.shape
 
 
-@rule(FUNCTIONS, _masks.hide_by_bias)
+@rule(FUNCTIONS, _masks.hide_neg_inf)
 def shown(allowed: Any, bias: Dual) -> Any:
-    return _masks.hide_by_bias(allowed, bias.v)
+    return _masks.hide_neg_inf(allowed, bias.v)
 
 
 @rule(FUNCTIONS, _ops.constants)

@@ -101,7 +101,7 @@ MUTANTS = (
     at("additive.py", "additive", "cross")(
         "mask ignored by the additive score",
         "apply the mask: a hidden key gets weight 0",
-        "softmax(scores, hide_by_bias(allowed, bias),",
+        "softmax(scores, hide_neg_inf(allowed, bias),",
         "softmax(scores, None,",
     ),
     at("luong.py", "luong", "general")(

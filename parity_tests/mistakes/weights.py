@@ -42,8 +42,8 @@ MUTANTS = (
     at("additive.py", "additive", "cross")(
         "additive softmax over the wrong axis",
         OVER_KEYS,
-        "softmax(scores, hide_by_bias(allowed, bias), SOFTMAX_AXIS[c.normalize_over])",
-        "softmax(scores, hide_by_bias(allowed, bias), "
+        "softmax(scores, hide_neg_inf(allowed, bias), SOFTMAX_AXIS[c.normalize_over])",
+        "softmax(scores, hide_neg_inf(allowed, bias), "
         'SOFTMAX_AXIS["queries" if c.normalize_over == "keys" else "keys"])',
     ),
     cross(

@@ -30,7 +30,7 @@ class Table:
         letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
-        free: fields that are not inferred from the weights; `config.json` or the caller gives them.
+        not_in_weights: fields that are not inferred from the weights; `config.json` or the caller gives them.
         fixed: fields that have one value in the origin.
         constants: letters to sizes that never vary.
         orders: axis letter to a permutation: our entry i is the origin's entry order[i].
@@ -46,7 +46,7 @@ class Table:
     letters: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
-    free: tuple[str, ...] = ()
+    not_in_weights: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Table:
 
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
-        return (*self.letters, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
+        return (*self.letters, *self.flags, *self.counts, *self.not_in_weights, *TRAINING_FIELDS)
 
     def required_rules(self) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
         """The rules of the parameters that every file has."""
@@ -87,7 +87,7 @@ class Layout:
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
         elsewhere: patterns of keys outside the layer, after the caller's prefix, that may be in the file.
-        sidecar_names: field of a `config.json` whose `model_type` is not listed here to our Config field.
+        sidecar_names: for a `config.json` whose `model_type` is none of `model_types`: its fields, to our fields.
         metadata: metadata that the origin requires of a file.
         origin_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
@@ -185,7 +185,7 @@ class AppliedRule:
         return move(reverse(self.pattern), self.sizes, ours, self.keys)
 
     def reordered(self, x: np.ndarray, *, back: bool) -> np.ndarray:
-        """One of our parameters with the entries of axes in our order, from theirs; or back."""
+        """One of our parameters, its entries moved from their order to ours; with `back`, from ours to theirs."""
         side = parse(self.pattern)[1][len(self.params) > 1 :]
         for letter, order in self.orders.items():
             if (letter,) in side:
@@ -245,7 +245,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     return rules
 
 
-def file_rules(table: Table, config: Config) -> list[AppliedRule]:
+def complete_rules(table: Table, config: Config) -> list[AppliedRule]:
     """The rules for the parameters of a config, among which are all that every file of this table has.
 
     Raises:

@@ -16,7 +16,7 @@ def table(
     *,
     rules: Mapping[Names, tuple[Names, str]] | None = None,
     flags: tuple[str, ...] = (),
-    free: tuple[str, ...] = (),
+    not_in_weights: tuple[str, ...] = (),
     fixed: Mapping[str, Any] | None = None,
     names: Mapping[str, str] | None = None,
     variant: str | None = None,
@@ -26,7 +26,7 @@ def table(
     Args:
         rules: rules of the family that Llama does not have, or has for other keys.
         flags: Llama's flags that the family has; biases that are `fixed` as True are included as well.
-        free: further fields that are not in the weights. Llama's own are added, those of rotary positions unless
+        not_in_weights: further fields that are not in the weights. Llama's own are added, the rotary ones unless
             `rope_base` is fixed.
         fixed: fields that have one value in the family.
         names: parts of Llama's keys to what they are called in the family.
@@ -45,7 +45,7 @@ def table(
         }
         | rules,
         flags={flag: DECODER.flags[flag] for flag in flags},
-        free=(*(() if "rope_base" in fixed else DECODER.free), *free),
+        not_in_weights=(*(() if "rope_base" in fixed else DECODER.not_in_weights), *not_in_weights),
         fixed=fixed,
         variant=variant,
     )

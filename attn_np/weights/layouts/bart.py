@@ -32,7 +32,7 @@ LAYOUT = Layout(
         "mha": Table(
             rules=RULES | {"b_k": ("k_proj.bias", "(h k) -> h k")},
             letters={"d_model": "d", "num_heads": "h"},
-            free=("causal",),
+            not_in_weights=("causal",),
         )
     },
     elsewhere=(

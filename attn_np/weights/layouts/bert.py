@@ -41,7 +41,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h"},
             # A causal model (`is_decoder`) has the same weights.
-            free=("causal",),
+            not_in_weights=("causal",),
         )
     },
     ignored=(

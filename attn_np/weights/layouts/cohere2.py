@@ -33,5 +33,5 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", fields | skip_rotary(hf)
 
 
-TABLE = table(flags=BIAS_FLAGS, free=("window",), fixed={"rope_layout": "interleaved"})
+TABLE = table(flags=BIAS_FLAGS, not_in_weights=("window",), fixed={"rope_layout": "interleaved"})
 LAYOUT = family("Cohere2Model", table_and_fields, {"decoder": TABLE}, model_types=("cohere2",))

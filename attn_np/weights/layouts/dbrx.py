@@ -41,7 +41,7 @@ def base(hf: HFConfig) -> float:
 
 TABLE = table(
     rules={("w_q", "w_k", "w_v"): ("norm_attn_norm.attn.Wqkv.weight", QKV_PATTERN)},
-    free=("clip_qkv",),
+    not_in_weights=("clip_qkv",),
     names={"self_attn.o_proj": "norm_attn_norm.attn.out_proj"},
 )
 LAYOUT = Layout(

@@ -54,7 +54,7 @@ SHARED_PROJECTIONS = Table(
     rules=RULES,
     letters={"d_model": "d", "num_heads": "h"},
     flags={"norm_rel": ("w_rel_norm", "b_rel")},
-    free=("max_distance", "buckets_per_side", "score_terms", "norm_eps"),
+    not_in_weights=("max_distance", "buckets_per_side", "score_terms", "norm_eps"),
     fixed={"p2c_view": "query", "share_projections": True},
     keys_beside_layers=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
 )
@@ -68,8 +68,8 @@ def own_projections(*terms: str) -> Table:
         rules[f"w_{ours}"] = f"attention.self.{theirs}.weight", "(h k) d -> d h k"
         rules[f"b_{ours}"] = f"attention.self.{theirs}.bias", "(h k) -> h k"
     fixed = {"p2c_view": "query", "rel_projection_bias": True, "score_terms": terms}
-    free = tuple(name for name in SHARED_PROJECTIONS.free if name != "score_terms")
-    return replace(SHARED_PROJECTIONS, rules=rules, free=free, fixed=fixed, variant="disentangled")
+    not_in_weights = tuple(name for name in SHARED_PROJECTIONS.not_in_weights if name != "score_terms")
+    return replace(SHARED_PROJECTIONS, rules=rules, not_in_weights=not_in_weights, fixed=fixed, variant="disentangled")
 
 
 LAYOUT = Layout(

@@ -73,7 +73,7 @@ DIRECT_QUERIES = Table(
         "value_head_dim": "v",
     },
     # The weights are the same for each.
-    free=("absorbed", "scale", *(name for name in ROTARY_FIELDS if name != "rotary_dim")),
+    not_in_weights=("absorbed", "scale", *(name for name in ROTARY_FIELDS if name != "rotary_dim")),
     fixed={"causal": True},
 )
 LATENT_QUERIES = Table(
@@ -86,7 +86,7 @@ LATENT_QUERIES = Table(
     },
     flags={"use_bias": ("b_dq", "b_dkv", "b_k_rot", "b_o")},
     letters={**DIRECT_QUERIES.letters, "q_rank": "e"},
-    free=DIRECT_QUERIES.free,
+    not_in_weights=DIRECT_QUERIES.not_in_weights,
     fixed=DIRECT_QUERIES.fixed,
     variant="mla",
 )

@@ -52,7 +52,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
-            free=("depth", "lambda_init", "norm_eps", "rope_base", "max_positions"),
+            not_in_weights=("depth", "lambda_init", "norm_eps", "rope_base", "max_positions"),
             fixed={"causal": True, "norm_weight": False},
             constants={"r": 2},
         )

@@ -31,7 +31,7 @@ LAYOUT = Layout(
             },
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
             # The mask of a call, in the module.
-            free=("causal", "window"),
+            not_in_weights=("causal", "window"),
         ),
     },
 )

@@ -30,7 +30,7 @@ NAMES = {
     "self_attn.v_proj": "attention.self.value",
     "self_attn.o_proj": "attention.output.dense",
 }
-ROTARY = table(free=("causal",), fixed=dict.fromkeys(BIAS_FLAGS, True), names=NAMES)
+ROTARY = table(not_in_weights=("causal",), fixed=dict.fromkeys(BIAS_FLAGS, True), names=NAMES)
 LAYOUT = replace(
     BERT,
     origin="transformers: EsmModel and the models that keep its names",

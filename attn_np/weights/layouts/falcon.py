@@ -56,7 +56,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY_FIELDS,
+            not_in_weights=ROTARY_FIELDS,
         ),
         "alibi": Table(
             rules={

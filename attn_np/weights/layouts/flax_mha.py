@@ -6,7 +6,7 @@ attention. With `normalize_qk` a module is attention with normalised queries and
 """
 
 from attn_np.weights.layouts._base import Layout, Names, Table
-from attn_np.weights.layouts.keras_mha import FLAGS, FREE, LETTERS, rules
+from attn_np.weights.layouts.keras_mha import FLAGS, NOT_IN_WEIGHTS, LETTERS, rules
 
 NORMS: dict[Names, tuple[Names, str]] = {
     "w_q_norm": ("query_ln.scale", "k -> k"),
@@ -23,11 +23,13 @@ LAYOUT = Layout(
             rules=rules("out", "g") | NORMS,
             letters=LETTERS | {"num_kv_heads": "g"},
             flags=FLAGS,
-            free=FREE,
+            not_in_weights=NOT_IN_WEIGHTS,
             fixed={"norm": "layer", "norm_over": "head", "norm_eps": 1e-6},
         ),
-        "mha": Table(rules=rules("out", "h"), letters=LETTERS, flags=FLAGS, free=FREE),
-        "gqa": Table(rules=rules("out", "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
+        "mha": Table(rules=rules("out", "h"), letters=LETTERS, flags=FLAGS, not_in_weights=NOT_IN_WEIGHTS),
+        "gqa": Table(
+            rules=rules("out", "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, not_in_weights=NOT_IN_WEIGHTS
+        ),
     },
     unsupported={"*_ln.*": "norms of queries and keys, which are in variant qk_norm alone"},
 )

@@ -39,6 +39,6 @@ def kind(hf: HFConfig, layer: int, every: int) -> str:
     return hf.layer_type(layer, default, "sliding_attention", "full_attention")
 
 
-TABLE = table(flags=BIAS_FLAGS, free=("scale", "softcap", "window"))
+TABLE = table(flags=BIAS_FLAGS, not_in_weights=("scale", "softcap", "window"))
 IGNORED = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
 LAYOUT = family("Gemma2Model", table_and_fields, {"decoder": TABLE}, model_types=("gemma2",), ignored=IGNORED)

@@ -36,7 +36,7 @@ def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
 TABLE = table(
     rules={names: NORMED.rules[names] for names in ("w_q_norm", "w_k_norm")},
     flags=BIAS_FLAGS,
-    free=("scale", "window", "norm_eps"),
+    not_in_weights=("scale", "window", "norm_eps"),
     fixed={"norm": "rms", "norm_offset": 1.0},
 )
 LAYOUT = family("Gemma3TextModel", table_and_fields, {"decoder": TABLE}, model_types=("gemma3_text",), ignored=IGNORED)

@@ -37,7 +37,7 @@ LAYOUT = Layout(
                 "b_o": ("attn.c_proj.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
-            free=("scale",),
+            not_in_weights=("scale",),
             fixed={"causal": True},
         )
     },

@@ -35,7 +35,9 @@ LAYOUT = replace(
     origin="transformers: GPTNeoModel",
     prefixes=("transformer.h.{layer}.", "h.{layer}."),
     tables={
-        "decoder": table(free=("window",), fixed=UNSCALED, names={"self_attn": "attn.attention", "o_proj": "out_proj"})
+        "decoder": table(
+            not_in_weights=("window",), fixed=UNSCALED, names={"self_attn": "attn.attention", "o_proj": "out_proj"}
+        )
     },
     ignored=("attn.attention.bias", "attn.attention.masked_bias", *GPT2.ignored),
     model_types=("gpt_neo",),

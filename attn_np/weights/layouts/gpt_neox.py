@@ -34,7 +34,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY_FIELDS,
+            not_in_weights=ROTARY_FIELDS,
         )
     },
     ignored=(

@@ -33,7 +33,7 @@ def require_float_attention(hf: HFConfig) -> None:
 TABLE = table(
     rules={"sinks": ("self_attn.sinks", "h -> h")},
     flags=("qkv_bias", "output_bias"),
-    free=("window",),
+    not_in_weights=("window",),
     fixed={"sinks": True},
 )
 LAYOUT = family("GptOssModel", table_and_fields, {"decoder": TABLE}, model_types=("gpt_oss",))

@@ -32,7 +32,7 @@ LAYOUT = Layout(
                 "w_o": ("attn.out_proj.weight", "o (h v) -> h v o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
-            free=("rotary_dim", "max_positions"),
+            not_in_weights=("rotary_dim", "max_positions"),
             fixed={"rope_layout": "interleaved"},
         )
     },

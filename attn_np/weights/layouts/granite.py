@@ -14,5 +14,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 
 LAYOUT = family(
-    "GraniteModel", table_and_fields, {"decoder": table(flags=BIAS_FLAGS, free=("scale",))}, model_types=("granite",)
+    "GraniteModel",
+    table_and_fields,
+    {"decoder": table(flags=BIAS_FLAGS, not_in_weights=("scale",))},
+    model_types=("granite",),
 )

@@ -42,7 +42,7 @@ LAYOUT = replace(
                 "b_o": ("attention.output.dense.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
-            free=("half_window",),
+            not_in_weights=("half_window",),
         )
     },
     elsewhere=(*BERT.elsewhere, *(f"longformer.{key}" for key in BERT.elsewhere), "lm_head.*"),

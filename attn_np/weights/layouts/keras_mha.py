@@ -8,7 +8,7 @@ is gated attention; gates beside shared heads of keys and values are refused.
 from attn_np.weights.layouts._base import Layout, Names, Table
 
 # In Keras an argument of the call, and a setting of the module.
-FREE = ("causal", "window")
+NOT_IN_WEIGHTS = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 LETTERS = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j", "output_dim": "o"}
 
@@ -42,11 +42,21 @@ LAYOUT = Layout(
             rules=rules(OUTPUT, "h") | GATES,
             letters=LETTERS | {"value_head_dim": "v"},
             flags={"use_bias": (*FLAGS["use_bias"], "b_gate")},
-            free=FREE,
+            not_in_weights=NOT_IN_WEIGHTS,
             fixed={"gate": "element"},
         ),
-        "mha": Table(rules=rules(OUTPUT, "h"), letters=LETTERS | {"value_head_dim": "v"}, flags=FLAGS, free=FREE),
-        "gqa": Table(rules=rules(OUTPUT, "g"), letters=LETTERS | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
+        "mha": Table(
+            rules=rules(OUTPUT, "h"),
+            letters=LETTERS | {"value_head_dim": "v"},
+            flags=FLAGS,
+            not_in_weights=NOT_IN_WEIGHTS,
+        ),
+        "gqa": Table(
+            rules=rules(OUTPUT, "g"),
+            letters=LETTERS | {"num_kv_heads": "g"},
+            flags=FLAGS,
+            not_in_weights=NOT_IN_WEIGHTS,
+        ),
     },
     unsupported={"gate.*": "gates, which are in variant gated alone, where each head has keys of its own"},
 )

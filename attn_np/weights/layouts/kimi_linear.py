@@ -100,11 +100,11 @@ DELTA = Table(
         "rank": "z",
         "conv_size": "x",
     },
-    free=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
+    not_in_weights=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
     constants={"a": 1, "m": 1, "n": 1},
     absent=("self_attn.g_b_proj.bias",),
 )
-UNROTATED: dict[str, Any] = {"free": ("absorbed", "scale"), "fixed": {"causal": True, "rope_base": None}}
+UNROTATED: dict[str, Any] = {"not_in_weights": ("absorbed", "scale"), "fixed": {"causal": True, "rope_base": None}}
 TABLES = {
     "kda": DELTA,
     "mla": replace(DIRECT_QUERIES, **UNROTATED),

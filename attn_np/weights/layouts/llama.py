@@ -43,7 +43,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY_FIELDS,
+            not_in_weights=ROTARY_FIELDS,
         )
     },
     ignored=(

@@ -33,8 +33,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 
 FIXED: dict[str, Any] = {"rope_layout": "interleaved", "norm_weight": None}
-FREE = ("norm", "norm_eps", "chunk_size", "temperature_growth", "temperature_interval")
-TABLE = table(flags=BIAS_FLAGS, free=FREE, fixed=FIXED)
+NOT_IN_WEIGHTS = ("norm", "norm_eps", "chunk_size", "temperature_growth", "temperature_interval")
+TABLE = table(flags=BIAS_FLAGS, not_in_weights=NOT_IN_WEIGHTS, fixed=FIXED)
 LAYOUT = family(
     "Llama4TextModel", table_and_fields, {"decoder": TABLE}, model_types=("llama4_text",), ignored=("feed_forward.*",)
 )

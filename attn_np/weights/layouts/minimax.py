@@ -53,7 +53,7 @@ RETENTION = Table(
         "w_o": ("self_attn.out_proj.weight", "o (h v) -> h v o"),
     },
     letters={"d_model": "d", "num_heads": "h", "head_dim": "k"},
-    free=("decay", "decay_rule", "form", "chunk_size"),
+    not_in_weights=("decay", "decay_rule", "form", "chunk_size"),
     fixed=LIGHTNING,
 )
 TABLES = {**mixtral.LAYOUT.tables, "retention": RETENTION}

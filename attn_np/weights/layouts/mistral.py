@@ -12,4 +12,6 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | sliding_window_field(hf, 4096)
 
 
-LAYOUT = family("MistralModel", table_and_fields, {"decoder": table(free=("window",))}, model_types=("mistral",))
+LAYOUT = family(
+    "MistralModel", table_and_fields, {"decoder": table(not_in_weights=("window",))}, model_types=("mistral",)
+)

@@ -15,7 +15,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 LAYOUT = family(
     "MixtralModel",
     table_and_fields,
-    {"decoder": table(free=("window",))},
+    {"decoder": table(not_in_weights=("window",))},
     model_types=("mixtral",),
     ignored=("block_sparse_moe.*",),
 )

@@ -33,7 +33,7 @@ TABLE = table(
         ("b_q", "b_k", "b_v"): ("attn.Wqkv.bias", "(p h k) -> p h k"),
     },
     flags=BIAS_FLAGS,
-    free=("window",),
+    not_in_weights=("window",),
     fixed={"causal": False},
     names={"self_attn.o_proj": "attn.Wo"},
 )

@@ -12,5 +12,5 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
 
-TABLE = table(flags=BIAS_FLAGS, free=("clip_qkv",))
+TABLE = table(flags=BIAS_FLAGS, not_in_weights=("clip_qkv",))
 LAYOUT = family("OlmoModel", table_and_fields, {"decoder": TABLE}, model_types=("olmo",))

@@ -24,7 +24,7 @@ TABLE = table(
         "w_k_norm_heads": ("self_attn.k_norm.weight", "(g k) -> g k"),
     },
     flags=BIAS_FLAGS,
-    free=("norm_eps",),
+    not_in_weights=("norm_eps",),
     fixed=NORM,
 )
 IGNORED = ("post_feedforward_layernorm.weight",)

@@ -27,5 +27,5 @@ def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
     return {"rope_base": hf.number("rope_theta", 500000.0)}
 
 
-TABLE = replace(olmo2.TABLE, free=(*olmo2.TABLE.free, "window"))
+TABLE = replace(olmo2.TABLE, not_in_weights=(*olmo2.TABLE.not_in_weights, "window"))
 LAYOUT = family("Olmo3Model", table_and_fields, {"decoder": TABLE}, model_types=("olmo3",), ignored=olmo2.IGNORED)

@@ -14,5 +14,5 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return name, fields | clip_field(hf)
 
 
-TABLE = replace(olmo2.TABLE, free=(*olmo2.TABLE.free, "clip_qkv"))
+TABLE = replace(olmo2.TABLE, not_in_weights=(*olmo2.TABLE.not_in_weights, "clip_qkv"))
 LAYOUT = family("OlmoeModel", table_and_fields, {"decoder": TABLE}, model_types=("olmoe",))

@@ -32,11 +32,11 @@ TABLES = {
     "normed": Table(
         rules=RULES | NORM_RULES,
         letters=LETTERS,
-        free=(*ROTARY_FIELDS, "norm_eps"),
+        not_in_weights=(*ROTARY_FIELDS, "norm_eps"),
         fixed=BIAS_FIELDS | NORM,
         variant="decoder",
     ),
-    "decoder": Table(rules=RULES, letters=LETTERS, free=ROTARY_FIELDS, fixed=BIAS_FIELDS),
+    "decoder": Table(rules=RULES, letters=LETTERS, not_in_weights=ROTARY_FIELDS, fixed=BIAS_FIELDS),
 }
 LAYOUT = family(
     "PersimmonModel",

@@ -27,7 +27,7 @@ NORM_RULES: dict[Names, tuple[Names, str]] = {
 TABLES = {
     "normed": table(
         rules=NORM_RULES,
-        free=("norm_eps",),
+        not_in_weights=("norm_eps",),
         fixed=dict.fromkeys(BIAS_FLAGS, True) | NORM,
         names={"o_proj": "dense"},
         variant="decoder",

@@ -20,5 +20,5 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 
 QKV_PATTERN = "(h k | g k | g v) d -> d h k, d g k, d g v"
-TABLE = table(rules={("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", QKV_PATTERN)}, free=("window",))
+TABLE = table(rules={("w_q", "w_k", "w_v"): ("self_attn.qkv_proj.weight", QKV_PATTERN)}, not_in_weights=("window",))
 LAYOUT = family("Phi3Model", table_and_fields, {"decoder": TABLE}, model_types=("phi3",))

@@ -27,5 +27,5 @@ def window_field(hf: HFConfig, layer: int, first: int = 28) -> dict[str, Any]:
     return fields or hf.refuse("sliding_window", f"a window for layer {layer}, with use_sliding_window", None)
 
 
-TABLE = table(free=("window",), fixed={"qkv_bias": True})
+TABLE = table(not_in_weights=("window",), fixed={"qkv_bias": True})
 LAYOUT = family("Qwen2Model", table_and_fields, {"decoder": TABLE}, model_types=("qwen2",))

@@ -29,7 +29,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 
 POSITIONS: dict[str, Any] = {"base": 1000000.0, "sections": (16, 24, 24), "max_positions": 32768}
-TABLE = table(free=("window", "rope_sections"), fixed={"qkv_bias": True})
+TABLE = table(not_in_weights=("window", "rope_sections"), fixed={"qkv_bias": True})
 LAYOUT = replace(
     family(
         "Qwen2VLModel",

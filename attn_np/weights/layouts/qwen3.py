@@ -17,7 +17,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 TABLE = table(
     rules={"w_q_norm": ("self_attn.q_norm.weight", "k -> k"), "w_k_norm": ("self_attn.k_norm.weight", "k -> k")},
     flags=("qkv_bias", "output_bias"),
-    free=("window", "norm_eps"),
+    not_in_weights=("window", "norm_eps"),
     fixed={"norm": "rms"},
 )
 LAYOUT = family("Qwen3Model", table_and_fields, {"decoder": TABLE}, model_types=("qwen3",))

@@ -49,7 +49,7 @@ TABLE = table(
         **{name: NORMED.rules[name] for name in ("w_q_norm", "w_k_norm")},
     },
     flags=BIAS_FLAGS,
-    free=("norm_eps",),
+    not_in_weights=("norm_eps",),
     fixed=GATED,
 )
 DELTA = Table(
@@ -76,7 +76,7 @@ DELTA = Table(
         "value_head_dim": "v",
         "conv_size": "x",
     },
-    free=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
+    not_in_weights=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
     constants={"a": 1},
 )
 TABLES = {"decoder": TABLE, "gated_delta": DELTA}

@@ -23,7 +23,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 POSITIONS: dict[str, Any] = {"base": 500000.0, "sections": (24, 20, 20), "interleaved": True, "max_positions": 128000}
 TABLE = replace(
     NORMED,
-    free=(*(name for name in NORMED.free if name != "window"), "rope_sections"),
+    not_in_weights=(*(name for name in NORMED.not_in_weights if name != "window"), "rope_sections"),
     fixed={**NORMED.fixed, "rope_sections_interleaved": True},
 )
 LAYOUT = replace(

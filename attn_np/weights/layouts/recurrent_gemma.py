@@ -23,7 +23,10 @@ LAYOUT = family(
     table_and_fields,
     {
         "decoder": table(
-            flags=("qkv_bias",), free=("window",), fixed={"output_bias": True}, names={"self_attn": "temporal_block"}
+            flags=("qkv_bias",),
+            not_in_weights=("window",),
+            fixed={"output_bias": True},
+            names={"self_attn": "temporal_block"},
         )
     },
     model_types=("recurrent_gemma",),

@@ -29,7 +29,7 @@ LAYOUT = replace(
     BERT,
     origin="transformers: RoFormerModel",
     prefixes=("encoder.layer.{layer}.", "roformer.encoder.layer.{layer}."),
-    tables={"decoder": table(free=("causal", "max_positions"), fixed=FIXED, names=NAMES)},
+    tables={"decoder": table(not_in_weights=("causal", "max_positions"), fixed=FIXED, names=NAMES)},
     elsewhere=(
         *BERT.elsewhere,
         *(

@@ -36,5 +36,5 @@ def layer_rotates(hf: HFConfig, layer: int) -> bool:
     return bool(entries[layer]) if entries else (layer + 1) % every != 0
 
 
-TABLE = table(flags=BIAS_FLAGS, free=("window",))
+TABLE = table(flags=BIAS_FLAGS, not_in_weights=("window",))
 LAYOUT = family("SmolLM3Model", table_and_fields, {"decoder": TABLE}, model_types=("smollm3",))

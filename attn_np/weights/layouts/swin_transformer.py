@@ -74,7 +74,7 @@ LAYOUT = Layout(
                 "b_o": ("attention.output.dense.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
-            free=("height", "width", "window_size", "shift"),
+            not_in_weights=("height", "width", "window_size", "shift"),
         )
     },
     ignored=(

@@ -50,7 +50,7 @@ LAYOUT = Layout(
                 "w_bias": ("SelfAttention.relative_attention_bias.weight", "x h -> x h"),
             },
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},
-            free=("causal", "max_distance"),
+            not_in_weights=("causal", "max_distance"),
             first_layer_keys=("SelfAttention.relative_attention_bias.weight",),
         ),
         "mha": Table(

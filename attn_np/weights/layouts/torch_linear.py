@@ -6,7 +6,7 @@ with biases, `bias` [out]. The heads are in order along the projected side.
 
 from attn_np.weights.layouts._base import Layout, Table
 
-FREE = ("scale", "causal", "window", "softcap")
+NOT_IN_WEIGHTS = ("scale", "causal", "window", "softcap")
 BIAS_PARAMS = ("b_q", "b_k", "b_v", "b_o")
 
 LAYOUT = Layout(
@@ -33,7 +33,7 @@ LAYOUT = Layout(
                 "output_dim": "o",
             },
             flags={"use_bias": BIAS_PARAMS},
-            free=FREE,
+            not_in_weights=NOT_IN_WEIGHTS,
         ),
         "self_attention": Table(
             rules={
@@ -48,7 +48,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "head_dim": "k", "value_head_dim": "v", "output_dim": "o"},
             flags={"use_bias": BIAS_PARAMS, "use_output": ("w_o",)},
-            free=FREE,
+            not_in_weights=NOT_IN_WEIGHTS,
         ),
         "fused_qkv": Table(
             rules={
@@ -59,7 +59,7 @@ LAYOUT = Layout(
             },
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k", "output_dim": "o"},
             flags={"use_bias": ("b_qkv", "b_o"), "use_output": ("w_o",)},
-            free=FREE,
+            not_in_weights=NOT_IN_WEIGHTS,
             constants={"p": 3},
         ),
     },

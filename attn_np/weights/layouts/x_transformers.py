@@ -43,19 +43,21 @@ CROSS = WIDTHS | {"key_dim": "i", "value_dim": "j"}
 HEADS, GROUPS = {"num_heads": "h"}, {"num_kv_heads": "g"}
 NO_BIAS: dict[str, Any] = {"use_bias": False}
 DECODER_FIXED: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "rope_layout": "interleaved"}
-FREE = ("causal", "window", "scale")  # settings of the module
-DECODER_FREE = ("softcap", "num_heads", "rope_base", "rotary_dim")
+NOT_IN_WEIGHTS = ("causal", "window", "scale")  # settings of the module
+DECODER_NOT_IN_WEIGHTS = ("softcap", "num_heads", "rope_base", "rotary_dim")
 
 
 def table(
     variant: str,
     rules: dict[Names, tuple[Names, str]],
     letters: dict[str, str],
-    free: tuple[str, ...] = (),
+    not_in_weights: tuple[str, ...] = (),
     fixed: dict[str, Any] = NO_BIAS,
 ) -> Table:
     """A table without biases."""
-    return Table(rules=rules, letters=letters, free=(*FREE, *free), fixed=fixed, variant=variant)
+    return Table(
+        rules=rules, letters=letters, not_in_weights=(*NOT_IN_WEIGHTS, *not_in_weights), fixed=fixed, variant=variant
+    )
 
 
 LAYOUT = Layout(
@@ -65,7 +67,7 @@ LAYOUT = Layout(
         "mha": table("mha", OWN_HEADS, CROSS | HEADS, ("softcap",)),
         "memory": table("mha", OWN_HEADS | MEMORY, CROSS | HEADS | {"memory_keys": "m"}, ("softcap",)),
         "gqa": table("gqa", SHARED_HEADS, CROSS | GROUPS, ("softcap", "num_heads")),
-        "decoder": table("decoder", SHARED_SELF, WIDTHS | GROUPS, DECODER_FREE, DECODER_FIXED),
+        "decoder": table("decoder", SHARED_SELF, WIDTHS | GROUPS, DECODER_NOT_IN_WEIGHTS, DECODER_FIXED),
         "alibi": table("alibi", SELF, WIDTHS | HEADS),
         "sinks": table("sinks", OWN_HEADS | SINKS, CROSS | HEADS, ("softcap",), NO_BIAS | {"sink": "learned"}),
         "key of zeros": table("sinks", OWN_HEADS, CROSS | HEADS, ("softcap",), NO_BIAS | {"sink": "zero"}),

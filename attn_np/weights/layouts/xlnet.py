@@ -44,7 +44,7 @@ LAYOUT = Layout(
                 "b_position": ("rel_attn.r_r_bias", "h k -> h k"),
             },
             letters={"d_model": "d", "num_heads": "h", "head_dim": "k"},
-            free=("causal",),
+            not_in_weights=("causal",),
         )
     },
     ignored=("rel_attn.r_s_bias", "rel_attn.seg_embed", "rel_attn.layer_norm.*", "ff.*"),

@@ -13,7 +13,7 @@ MUTANTS = (
     memory(
         "memory compared with a query that sees no key",
         "a query that sees no key may be padding and hold anything: let it weigh the memory equally",
-        "hide_by_bias(mask, bias), q)",
+        "hide_neg_inf(mask, bias), q)",
         "None, q)",
     ),
     memory(

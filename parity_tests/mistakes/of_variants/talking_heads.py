@@ -22,7 +22,7 @@ MUTANTS = (
         "scores masked before they are mixed",
         "hide keys after the scores are mixed, or what is hidden in one head shows in the others",
         MIXED_SCORES,
-        MIXED_SCORES.replace(", scores)", ", where(hide_by_bias(allowed, bias), scores, 0.0))"),
+        MIXED_SCORES.replace(", scores)", ", where(hide_neg_inf(allowed, bias), scores, 0.0))"),
         needs=("where",),
     ),
     weights(

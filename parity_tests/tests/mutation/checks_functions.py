@@ -513,7 +513,7 @@ def functions(alias: str) -> None:
     claim(parts.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
     claim(parts.dtype_name(table) == "float64", "names")
     mask = np.ones((1, 3), bool)
-    claim(parts.hide_by_bias(None, None) is None and parts.hide_by_bias(mask, None) is mask, "no bias")
+    claim(parts.hide_neg_inf(None, None) is None and parts.hide_neg_inf(mask, None) is mask, "no bias")
     claim(
         parts.attention_mask(None, 2, 3, like=table) is None and parts.attention_mask(mask, 2, 3, like=table) is mask,
         "no limits",

@@ -103,7 +103,7 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
-MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, _masks.hide_by_bias, _ops.constants, _masks.top_k_indices}
+MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, _masks.hide_neg_inf, _ops.constants, _masks.top_k_indices}
 
 
 def drawn(seed: int, scale: float, shapes: Shapes) -> list[np.ndarray]:

@@ -219,7 +219,7 @@ def reduced(table: layouts.Table, config: Config) -> Any:
     for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
-            _base.file_rules(table, held)
+            _base.complete_rules(table, held)
         except ValueError:
             continue
         return held
@@ -236,7 +236,9 @@ def cases() -> Iterator[tuple[str, str, str]]:
 
 def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
     """What a caller must say, as the arrays do not: heads, and fields that leave the arrays as they are."""
-    names = [name for name in ("num_heads", *table.free) if name in config.fields() and name in table.fields()]
+    names = [
+        name for name in ("num_heads", *table.not_in_weights) if name in config.fields() and name in table.fields()
+    ]
     if any(concatenation(pattern) or "(g r)" in pattern for _, pattern in table.rules.values()):
         sizes = config.sizes()
         return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.letters.items()}
@@ -276,7 +278,7 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
     absent = [rule for rule in _base.applied_rules(table, config) for key in rule.keys if key in table.absent]
     missing = sum(values[rule.params[0]].itemsize * prod(rule.key_shape()) for rule in absent)
     assert total == sum(x.nbytes for x in values.values()) - missing
-    with pytest.raises(weights.LayoutTagError, match="layout="):
+    with pytest.raises(weights.FormatMismatchError, match="layout="):
         weights.read(file)
 
 

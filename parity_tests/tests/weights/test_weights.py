@@ -501,7 +501,7 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
     ),
     "a field of NaN": (meta(config='{"scale":NaN}'), W.HeaderSyntaxError, "NaN is not JSON"),
     "a field of bad Unicode": (meta(config='{"\ud800":1}'), W.HeaderSyntaxError, "Unicode"),
-    "a field of control characters": (meta(axes='{"\x7f":1}'), W.LayoutTagError, r"\x7f"),
+    "a field of control characters": (meta(axes='{"\x7f":1}'), W.FormatMismatchError, r"\x7f"),
     "a pickle": (raw(pickle.dumps(Payload())), W.UnsafeFormatError, "pickle"),
     "an old pickle": (raw(pickle.dumps(Payload(), protocol=2)), W.UnsafeFormatError, "pickle"),
     "a .pt file": (raw(torch_file()), W.UnsafeFormatError, "zip"),
@@ -542,12 +542,12 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
         "header",
     ),
     # What the file says it is
-    "no tag": (edit(lambda h: h["__metadata__"].pop("format")), W.LayoutTagError, "layout="),
-    "no metadata": (edit(lambda h: h.pop("__metadata__")), W.LayoutTagError, "layout="),
-    "from the future": (meta(format="attn-parity/2"), W.LayoutTagError, "newer"),
+    "no tag": (edit(lambda h: h["__metadata__"].pop("format")), W.FormatMismatchError, "layout="),
+    "no metadata": (edit(lambda h: h.pop("__metadata__")), W.FormatMismatchError, "layout="),
+    "from the future": (meta(format="attn-parity/2"), W.FormatMismatchError, "newer"),
     "other axes": (
         meta(axes=json.dumps({name: p.axes for name, p in CONFIG.params().items()} | {"w_q": "k h d"})),
-        W.LayoutTagError,
+        W.FormatMismatchError,
         "k h d",
     ),
     "axes that are no JSON": (meta(axes="{"), W.HeaderSyntaxError, "axes"),
@@ -577,7 +577,7 @@ def test_a_file_may_name_the_width_of_keys_as_that_of_queries(variant: str, tmp_
             assert found.config == config
             assert bits(found.values) == bits(values)
         else:
-            with pytest.raises(W.LayoutTagError, match="axes"):
+            with pytest.raises(W.FormatMismatchError, match="axes"):
                 weights.read(file)
 
 
@@ -587,7 +587,7 @@ def test_a_file_names_other_widths_by_their_letters(tmp_path: Path) -> None:
     axes = {name: param.axes for name, param in config.params().items()} | {"w_k": "d h k", "w_v": "d h v"}
     header["__metadata__"]["axes"] = json.dumps(axes)
     file.write_bytes(sealed(header, data))
-    with pytest.raises(W.LayoutTagError, match="d h v"):
+    with pytest.raises(W.FormatMismatchError, match="d h v"):
         weights.read(file)
 
 

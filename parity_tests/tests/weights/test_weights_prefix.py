@@ -146,13 +146,13 @@ def test_a_file_that_is_one_bare_layer(tmp_path: Path) -> None:
     """`save_file(layer.state_dict())`: our names, no metadata, and the caller says that they are ours."""
     path, values = tmp_path / "layer", weights.draw(CONFIG, 4, "float32")
     safetensors.numpy.save_file(values, path)
-    refused(path, weights.LayoutTagError, "pass variant= and the fields of its Config", "layout=")
-    refused(path, weights.LayoutTagError, "pass variant=", **FIELDS)
+    refused(path, weights.FormatMismatchError, "pass variant= and the fields of its Config", "layout=")
+    refused(path, weights.FormatMismatchError, "pass variant=", **FIELDS)
     for tree in TREES.values():
         assert bits(values_of(tree, tree.package.load(path, variant="decoder", **FIELDS))) == bits(values)
         layer = tree.build(CONFIG, seed=9, dtype="float32")
         assert bits(values_of(tree, tree.package.load(path, variant="decoder", into=layer))) == bits(values)
-        with pytest.raises(weights.LayoutTagError):
+        with pytest.raises(weights.FormatMismatchError):
             tree.package.load(path, into=layer)
 
 
@@ -217,7 +217,7 @@ def test_fields_that_are_missing_or_unknown(file: Path) -> None:
     refused(file, TypeError, "decoder: expected a value for d_model, num_heads, got none", **WHERE)
     refused(file, TypeError, "expected one of its fields, got 'num_head'", **WHERE, **FIELDS, num_head=3)
     refused(file, ValueError, "num_heads divisible by num_kv_heads", **WHERE, **FIELDS | {"num_kv_heads": 2})
-    refused(file, weights.LayoutTagError, "pass variant= and the fields", prefix="blocks.0.attn.")
+    refused(file, weights.FormatMismatchError, "pass variant= and the fields", prefix="blocks.0.attn.")
     for options in ({"layer": 0}, {"part": "cross"}):
         refused(file, ValueError, "or pass prefix= for our own names", **WHERE, **FIELDS, **options)
 
@@ -225,7 +225,7 @@ def test_fields_that_are_missing_or_unknown(file: Path) -> None:
 def test_a_file_from_the_future_is_not_taken_for_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model"
     safetensors.numpy.save_file(model(), path, metadata={"format": "attn-parity/2"})
-    refused(path, weights.LayoutTagError, "newer version", **WHERE, **FIELDS)
+    refused(path, weights.FormatMismatchError, "newer version", **WHERE, **FIELDS)
     safetensors.numpy.save_file(model(), path, metadata={"format": "pt"})
     assert weights.read(path, **WHERE, **FIELDS).config == CONFIG
 
