@@ -15,7 +15,7 @@ from flax import nnx
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
-from attn_np.contract._decode import DecodingMixin, check_step, arguments_to_check
+from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._rotary import unpack_positions_pair
 
 C = TypeVar("C", bound=Config)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
-from attn_np.contract._decode import DecodingMixin, check_step, arguments_to_check
+from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast

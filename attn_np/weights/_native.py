@@ -17,8 +17,8 @@ from attn_np.weights._convert import conversions, convert_unchecked
 from attn_np.weights._errors import (
     ConfigMismatchError,
     DigestMismatchError,
-    HeaderSyntaxError,
     FormatMismatchError,
+    HeaderSyntaxError,
     MissingKeysError,
     first_names,
     require_same_keys,

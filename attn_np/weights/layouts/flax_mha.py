@@ -6,7 +6,7 @@ attention. With `normalize_qk` a module is attention with normalised queries and
 """
 
 from attn_np.weights.layouts._base import Layout, Names, Table
-from attn_np.weights.layouts.keras_mha import FLAGS, NOT_IN_WEIGHTS, LETTERS, rules
+from attn_np.weights.layouts.keras_mha import FLAGS, LETTERS, NOT_IN_WEIGHTS, rules
 
 NORMS: dict[Names, tuple[Names, str]] = {
     "w_q_norm": ("query_ln.scale", "k -> k"),
