@@ -181,8 +181,8 @@ MUTANTS = (
     gru(
         "recurrent gradient with the states after the steps",
         "the recurrent product used the state before each step",
-        "h_before = concatenate([initial_state[:, None], h], axis=1)[:, :-1]",
-        "h_before = concatenate([initial_state[:, None], h], axis=1)[:, 1:]",
+        "h_before = concatenate([initial_state[:, None], h], 1)[:, :-1]",
+        "h_before = concatenate([initial_state[:, None], h], 1)[:, 1:]",
     ),
     gru(
         "gradient of the initial state in reverse order of the layers",
