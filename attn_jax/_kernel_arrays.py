@@ -44,8 +44,8 @@ def pad_to(x: Array, axis: int, size: int) -> Array:
 
 
 def add_at(x: Array, start: tuple[Any, ...], y: Array) -> Array:
-    """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
-    `start`, whose last number may be one for each sequence; XLA adds in place.
+    """x with y added to its part that begins at `start`; y is first summed over the axes that have length 1 in x. The
+    last entry of `start` may be an array with a number for each sequence. XLA adds in place.
     """
     y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
     if jnp.ndim(start[-1]) == 1:

@@ -13,11 +13,11 @@ reverse mode and first derivatives only.
 Sharding. Loops run over blocks of positions. Batch and key/value heads stay axes of their own in every array, are never
 merged, indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the
 gradient of what they share, such as one bias for the whole batch: it is a sum over devices. Under a pattern with
-arrays, such as documents, each sequence takes its own blocks of keys; devices agree on a loop's steps, the most of any
-sequence. What a loop starts with is computed from the arrays, so that it is sharded as they are.
+arrays, such as documents, each sequence takes its own blocks of keys; all devices run a loop for as many steps as any
+sequence needs. What a loop starts with is computed from the arrays, so that it is sharded as they are.
 
-Speed on a CPU. The caches want few scores at a time, XLA large products: it runs one on a single core if that has
-fewer than about 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so
+Speed on a CPU. The caches want few scores at a time, XLA large products: it runs a product of fewer than about 2^23
+multiplications for each head on a single core. Query heads that share a key/value head are rows of one product, so
 keys are never repeated. Keys and values are put in the order of the products once, before the loops.
 
 A bias by diagonal is a number for each diagonal of the scores, read by all queries from one skewed array of a few rows.
@@ -45,13 +45,13 @@ from attn_jax._ops import (
     Array,
     any_over,
     broadcast_to,
+    diagonals_to_pairs,
     dtype_name,
     einsum,
     exp,
     log,
     maximum,
     repeat_heads,
-    skew_in_block_order,
     tanh,
     to_dtype,
     upcast,
@@ -67,12 +67,13 @@ ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this m
 SHORT_QUERIES = 16
 SHORT_KEY_BLOCK, SHORT_UNCUT_BLOCKS = 128, 4
 MIN_PRODUCT_MULTIPLICATIONS = 1 << 23  # multiplications of one product
-# Of a block: the most rows, and the fewest keys where there is no pattern; a row is one query of one of the heads that
-# share keys.
+# Of a block: the most rows, before its queries are rounded up to a multiple, and the fewest keys where there is no
+# pattern; a row is one query of one of the heads that share keys.
 MAX_ROWS, MIN_KEYS = 1024, 128
 WINDOW_BLOCK_QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 STRIP_ROWS = 64  # of the skewed bias of a bias by diagonal; a block reads it that many queries at a time
-# Queries and keys under a pattern, and under one with arrays by queries: skipping is worth more than large products.
+# Queries and keys of a block under a pattern, and under one with an array by query: skipping is worth more than large
+# products.
 PATTERN_BLOCK, QUERY_PATTERN_BLOCK = 128, 64
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
@@ -155,8 +156,8 @@ def _plan(
         pattern_block = t if pattern is None else QUERY_PATTERN_BLOCK if has_query_arrays else PATTERN_BLOCK
         queries = min(queries, pattern_block)
         multiple = STRIP_ROWS if has_diagonal_bias else QUERY_MULTIPLE
-        step = -(-t // queries) * multiple
-        queries = -(-t // step) * multiple  # blocks of one size that hold t with little to spare
+        multiple_of_all_blocks = -(-t // queries) * multiple
+        queries = -(-t // multiple_of_all_blocks) * multiple  # blocks of one size that hold t with little to spare
         keys = max(MIN_KEYS, MIN_PRODUCT_MULTIPLICATIONS // (queries * r * width))
         keys = min(keys if pattern is None else pattern_block, s)
     if 0 in (q.size, v.size):  # nothing to cut
@@ -170,7 +171,7 @@ def supports(q: Array, k: Array, v: Array) -> bool:
 
 
 def supports_diagonal_bias(q: Array, k: Array) -> bool:
-    """Whether the fast path takes a bias by diagonal as one number for each diagonal: of lengths that are numbers."""
+    """Whether the fast path takes a bias by diagonal as one number for each: if the lengths are numbers, and not 0."""
     return _are_static(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
 
 
@@ -285,14 +286,14 @@ def _seen_by_diagonals(plan: Plan, diagonal_bias: Array, g: int) -> Array:
 
 
 def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | None:
-    """The bias skewed for the last few queries (x rows), the earlier ones further right: `1 h 1 n` -> `1 g r x m`; one
-    block that holds all scores has a row for each query.
+    """The diagonals skewed into x rows of m columns, a row for each of the last x queries: `1 h 1 n` -> `1 g r x m`.
+    Earlier queries read the same rows further right. If one block holds all scores, x is the number of queries.
     """
     if diagonal_bias is None:
         return None
     x = jnp.pad(diagonal_bias, ((0, 0), (0, 0), (0, 0), (plan.num_query_blocks * plan.block_queries - plan.t, 0)))
     rows = plan.block_queries if plan.has_one_block or plan.block_queries % STRIP_ROWS else STRIP_ROWS
-    x = skew_in_block_order(x, rows, x.shape[3] - rows + 1)
+    x = diagonals_to_pairs(x, rows, x.shape[3] - rows + 1)
     return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
 
@@ -336,8 +337,8 @@ def _key_loop(
     plan: Plan, pattern_arrays: tuple[Array, ...], like: Array, shared_by_batch: bool
 ) -> Callable[[Any], Any]:
     """A function of a block of queries: where its loop over blocks of keys begins and ends, and which block is read at
-    step n of it. Under a pattern these are the blocks that it may show to any of the queries, of each sequence its own
-    unless it is `shared_by_batch`; a sequence with fewer than another goes on with some that it hides.
+    step n of it. Under a pattern these are the blocks that the pattern may show to any of the queries, of each sequence
+    its own or, if `shared_by_batch`, of all the same; a sequence with fewer than another goes on with hidden ones.
     """
     if plan.pattern is None:
         return lambda i: (*plan.key_block_range(i), lambda n: n)
@@ -376,10 +377,10 @@ def _visible(
     return None if not conditions else _rows(plan, reduce(and_, conditions))
 
 
-def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array | None) -> tuple[Array, Array | None]:
+def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, visible: Array | None) -> tuple[Array, Array | None]:
     """Scores `b g n c`, -inf where hidden, and the slope of the softcap.
 
-    An allowed score that is -inf becomes the lowest finite number: only a query that sees no key has nothing but -inf.
+    A visible score that is -inf becomes the lowest finite number: only a query that sees no key has nothing but -inf.
     """
     scores, slope = einsum("bgnk,bgkc->bgnc", q, k), None
     if plan.softcap is not None:
@@ -387,7 +388,7 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
         slope = 1.0 - tanh_scores * tanh_scores
         scores = plan.softcap * tanh_scores
     scores = scores if bias is None else scores + _rows(plan, bias)
-    return scores if allowed is None else where(allowed, maximum(scores, lowest(scores)), -jnp.inf), slope
+    return scores if visible is None else where(visible, maximum(scores, lowest(scores)), -jnp.inf), slope
 
 
 def _block_scores(
@@ -400,27 +401,27 @@ def _block_scores(
     which would have to be written and read again.
     """
     bias, mask = _block_of(plan, bias, i, j), _block_of(plan, mask, i, j)
-    allowed = _visible(plan, i, j, bias, mask, pattern_arrays)
-    scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, allowed)
+    visible = _visible(plan, i, j, bias, mask, pattern_arrays)
+    scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, visible)
     if skewed_bias is None:
-        return scores, allowed, slope
+        return scores, visible, slope
     b, g, rows = *scores.shape[:2], skewed_bias.shape[3]
     scores_by_axes = scores.reshape(b, g, plan.group_size, plan.block_queries, plan.block_keys)
-    for n, column in _strip_starts(plan, skewed_bias, i, j):
-        part, added = slice_of(scores_by_axes, 3, n, rows), slice_of(skewed_bias, 4, column, plan.block_keys)
-        visible = added != -jnp.inf
-        visible = visible if allowed is None else visible & (part != -jnp.inf)
-        added = added if bias is None else added + slice_of(bias, 3, n, rows)
-        part = where(visible, maximum(part + added, lowest(scores)), -jnp.inf)
-        scores_by_axes = jax.lax.dynamic_update_slice_in_dim(scores_by_axes, part, n, 3)
+    for first_query, column in _strip_starts(plan, skewed_bias, i, j):
+        part = slice_of(scores_by_axes, 3, first_query, rows)
+        added = slice_of(skewed_bias, 4, column, plan.block_keys)
+        visible_in_strip = (added != -jnp.inf) if visible is None else (added != -jnp.inf) & (part != -jnp.inf)
+        added = added if bias is None else added + slice_of(bias, 3, first_query, rows)
+        part = where(visible_in_strip, maximum(part + added, lowest(scores)), -jnp.inf)
+        scores_by_axes = jax.lax.dynamic_update_slice_in_dim(scores_by_axes, part, first_query, 3)
     # XLA would make one operation of the last part and the change of shape, and copy the block for it.
     scores = jax.lax.optimization_barrier(scores_by_axes).reshape(scores.shape)
     return scores, scores != -jnp.inf, slope
 
 
-def _key_mask(plan: Plan, allowed: Array | None, *hidden_by: Array | None) -> Array | None:
+def _key_mask(plan: Plan, visible: Array | None, *hidden_by: Array | None) -> Array | None:
     """The mask by which unseen keys become 0; None where a right limit alone hides keys: the last query sees all."""
-    return None if plan.left is None and plan.pattern is None and all(x is None for x in hidden_by) else allowed
+    return None if plan.left is None and plan.pattern is None and all(x is None for x in hidden_by) else visible
 
 
 # Over keys: the largest score and the sum of exponentials relative to it, `b g n`; the values times these, `b g n v`.
@@ -448,7 +449,7 @@ def _average(plan: Plan, state: SoftmaxState, v: Array, sinks: Array | None, som
     """From the state after all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
-    its exponentials are 0. Without `some_hidden` every query sees a key, also one whose scores are all -inf.
+    its exponentials are 0. Without `some_hidden` every query sees a key, even if its scores are all -inf.
     """
     empty_rows = (state[0] == -jnp.inf) & some_hidden
     if sinks is not None:
@@ -464,11 +465,11 @@ def _one_block(
 ) -> tuple[Array, Array]:  # fmt: skip
     if skewed_bias is not None:
         bias = skewed_bias if bias is None else skewed_bias + bias
-    allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
-    q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
-    v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
-    scores, _ = _scores(plan, q, k, bias, allowed)
-    context, top, total = _average(plan, _online_sums(scores, v), v, sinks, allowed is not None or plan.s == 0)
+    visible = _visible(plan, 0, 0, bias, mask, pattern_arrays)
+    q, k = zero_unseen("bgnc->bgnk", visible, q[0]), zero_unseen("bgnc->bgkc", visible, k.transpose(0, 2, 3, 1))
+    v = zero_unseen("bgnc->bgcv", visible, v.swapaxes(1, 2))
+    scores, _ = _scores(plan, q, k, bias, visible)
+    context, top, total = _average(plan, _online_sums(scores, v), v, sinks, visible is not None or plan.s == 0)
     return context[None], _lse(plan, top, total, sinks)[None]
 
 
@@ -504,8 +505,8 @@ def _forward(
 
         def scores_and_values(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = keys_and_values(j)
-            scores, allowed, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
-            return scores, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
+            scores, visible, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            return scores, zero_unseen("bgnc->bgcv", _key_mask(plan, visible, bias, mask), vj), visible is not None
 
         scores, vj, some_hidden = scores_and_values(0)
         first, end, key_block_at = key_loop(i)
@@ -537,7 +538,7 @@ def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[tuple[Array, Array], Any]:
 def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     """Gradients, where o is the context: ds = p (do v - do o + dlse); of the products dq = ds k, dk = ds q, dv = p do.
 
-    The exponentials stand for the weights p, because do and dlse are divided by their sum beforehand.
+    The exponentials stand for the weights p, because do and dlse have been divided by `total`, the exponentials' sum.
     """
     (q, k, v, bias, sinks, mask, pattern_arrays, skewed_bias), context, top, total = residuals
     dcontext, dlse = cotangents
@@ -558,23 +559,23 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             j = key_block_at(n)
             at = plan.key_start(j)
             kj, vj = slice_of(k, 3, at, plan.block_keys), slice_of(v, 2, at, plan.block_keys)
-            scores, allowed, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            scores, visible, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             e = exp(scores - top_i[..., None])
             ds = e * (einsum("bgnv,bgcv->bgnc", dcontext_i, vj) - delta_i[..., None])
-            ds = ds if allowed is None else where(allowed, ds, 0.0)
+            ds = ds if visible is None else where(visible, ds, 0.0)
             ds_by_axes = ds.reshape(*ds.shape[:2], plan.group_size, plan.block_queries, plan.block_keys)
             if dbias is not None:
                 start = 0, 0, 0, i * plan.block_queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = add_at(dbias, start, ds_by_axes)
             if dskewed_bias is not None:
-                for n, column in _strip_starts(plan, dskewed_bias, i, j):
-                    strip = slice_of(ds_by_axes, 3, n, dskewed_bias.shape[3])
+                for first_query, column in _strip_starts(plan, dskewed_bias, i, j):
+                    strip = slice_of(ds_by_axes, 3, first_query, dskewed_bias.shape[3])
                     dskewed_bias = add_at(dskewed_bias, (0, 0, 0, 0, column), strip)
             if slope is not None:
-                ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
+                ds = ds * (slope if visible is None else where(visible, slope, 0.0))
             dk = add_at(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = add_at(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dcontext_i.mT, e))
-            key_mask = _key_mask(plan, allowed, bias, mask)
+            key_mask = _key_mask(plan, visible, bias, mask)
             kj = zero_unseen("bgnc->bgkc", key_mask, kj)
             return dqi + einsum("bgnc,bgkc->bgnk", ds, kj), dk, dv, dbias, dskewed_bias
 

@@ -160,7 +160,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype if self.config.params() else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
-        return memoized_check(config, dtype, specs(config.variant, **unpack_positions_pair(config.variant, arguments)))
+        return memoized_check(
+            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
+        )
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -187,8 +189,8 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
 
 
-def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
     return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 

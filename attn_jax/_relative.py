@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_jax._layer import specs
+from attn_jax._layer import checked_specs
 from attn_jax._ops import (
     Array,
     Tape,
@@ -11,14 +11,14 @@ from attn_jax._ops import (
     clip,
     concatenate,
     constants,
+    diagonals_to_pairs,
     einsum,
     gather_last,
+    pairs_to_diagonals,
     record,
     reorder,
-    skew_in_block_order,
     take,
     transpose_diagonals,
-    unskew_in_block_order,
     zeros,
 )
 from attn_np.contract import _functions as functions_contract
@@ -62,13 +62,13 @@ def relative_buckets(
         relative_positions: signed integers of any shape.
         num_buckets: how many buckets there are, those of both sides together.
         max_distance: the distance from which on all share a bucket.
-        bidirectional: whether later keys have buckets of their own; if not, they share the query's.
+        bidirectional: whether later keys have buckets of their own; if not, they share that of relative position 0.
 
     Raises:
         ValueError: options that cannot be right.
         TypeError: relative positions that are not signed integers.
     """
-    spec = specs("relative_buckets", relative_positions=relative_positions)
+    spec = checked_specs("relative_buckets", relative_positions=relative_positions)
     functions_contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
     config = functions_contract.RelativeBucketsOptions(
@@ -81,7 +81,7 @@ def relative_buckets(
 def is_by_diagonal(relative_index: Array, s: int) -> bool:
     """Whether an index has one number for each diagonal, `1 1 n`, and not for each pair, `b t s`.
 
-    The n = t + s - 1 diagonals of one query are its pairs.
+    With t = 1, n = t + s - 1 is s and the two forms are the same: the answer is then False.
     """
     return relative_index.shape[-1] != s
 
@@ -93,7 +93,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_in_block_order(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return diagonals_to_pairs(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -108,7 +108,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     num_blocks = keys.shape[1]
     # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
-    by_key = skew_in_block_order(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
+    by_key = diagonals_to_pairs(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
 
@@ -136,7 +136,7 @@ def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relati
     By pair, the taken rows of the table are taped instead of the products.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_in_block_order(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return diagonals_to_pairs(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -144,6 +144,6 @@ def relative_values(tape: Tape, name: str, weights: Array, table: Array, relativ
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
-            "bhtx,xv->bthv", unskew_in_block_order(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+            "bhtx,xv->bthv", pairs_to_diagonals(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
         )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))

@@ -3,7 +3,7 @@
 from math import log
 
 import attn_jax._ops as ops
-from attn_jax._layer import specs
+from attn_jax._layer import checked_specs
 from attn_jax._ops import (
     Array,
     amax_detached,
@@ -103,7 +103,7 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
         ValueError: a mask or an axis that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    array_specs = specs("softmax", scores=scores, mask=mask)
+    array_specs = checked_specs("softmax", scores=scores, mask=mask)
     axis = functions_contract.numpy_scalar_to_python(axis)
     functions_contract.check_scores("softmax", array_specs["scores"], array_specs["mask"], axis)
     return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
@@ -126,7 +126,7 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
         ValueError: a mask, an axis or an alpha that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    array_specs = specs("entmax", scores=scores, mask=mask)
+    array_specs = checked_specs("entmax", scores=scores, mask=mask)
     axis, alpha = functions_contract.numpy_scalar_to_python(axis), functions_contract.numpy_scalar_to_python(alpha)
     functions_contract.check_scores("entmax", array_specs["scores"], array_specs["mask"], axis, alpha)
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))

@@ -85,7 +85,7 @@ class BlockSparseAttention(Layer[Config]):
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
         x = upcast(query)
-        if step is not None and not step.uniform:
+        if step is not None and not step.like_full_pass:
             x = where(step.is_appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)

@@ -14,7 +14,7 @@ from jax import Array
 from attn_jax._attend import attend
 from attn_jax._drop_in import dot_product_attention as dot_product_attention
 from attn_jax._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
-from attn_jax._layer import specs
+from attn_jax._layer import checked_specs
 from attn_np.contract import _drop_in as drop_in_contract
 from attn_np.contract._base import field_error
 
@@ -53,13 +53,13 @@ def attention_fn(
         )
     drop_in_contract.check_arrays_present(
         drop_in_contract.FLAX_FUNCTION,
-        specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, mask=mask),
+        checked_specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, mask=mask),
     )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
     mask = None if mask is None else mask.astype(bool)
     drop_in_contract.check_flax(
-        specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask)
+        checked_specs(drop_in_contract.FLAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask)
     )
     batch, (t, h, _), s = query.shape[:-3], query.shape[-3:], key.shape[-3]
     q, k, v = (x.reshape((prod(batch), *x.shape[-3:])) for x in (query, key, value))

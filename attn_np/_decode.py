@@ -34,7 +34,7 @@ class Cache:
 
     Attributes:
         arrays: by name: entries, one for each slot and a spare one for those not stored; or a state.
-        positions: `b s`, the position whose entries a slot holds; -1 for an empty slot.
+        positions: `b s`, the position whose entries a slot, or the spare one, holds; -1 for an empty slot.
         length: `b`, how many positions each sequence has.
         overflowed: `b`, True if a sequence got positions that the cache had no room for.
         max_length: how many positions each sequence may have.
@@ -63,14 +63,14 @@ class Cache:
 class DecodeStep:
     """The new positions of a step and those in the cache, as a forward pass needs to know them.
 
-    In a uniform step all sequences are known to have the same length, every new position is real, and there are free
-    slots after the last one: it is like the end of a full pass. Its keys are the slots up to the last new one, `start`
-    determines all positions, and the arrays from `is_appended` to `key_positions` are None.
+    A step is like the end of a full pass (`like_full_pass`) if all sequences are known to have the same length, every
+    new position is real, and there are free slots after the last one. Then its keys are the slots up to the last new
+    one, `start` gives all positions, and the arrays from `is_appended` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
-        start: how many positions every sequence has before a uniform step; None for other steps.
-        max_filled: at most how many slots hold keys after the step; None if not known.
+        start: how many positions every sequence has before a step like a full pass; None for other steps.
+        max_filled: an upper bound on how many slots hold keys after the step; None if not known.
         length: `b`, how many positions each sequence has after the step.
         is_appended: `b t`, which of the new positions are real and have room.
         overflowing: `b t`, which are real and have none.
@@ -80,7 +80,7 @@ class DecodeStep:
         key_positions: `b s`, the positions of the keys; -1 for none.
         concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
-        head_axis: in a step that is not uniform, whether attention matrices are `b h t s`, not `b t s`.
+        head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -99,7 +99,7 @@ class DecodeStep:
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
-    def uniform(self) -> bool:
+    def like_full_pass(self) -> bool:
         """Whether the step is like the end of a full pass, from `start` on."""
         return self.start is not None
 
@@ -198,7 +198,7 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
 
 def real_mask(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
-    if step is None or step.uniform:
+    if step is None or step.like_full_pass:
         return mask
     return step.is_appended if mask is None else step.is_appended & mask
 

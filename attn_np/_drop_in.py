@@ -4,7 +4,7 @@ from typing import Any
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._functions import to_python_scalar
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._masks import in_window
 from attn_np._ops import (
     Array,
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    array_specs = specs(
+    array_specs = checked_specs(
         drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep
     )
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
@@ -124,7 +124,7 @@ def scaled_dot_product_attention_call_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of query, key, value and a float mask."""
-    array_specs = specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask)
+    array_specs = checked_specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask)
     batch, heads, kv_heads = drop_in_contract.checked_heads_first_sizes(
         drop_in_contract.TORCH_FUNCTION, array_specs, "attn_mask", may_share_heads=enable_gqa
     )
@@ -183,7 +183,8 @@ def dot_product_attention(
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     scale = to_python_scalar(scale)
     left, right = drop_in_contract.checked_jax_window(
-        specs(drop_in_contract.JAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
+        checked_specs(
+            drop_in_contract.JAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
         is_causal=is_causal, window=local_window_size, implementation=implementation,
         return_residual=return_residual, scale=scale,
     )  # fmt: skip

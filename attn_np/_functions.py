@@ -5,7 +5,7 @@ from typing import Any
 
 import attn_np._attend as core
 import attn_np._ops as ops
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._masks import hide_neg_inf
 from attn_np._ops import (
     Array,
@@ -52,7 +52,7 @@ def with_checked_weights(softmax_fn: Any) -> Any:
 
     def weigh(scores: Array, allowed: Array | None) -> Array:
         weights: Any = softmax_fn(scores, allowed)
-        array_specs = specs("attend", **{"the weights of softmax_fn": weights})
+        array_specs = checked_specs("attend", **{"the weights of softmax_fn": weights})
         functions_contract.check_weights(array_specs["the weights of softmax_fn"], tuple(scores.shape))
         return weights
 
@@ -66,7 +66,7 @@ def positions_as_pattern(
     is_array = hasattr(offset, "shape")
     if is_array and offset.shape == ():
         offset = broadcast_to(offset, q.shape[:1])
-    array_specs = specs("attend", q=q, k=k, lengths=lengths, offset=offset if is_array else None)
+    array_specs = checked_specs("attend", q=q, k=k, lengths=lengths, offset=offset if is_array else None)
     functions_contract.check_offset_and_lengths(array_specs, None if is_array else offset, **masking)
     if offset is not None:
         functions_contract.check_offset(known_range(offset) if is_array else (offset,))
@@ -195,7 +195,9 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         ValueError: no parts, or shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    part_specs = [specs("merge", context=context, lse=lse) for context, lse in functions_contract.checked_parts(parts)]
+    part_specs = [
+        checked_specs("merge", context=context, lse=lse) for context, lse in functions_contract.checked_parts(parts)
+    ]
     functions_contract.check_part_specs([(spec["context"], spec["lse"]) for spec in part_specs])
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     lses = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)

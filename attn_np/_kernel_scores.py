@@ -47,21 +47,21 @@ def zero_subnormal_(x: Array) -> None:
     np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
 
 
-def add_to_diagonal_sums(skewed_diagonal_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
-    """Add the score gradients of a block, `b h t s`, to `skewed_diagonal_sums`, of axes heads, rows and diagonals.
+def add_to_diagonal_sums(skewed_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:
+    """Add the score gradients of a block, `b h t s`, to `skewed_sums`, of axes heads, rows and diagonals.
 
     A strip is as many queries as there are rows. The last query of each strip is added to the last row, the one before
     it to the row before, and so on. Row i + 1 begins one diagonal earlier than row i: unskewed and summed, the rows are
     the gradient of each diagonal.
     """
-    rows = skewed_diagonal_sums.shape[1]
+    rows = skewed_sums.shape[1]
     for start in range(queries.start, queries.stop, rows):
         stop = min(start + rows, queries.stop)
         end = max(stop, rows)  # the first queries may be fewer than the rows
         first = t - end + keys.start
         part = dscores[:, :, start - queries.start : stop - queries.start]
         at = np.s_[:, rows - end + start : rows - end + stop, first : first + keys.length]
-        skewed_diagonal_sums[at] += part[0] if len(part) == 1 else part.sum(0)
+        skewed_sums[at] += part[0] if len(part) == 1 else part.sum(0)
 
 
 @cache

@@ -42,7 +42,7 @@ from attn_np._kernel_scores import (
 )
 from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, hide_neg_inf, query_and_key_masks, visible_pairs, zero_unseen
-from attn_np._ops import Array, skew_in_block_order, to_dtype, unskew_in_block_order, upcast
+from attn_np._ops import Array, diagonals_to_pairs, pairs_to_diagonals, to_dtype, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._intervals import TruthBounds
 from attn_np.contract._patterns import Pattern, Window
@@ -173,7 +173,7 @@ def attend(
     sinks = None if sinks is None else sinks.astype(q.dtype)
     # One number per pair where it holds -inf, or for an lse, which moving the bias by a constant would change.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):
-        pairs = skew_in_block_order(diagonal_bias, q.shape[1], k.shape[1])
+        pairs = diagonals_to_pairs(diagonal_bias, q.shape[1], k.shape[1])
         bias, diagonal_bias = pairs if bias is None else pairs + bias, None
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
     exp_factor = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
@@ -398,7 +398,7 @@ def scores_(args: Arguments, block: QueryBlock, keys: Keys, q: Array, out: Array
         out += args.bias[block.score_index(args.bias.shape, keys)]
     if args.diagonal_bias is not None:
         diagonals = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
-        out += skew_in_block_order(diagonals[None, :, None], *out.shape[2:])
+        out += diagonals_to_pairs(diagonals[None, :, None], *out.shape[2:])
     return tanh_scores
 
 
@@ -580,18 +580,16 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(out_dk, order="C"), np.zeros_like(out_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        skewed_diagonal_sums = np.zeros(
+        skewed_sums = np.zeros(
             (heads.stop - heads.start, queries_per_strip, t + s - queries_per_strip) if needs_diagonal_grad else (0,),
             dtype,
         )
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
-            add_block(block, sum_dk, sum_dv, skewed_diagonal_sums[at], scratch)
+            add_block(block, sum_dk, sum_dv, skewed_sums[at], scratch)
         if ddiagonal_bias is not None:
-            ddiagonal_bias[blocks[0].batch.start, heads] = unskew_in_block_order(skewed_diagonal_sums[None], t + s - 1)[
-                0
-            ].sum(1)
+            ddiagonal_bias[blocks[0].batch.start, heads] = pairs_to_diagonals(skewed_sums[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
         out_dv[...] = sum_dv
 

@@ -38,7 +38,7 @@ def checked_vjp(vjp: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{variant}: expected the tape of a call in vjp, got {type(tape).__name__}; {fix}")
         if (dys[0] if dys else named.get("dy")) is None:
             raise TypeError(f"{variant}: expected the gradient of y in vjp, got none; pass dL/dy")
-        specs(variant, **{f"gradient {i}": x for i, x in enumerate(dys)}, **named)
+        checked_specs(variant, **{f"gradient {i}": x for i, x in enumerate(dys)}, **named)
         try:
             return vjp(self, tape, *dys, **named)
         except KeyError as missing:
@@ -148,7 +148,9 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
-        return memoized_check(config, dtype, specs(config.variant, **unpack_positions_pair(config.variant, arguments)))
+        return memoized_check(
+            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
+        )
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -176,8 +178,8 @@ class Layer(DecodingMixin[Array], Generic[C]):
         return self.rng.random(shape) >= rate
 
 
-def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
     return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 

@@ -15,7 +15,7 @@ from attn_np._ops import (
     clip,
     concatenate,
     cumsum,
-    overridable,
+    dispatches_on_array_type,
     record,
     reorder,
     stack,
@@ -44,7 +44,7 @@ def attention_mask(
     head_axis: bool = True,
 ) -> Array | None:
     """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every pair is
-    allowed: no mask, causality, window or pattern, and a full pass or a uniform step (see `DecodeStep`).
+    allowed: no mask, causality, window or pattern, and a full pass or a step like one.
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -52,7 +52,7 @@ def attention_mask(
     left, right = window_limits(window)
     right = 0 if causal else right
     allowed = None
-    if step is not None and not step.uniform:
+    if step is not None and not step.like_full_pass:
         allowed = step.window_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
@@ -77,7 +77,7 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     Query i is at i + s - t, the last query at the last key. In a step an empty slot has -1.
     """
     if step is not None:
-        if not step.uniform:
+        if not step.like_full_pass:
             return step.query_positions, step.key_positions
         s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
@@ -139,7 +139,7 @@ def block_min_max(x: Array, size: int, count: int) -> tuple[Array, Array]:
     return amin_detached(x, 2), amax_detached(x, 2)
 
 
-@overridable
+@dispatches_on_array_type
 def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
     """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
@@ -214,7 +214,7 @@ def any_visible(subscripts: str, allowed: Array) -> Array:
     return visible[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-@overridable
+@dispatches_on_array_type
 def hide_neg_inf(allowed: Array | None, bias: Array | None) -> Array | None:
     """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
@@ -246,7 +246,7 @@ def zero_unseen_inputs(
     """Query, key and value, upcast, 0 where unseen: a key that no query sees, a query that sees no key.
 
     A missing key is the query, a missing value the key. In a full pass what is unseen becomes 0; in a step of decoding
-    that is not uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
+    unlike a full pass, new positions that are padding or have no room in the cache. So what padding holds reaches no
     projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
     `query_mask` and `key_mask`, and the three results.
 
@@ -268,6 +268,6 @@ def zero_unseen_inputs(
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
-    elif not step.uniform:
+    elif not step.like_full_pass:
         query, key, value = (where(step.is_appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

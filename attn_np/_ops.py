@@ -29,7 +29,7 @@ DTYPES = {
 }
 
 
-def overridable(function: Callable[..., Any]) -> Callable[..., Any]:
+def dispatches_on_array_type(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: an array type may override the function, by NumPy's own protocol (NEP 18).
 
     A subclass of ndarray that overrides nothing, such as a memmap, is treated as an ndarray.
@@ -53,7 +53,7 @@ where, maximum = np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
-@overridable
+@dispatches_on_array_type
 def amax_detached(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return np.max(x, axis=axis)
@@ -93,7 +93,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return np.zeros(shape, like.dtype)
 
 
-@overridable
+@dispatches_on_array_type
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return np.array(values, np.float64).astype(like.dtype)
@@ -115,7 +115,7 @@ def gather_last(x: Array, index: Array) -> Array:
     return np.asarray(rows, x.dtype).reshape(b, h, t, s)
 
 
-@overridable
+@dispatches_on_array_type
 def interpolate_last(x: Array, position: Array) -> Array:
     """Entries of the last axis, interpolated linearly between positions: `b h t n`, `b h t s` -> `b h t s`.
 
@@ -143,7 +143,7 @@ def differences_to_next(x: Array) -> Array:
     return np.concatenate([x[..., 1:] - x[..., :-1], np.zeros((*x.shape[:-1], 1), x.dtype)], -1)
 
 
-def skew_in_block_order(x: Array, t: int, s: int) -> Array:
+def diagonals_to_pairs(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): of the n = t + s - 1 diagonals the last query takes the first s,
@@ -158,15 +158,15 @@ def skew_in_block_order(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew_in_block_order` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `diagonals_to_pairs` takes where the rows are keys and the columns queries."""
     return x[..., ::-1]
 
 
-def unskew_in_block_order(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `skew_in_block_order`."""
+def pairs_to_diagonals(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `diagonals_to_pairs`."""
     t, s = x.shape[-2:]
     y = np.zeros((*x.shape[:-1], n), x.dtype)
-    skew_in_block_order(y, t, s)[...] = x
+    diagonals_to_pairs(y, t, s)[...] = x
     return y
 
 
@@ -284,7 +284,7 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
-@overridable
+@dispatches_on_array_type
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
 
@@ -314,14 +314,14 @@ def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Arra
     return y if bias is None else y + upcast(bias)
 
 
-@overridable
+@dispatches_on_array_type
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
-@overridable
+@dispatches_on_array_type
 def lerp(a: Array, b: Array, z: Array) -> Array:
     """(1 - z) a + z b for z from 0 to 1, with one product."""
     return a + z * (b - a)
@@ -349,13 +349,13 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
-@overridable
+@dispatches_on_array_type
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), without overflow."""
     return np.logaddexp(x, 0.0)
 
 
-@overridable
+@dispatches_on_array_type
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The softmax over the allowed entries of an axis; where none is allowed the weights are 0.
 

@@ -3,7 +3,7 @@
 from math import sqrt
 
 from attn_np._functions import to_python_scalar
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
 from attn_np._vjp import defvjp, sum_to
@@ -66,7 +66,7 @@ def recur(
             outside 0 to 1, where its values are known.
         TypeError: dtypes that do not fit.
     """
-    array_specs = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
+    array_specs = checked_specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
     recur_contract.check_qkv_present(array_specs)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))

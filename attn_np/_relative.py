@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import (
     Array,
     Tape,
@@ -11,17 +11,17 @@ from attn_np._ops import (
     clip,
     concatenate,
     constants,
+    diagonals_to_pairs,
     einsum,
     gather_last,
+    pairs_to_diagonals,
     record,
     reorder,
-    skew_in_block_order,
     take,
     transpose_diagonals,
-    unskew_in_block_order,
     zeros,
 )
-from attn_np._vjp import einsum_vjp, gather_last_vjp, skew_in_block_order_vjp, take_vjp
+from attn_np._vjp import diagonals_to_pairs_vjp, einsum_vjp, gather_last_vjp, take_vjp
 from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
@@ -63,13 +63,13 @@ def relative_buckets(
         relative_positions: signed integers of any shape.
         num_buckets: how many buckets there are, those of both sides together.
         max_distance: the distance from which on all share a bucket.
-        bidirectional: whether later keys have buckets of their own; if not, they share the query's.
+        bidirectional: whether later keys have buckets of their own; if not, they share that of relative position 0.
 
     Raises:
         ValueError: options that cannot be right.
         TypeError: relative positions that are not signed integers.
     """
-    spec = specs("relative_buckets", relative_positions=relative_positions)
+    spec = checked_specs("relative_buckets", relative_positions=relative_positions)
     functions_contract.check_relative_positions(spec["relative_positions"])
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
     config = functions_contract.RelativeBucketsOptions(
@@ -82,7 +82,7 @@ def relative_buckets(
 def is_by_diagonal(relative_index: Array, s: int) -> bool:
     """Whether an index has one number for each diagonal, `1 1 n`, and not for each pair, `b t s`.
 
-    The n = t + s - 1 diagonals of one query are its pairs.
+    With t = 1, n = t + s - 1 is s and the two forms are the same: the answer is then False.
     """
     return relative_index.shape[-1] != s
 
@@ -94,7 +94,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_in_block_order(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return diagonals_to_pairs(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -103,7 +103,7 @@ def relative_scores_per_head_vjp(
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
-        drelative_scores = skew_in_block_order_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
+        drelative_scores = diagonals_to_pairs_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
         dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), drelative_scores)
         return dq, take_vjp(table, relative_index, drows)
     drelative_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
@@ -121,7 +121,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     num_blocks = keys.shape[1]
     # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
     by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
-    by_key = skew_in_block_order(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
+    by_key = diagonals_to_pairs(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
 
@@ -132,7 +132,7 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
     keys, rows = to_blocks(k, c), rows_of_blocks(relative_index, t, s, c)
     num_blocks = keys.shape[1]
     dby_key = reorder(to_blocks(reorder(dscores, (0, 3, 1, 2)), c), (0, 3, 1, 2, 4)).reshape(b, h * num_blocks, c, t)
-    dby_diagonal = unskew_in_block_order(dby_key, t + c - 1).reshape(b, h, num_blocks, c, t + c - 1)
+    dby_diagonal = pairs_to_diagonals(dby_key, t + c - 1).reshape(b, h, num_blocks, c, t + c - 1)
     dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, take(table, rows), dby_diagonal)
     return dkeys.reshape(b, num_blocks * c, h, -1)[:, :s], take_vjp(table, rows, drows)
 
@@ -161,7 +161,7 @@ def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relati
     By pair, the taken rows of the table are taped instead of the products.
     """
     if is_by_diagonal(relative_index, s):
-        return skew_in_block_order(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return diagonals_to_pairs(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
@@ -174,7 +174,7 @@ def relative_scores_shared_vjp(
             "bthk,xk->bhtx",
             q,
             take(table, relative_index[0, 0]),
-            unskew_in_block_order(dscores, relative_index.shape[-1]),
+            pairs_to_diagonals(dscores, relative_index.shape[-1]),
         )
     else:
         dq, drows = einsum_vjp("bthk,btsk->bhts", q, tape[name], dscores)
@@ -186,7 +186,7 @@ def relative_values(tape: Tape, name: str, weights: Array, table: Array, relativ
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
-            "bhtx,xv->bthv", unskew_in_block_order(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+            "bhtx,xv->bthv", pairs_to_diagonals(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
         )
     return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))
 
@@ -197,8 +197,8 @@ def relative_values_vjp(
     """The gradients of the weights and of the table."""
     t, s = weights.shape[-2:]
     if is_by_diagonal(relative_index, s):
-        by_diagonal = unskew_in_block_order(weights, relative_index.shape[-1])
+        by_diagonal = pairs_to_diagonals(weights, relative_index.shape[-1])
         dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, take(table, relative_index[0, 0]), dcontext)
-        return skew_in_block_order(dweights, t, s), take_vjp(table, relative_index, drows)
+        return diagonals_to_pairs(dweights, t, s), take_vjp(table, relative_index, drows)
     dweights, drows = einsum_vjp("bhts,btsv->bthv", weights, tape[name], dcontext)
     return dweights, take_vjp(table, relative_index, record(tape, **{f"d{name}": drows}))

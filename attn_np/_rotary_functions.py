@@ -3,7 +3,7 @@
 from typing import Any
 
 import attn_np._rotary as rotary
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import (
     Array,
     Tape,
@@ -75,7 +75,7 @@ def rotary_angles(
         TypeError: positions that are not integers, or an unknown option.
     """
     name = float_dtype_name("rotary_angles", dtype)
-    spec = functions_contract.integer_positions(specs("rotary_angles", positions=positions)["positions"])
+    spec = functions_contract.integer_positions(checked_specs("rotary_angles", positions=positions)["positions"])
     low, high = known_range(positions) or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else functions_contract.numpy_scalar_to_python(max_positions)
     config = functions_contract.RotaryAnglesOptions(
@@ -123,10 +123,10 @@ def rotate(
         ValueError: shapes that do not fit, an unknown layout, or options of positions beside angles.
         TypeError: dtypes that do not fit.
     """
-    specs("rotate", x=x)
+    checked_specs("rotate", x=x)
     wide = upcast(x)
     cos, sin = resolve_cos_sin(wide, cos, sin, rope_base, xpos, max_positions)
-    array_specs = specs("rotate", x=x, cos=cos, sin=sin)
+    array_specs = checked_specs("rotate", x=x, cos=cos, sin=sin)
     functions_contract.check_rotation(
         array_specs["x"], array_specs["cos"], array_specs["sin"], layout, dtype_name(wide)
     )
@@ -146,7 +146,7 @@ def resolve_cos_sin(
     rope_options = {"rope_base": rope_base, "xpos": xpos, "max_positions": max_positions}
     options = {name: value for name, value in rope_options.items() if value is not None}
     functions_contract.check_angles_or_positions(
-        specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options)
+        checked_specs("rotate", x=x, cos=cos_or_positions), sin is not None, tuple(options)
     )
     if sin is not None:
         return cos_or_positions, sin

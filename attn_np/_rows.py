@@ -100,7 +100,7 @@ def attend_in_row_blocks(
     Args:
         attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
-            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew_in_block_order` takes.
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `diagonals_to_pairs` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -123,9 +123,9 @@ def attend_in_row_blocks(
     supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
     one_block = batch_scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
-    uniform = step is None or step.uniform
+    like_full_pass = step is None or step.like_full_pass
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not supported or not uniform or needs_weights or implementation == "textbook":
+    if one_block or not supported or not like_full_pass or needs_weights or implementation == "textbook":
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **masking)
         return attend_rows(

@@ -4,7 +4,7 @@ from math import log
 from typing import Any
 
 import attn_np._ops as ops
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import (
     Array,
     Tape,
@@ -13,11 +13,11 @@ from attn_np._ops import (
     broadcast_to,
     concatenate,
     detach,
+    dispatches_on_array_type,
     dtype_name,
     exp,
     iterate,
     log1p,
-    overridable,
     to_dtype,
     upcast,
     where,
@@ -31,7 +31,7 @@ from attn_np.contract import _functions as functions_contract
 HALVINGS = {"float64": 60, "float32": 32}
 
 
-@overridable
+@dispatches_on_array_type
 def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
     """Entmax of the allowed scores over the last axis, for any alpha above 1 (Peters et al. 2019, algorithm 1).
 
@@ -70,7 +70,7 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
     return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, threshold))
 
 
-@overridable
+@dispatches_on_array_type
 def log_sum_exp(scores: Array, allowed: Array | None = None) -> Array:
     """The logarithm of the sum of the exponentials of the allowed scores of the last axis; -inf where there is none.
 
@@ -109,7 +109,7 @@ def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Arra
         ValueError: a mask or an axis that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    array_specs = specs("softmax", scores=scores, mask=mask)
+    array_specs = checked_specs("softmax", scores=scores, mask=mask)
     axis = functions_contract.numpy_scalar_to_python(axis)
     functions_contract.check_scores("softmax", array_specs["scores"], array_specs["mask"], axis)
     return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
@@ -132,7 +132,7 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
         ValueError: a mask, an axis or an alpha that does not fit.
         TypeError: scores that are not floats, or a mask that is not boolean.
     """
-    array_specs = specs("entmax", scores=scores, mask=mask)
+    array_specs = checked_specs("entmax", scores=scores, mask=mask)
     axis, alpha = functions_contract.numpy_scalar_to_python(axis), functions_contract.numpy_scalar_to_python(alpha)
     functions_contract.check_scores("entmax", array_specs["scores"], array_specs["mask"], axis, alpha)
     return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))

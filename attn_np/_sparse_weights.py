@@ -8,9 +8,9 @@ from attn_np._ops import (
     argmax,
     broadcast_to,
     detach,
+    dispatches_on_array_type,
     dtype_name,
     maximum,
-    overridable,
     sqrt,
     to_dtype,
     where,
@@ -23,7 +23,7 @@ MEAN_RELATIVE_ERROR = {
 }  # bounds the relative rounding error of a mean of numbers of one sign
 
 
-@overridable
+@dispatches_on_array_type
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
 
@@ -49,7 +49,7 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     return where(undefined, float("nan"), weights).swapaxes(axis, -1)
 
 
-@overridable
+@dispatches_on_array_type
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
@@ -76,7 +76,7 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     return where(undefined, float("nan"), root * root).swapaxes(axis, -1)
 
 
-@overridable
+@dispatches_on_array_type
 def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
 
@@ -90,7 +90,7 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     return where(undefined, float("nan"), to_dtype(chosen, dtype_name(z)))
 
 
-@overridable
+@dispatches_on_array_type
 def straight_through(hard: Array, soft: Array) -> Array:
     """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
     return hard + (soft - detach(soft))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import Array, arange, dtype_name, take, to_dtype, upcast
 from attn_np._vjp import sum_to, take_vjp
 from attn_np.contract import _functions as functions_contract
@@ -51,7 +51,9 @@ class Slopes(Term):
     slopes: Array
 
     def bias(self, relative_position: Array) -> Array:
-        functions_contract.check_floats_by_axes("Slopes", "slopes", "h", specs("Slopes", slopes=self.slopes)["slopes"])
+        functions_contract.check_floats_by_axes(
+            "Slopes", "slopes", "h", checked_specs("Slopes", slopes=self.slopes)["slopes"]
+        )
         slopes = upcast(self.slopes)
         return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
@@ -73,7 +75,9 @@ class Table(Term):
     bucket_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
-        functions_contract.check_floats_by_axes("Table", "table", "x h", specs("Table", table=self.table)["table"])
+        functions_contract.check_floats_by_axes(
+            "Table", "table", "x h", checked_specs("Table", table=self.table)["table"]
+        )
         return take(self.table, self.bucket_of(relative_position)).swapaxes(0, 1)
 
     def bias_vjp(self, relative_position: Array, dbias: Array) -> dict[str, Array]:
@@ -162,7 +166,7 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     added = term.bias(positions)
     name = type(term).__name__
     functions_contract.check_term_bias(
-        name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions
+        name, checked_specs(name, **{"the result of bias": added})["the result of bias"], heads, positions
     )
     return added
 

@@ -16,15 +16,15 @@ from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
     differences_to_next,
+    dispatches_on_array_type,
     dtype_name,
     einsum,
     flat_indices,
-    overridable,
+    pairs_to_diagonals,
     record,
     sigmoid,
     sqrt,
     to_dtype,
-    unskew_in_block_order,
     upcast,
     where,
 )
@@ -93,7 +93,7 @@ def sum_to(dy: Array, shape: tuple[int, ...]) -> Array:
     return np.sum(dy, axis=axes).reshape(shape) if axes else dy
 
 
-@overridable
+@dispatches_on_array_type
 def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = e^{s_i} / sum_j e^{s_j} has dp_i/ds_j = p_i (delta_ij - p_j).
 
@@ -103,7 +103,7 @@ def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return probs * (dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True))
 
 
-@overridable
+@dispatches_on_array_type
 def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Array:
     """Weights of some of the keys, from the largest score and the sum of exponentials over all of them.
 
@@ -115,7 +115,7 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
     return np.exp(scores - top) / total
 
 
-@overridable
+@dispatches_on_array_type
 def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
     """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them.
 
@@ -124,7 +124,7 @@ def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) ->
     return (dprobs - mean) * probs
 
 
-@overridable
+@dispatches_on_array_type
 def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = s_i - tau on the support, where tau is the mean of its k scores less 1/k, so dp_i/ds_j = delta_ij - 1/k.
 
@@ -136,7 +136,7 @@ def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return np.where(support, dprobs - mean, 0.0)
 
 
-@overridable
+@dispatches_on_array_type
 def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = g_i^2 with g_i = s_i / 2 - tau, so dp_i/ds_j = g_i (delta_ij - 2 dtau/ds_j).
 
@@ -148,7 +148,7 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return root * (dprobs - mean)
 
 
-@overridable
+@dispatches_on_array_type
 def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - tau) on the support, so dp_i/ds_j = g_i (delta_ij - dtau/ds_j).
 
@@ -175,32 +175,32 @@ def dropout_vjp(dkept: Array, keep: Array | None, rate: float) -> Array:
     return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)
 
 
-@overridable
+@dispatches_on_array_type
 def tanh_vjp(y: Array, dy: Array) -> Array:
     """d tanh(x)/dx = 1 - tanh(x)^2."""
     return dy * (1.0 - y * y)
 
 
-@overridable
+@dispatches_on_array_type
 def sigmoid_vjp(y: Array, dy: Array) -> Array:
     """d sigmoid(x)/dx = sigmoid(x) (1 - sigmoid(x))."""
     return dy * y * (1.0 - y)
 
 
-@overridable
+@dispatches_on_array_type
 def softplus_vjp(x: Array, dy: Array) -> Array:
     """d log(1 + e^x)/dx = e^x / (1 + e^x) = sigmoid(x)."""
     return dy * sigmoid(x)
 
 
-@overridable
+@dispatches_on_array_type
 def silu_vjp(x: Array, dy: Array) -> Array:
     """d x s(x)/dx = s + x s (1 - s) for s = sigmoid(x)."""
     s = sigmoid(x)
     return dy * s + dy * x * s * (1.0 - s)
 
 
-@overridable
+@dispatches_on_array_type
 def divide_by_norm_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array:
     """y = x / norm with norm^2 = factor sum x^2 + eps has d norm/dx_j = factor x_j / norm.
 
@@ -237,7 +237,7 @@ def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Arr
     return one_minus_z_times(z, dy), z * dy, dy * (b - a)
 
 
-@overridable
+@dispatches_on_array_type
 def one_minus_z_times(z: Array, dy: Array) -> Array:
     """(1 - z) dy, in the form that differentiating a + z (b - a) gives."""
     return dy - z * dy
@@ -272,13 +272,13 @@ def interpolate_last_vjp(x: Array, position: Array, dy: Array) -> tuple[Array, A
     return interpolated_entries_vjp(position, dy, x.shape[-1]), dy * slope_last(x, position)
 
 
-@overridable
+@dispatches_on_array_type
 def slope_last(x: Array, position: Array) -> Array:
     """The slope of `interpolate_last` in the position: from the entry at or before it to the next, 0 at the last."""
     return np.take(differences_to_next(x), flat_indices(np.floor(position), x.shape[-1]), mode="clip")
 
 
-@overridable
+@dispatches_on_array_type
 def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     """An entry gets the sum of (1 - w) dy at the positions from it to the next entry, and of w dy at those from the
     entry before to it: `b h t n`.
@@ -299,12 +299,12 @@ def interpolated_entries_vjp(position: Array, dy: Array, n: int) -> Array:
     return own.astype(dy.dtype)
 
 
-def skew_in_block_order_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+def diagonals_to_pairs_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew_in_block_order(dy, shape[-1]), shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else pairs_to_diagonals(dy, shape[-1]), shape)
 
 
-@overridable
+@dispatches_on_array_type
 def sum_grads(*terms: Array) -> Array:
     """The sum of the gradients that reach one array on several paths."""
     return sum(terms[1:], start=terms[0])

@@ -17,7 +17,7 @@ def zero_unused_positions(
 ) -> Array:
     """x with the positions set to 0 that see no key and are seen by no query: padding reaches no projection."""
     if step is not None:
-        return x if step.uniform else where(step.is_appended[:, :, None], x, 0.0)
+        return x if step.like_full_pass else where(step.is_appended[:, :, None], x, 0.0)
     if query_mask is None or key_mask is None:
         return x
     return where(any_visible("bhts->btd", query_mask) | any_visible("bhts->bsd", key_mask), x, 0.0)

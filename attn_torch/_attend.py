@@ -10,7 +10,7 @@ from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
 from attn_np.contract._tape import wants_intermediates
 from attn_torch._decode import DecodeStep
-from attn_torch._layer import spec_of, specs
+from attn_torch._layer import checked_specs, spec_of
 from attn_torch._masks import attention_mask, diagonal_relative_positions, hide_neg_inf, relative_positions, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -114,7 +114,8 @@ def attend(
     """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
 
     The public `attend`, in `_functions`, calls this one, with numbers turned into Python's, a window into a pair, and
-    `offset` and `lengths` into a pattern. Here the last query is at the last key, but in a step that is not uniform.
+    `offset` and `lengths` into a pattern. Here the last query is at the last key, except in a step of
+    decoding that is not like the end of a full pass (`DecodeStep.like_full_pass`).
 
     Args:
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
@@ -129,7 +130,7 @@ def attend(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
         implementation=implementation,
     )  # fmt: skip
-    array_specs = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    array_specs = checked_specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=memoized_check)
     check_pattern("attend", pattern, sizes, spec_of)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
@@ -139,11 +140,11 @@ def attend(
     fast = attend_contract.takes_fast_path(
         implementation, tape, supported, return_weights=return_weights, **weight_options
     )
-    uniform, diagonal_bias = step is None or step.uniform, None
+    like_full_pass, diagonal_bias = step is None or step.like_full_pass, None
     if (
         relative_bias_fn is not None
         and fast
-        and uniform
+        and like_full_pass
         and not varies_by_sequence
         and kernels.supports_diagonal_bias(q, k)
         and not wants_intermediates(tape)
@@ -155,7 +156,7 @@ def attend(
         bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}
     allowed = mask
-    if not (fast and uniform):  # the fast path hides by position itself, except in a step that is not uniform
+    if not (fast and like_full_pass):  # else the fast path hides by position itself
         allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, step=step, head_axis=q.ndim == 4, **masking)
         masking = {"causal": False, "window": None, "pattern": None}
     if fast:

@@ -5,7 +5,7 @@ from typing import Any
 from attn_np.contract import _drop_in as drop_in_contract
 from attn_torch._attend import attend
 from attn_torch._functions import to_python_scalar
-from attn_torch._layer import specs
+from attn_torch._layer import checked_specs
 from attn_torch._masks import in_window
 from attn_torch._ops import (
     Array,
@@ -61,7 +61,7 @@ def scaled_dot_product_attention(
         ValueError: shapes that do not fit, or values that mean nothing here.
         TypeError: dtypes that do not fit.
     """
-    array_specs = specs(
+    array_specs = checked_specs(
         drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value, attn_mask=attn_mask, keep=keep
     )
     dropout_p, scale = to_python_scalar(dropout_p), to_python_scalar(scale)
@@ -137,7 +137,8 @@ def dot_product_attention(
     lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     scale = to_python_scalar(scale)
     left, right = drop_in_contract.checked_jax_window(
-        specs(drop_in_contract.JAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
+        checked_specs(
+            drop_in_contract.JAX_FUNCTION, query=query, key=key, value=value, bias=bias, mask=mask, **lengths),
         is_causal=is_causal, window=local_window_size, implementation=implementation,
         return_residual=return_residual, scale=scale,
     )  # fmt: skip

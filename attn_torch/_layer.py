@@ -128,7 +128,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return memoized_check(config, dtype, specs(config.variant, **unpack_positions_pair(config.variant, arguments)))
+        return memoized_check(
+            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
+        )
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[float_dtype_name(self.config.variant, dtype or self.dtype or "float32")]
@@ -158,8 +160,8 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
 
 
-def specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
     return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 

@@ -43,7 +43,7 @@ def attention_mask(
     head_axis: bool = True,
 ) -> Array | None:
     """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every pair is
-    allowed: no mask, causality, window or pattern, and a full pass or a uniform step (see `DecodeStep`).
+    allowed: no mask, causality, window or pattern, and a full pass or a step like one.
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
@@ -51,7 +51,7 @@ def attention_mask(
     left, right = window_limits(window)
     right = 0 if causal else right
     allowed = None
-    if step is not None and not step.uniform:
+    if step is not None and not step.like_full_pass:
         allowed = step.window_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
@@ -76,7 +76,7 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     Query i is at i + s - t, the last query at the last key. In a step an empty slot has -1.
     """
     if step is not None:
-        if not step.uniform:
+        if not step.like_full_pass:
             return step.query_positions, step.key_positions
         s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
@@ -243,7 +243,7 @@ def zero_unseen_inputs(
     """Query, key and value, upcast, 0 where unseen: a key that no query sees, a query that sees no key.
 
     A missing key is the query, a missing value the key. In a full pass what is unseen becomes 0; in a step of decoding
-    that is not uniform, new positions that are padding or have no room in the cache. So what padding holds reaches no
+    unlike a full pass, new positions that are padding or have no room in the cache. So what padding holds reaches no
     projection. The tape gets the arrays that were passed (`x` alone for self-attention), in a full pass the masks
     `query_mask` and `key_mask`, and the three results.
 
@@ -265,6 +265,6 @@ def zero_unseen_inputs(
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
-    elif not step.uniform:
+    elif not step.like_full_pass:
         query, key, value = (where(step.is_appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

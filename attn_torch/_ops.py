@@ -127,7 +127,7 @@ def interpolate_last(x: Array, position: Array) -> Array:
     return torch.addcmul(torch.gather(x, -1, index), position - low, torch.gather(steps, -1, index))
 
 
-def skew_in_block_order(x: Array, t: int, s: int) -> Array:
+def diagonals_to_pairs(x: Array, t: int, s: int) -> Array:
     """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the last query first.
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the right than the row
@@ -144,12 +144,12 @@ def skew_in_block_order(x: Array, t: int, s: int) -> Array:
 
 
 def transpose_diagonals(x: Array) -> Array:
-    """Diagonals in the order that `skew_in_block_order` takes where the rows are keys and the columns queries."""
+    """Diagonals in the order that `diagonals_to_pairs` takes where the rows are keys and the columns queries."""
     return x
 
 
-def unskew_in_block_order(x: Array, n: int) -> Array:
-    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `skew_in_block_order`.
+def pairs_to_diagonals(x: Array, n: int) -> Array:
+    """One number per pair, `b h t s`, as one per diagonal, `b h t n`, else 0: undoes `diagonals_to_pairs`.
 
     Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
     """

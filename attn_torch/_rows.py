@@ -70,7 +70,7 @@ def attend_in_row_blocks(
     Args:
         attend_rows: (tape, q, k, v, allowed, relative_position, **score_arrays) -> context and weights, for any rows of
             queries and a stretch of keys with all that these rows see. The relative position is the key's minus the
-            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `skew_in_block_order` takes.
+            query's: `b t s`, or `1 1 n` for each diagonal of a block, which `diagonals_to_pairs` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
@@ -117,7 +117,7 @@ def attend_in_row_blocks(
         return context, None
 
     def block(rows: Span, keys: Span) -> Array:
-        """The context of some rows. `attend_rows` gets the last one first, as `skew_in_block_order` has them."""
+        """The context of some rows. `attend_rows` gets the last one first, as `diagonals_to_pairs` has them."""
         allowed = block_last_query_first(mask, rows, keys)
         if not band.covers(rows, keys):
             query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)

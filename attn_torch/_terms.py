@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract import _functions as functions_contract
-from attn_torch._layer import specs
+from attn_torch._layer import checked_specs
 from attn_torch._ops import Array, arange, dtype_name, take, to_dtype, upcast
 
 
@@ -44,7 +44,9 @@ class Slopes(Term):
     slopes: Array
 
     def bias(self, relative_position: Array) -> Array:
-        functions_contract.check_floats_by_axes("Slopes", "slopes", "h", specs("Slopes", slopes=self.slopes)["slopes"])
+        functions_contract.check_floats_by_axes(
+            "Slopes", "slopes", "h", checked_specs("Slopes", slopes=self.slopes)["slopes"]
+        )
         slopes = upcast(self.slopes)
         return -slopes[:, None] * to_dtype(abs(relative_position), dtype_name(slopes))
 
@@ -62,7 +64,9 @@ class Table(Term):
     bucket_of: Callable[[Array], Array]
 
     def bias(self, relative_position: Array) -> Array:
-        functions_contract.check_floats_by_axes("Table", "table", "x h", specs("Table", table=self.table)["table"])
+        functions_contract.check_floats_by_axes(
+            "Table", "table", "x h", checked_specs("Table", table=self.table)["table"]
+        )
         return take(self.table, self.bucket_of(relative_position)).swapaxes(0, 1)
 
 
@@ -140,7 +144,7 @@ def checked_bias(term: Term, positions: Array, heads: int) -> Array:
     added = term.bias(positions)
     name = type(term).__name__
     functions_contract.check_term_bias(
-        name, specs(name, **{"the result of bias": added})["the result of bias"], heads, positions
+        name, checked_specs(name, **{"the result of bias": added})["the result of bias"], heads, positions
     )
     return added
 

@@ -18,7 +18,7 @@ from attn_np.contract._base import field_error
 from attn_torch._attend import attend
 from attn_torch._drop_in import dot_product_attention as dot_product_attention
 from attn_torch._functions import to_python_scalar
-from attn_torch._layer import specs
+from attn_torch._layer import checked_specs
 
 __all__ = ["dot_product_attention", "register", "scaled_dot_product_attention", "transformers_attention"]
 
@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
     """
     keep, dropout_p = None, to_python_scalar(dropout_p)
     if isinstance(dropout_p, float) and 0 < dropout_p < 1:
-        arrays = specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value)
+        arrays = checked_specs(drop_in_contract.TORCH_FUNCTION, query=query, key=key, value=value)
         batch, heads, _ = drop_in_contract.checked_heads_first_sizes(
             drop_in_contract.TORCH_FUNCTION, arrays, "attn_mask", may_share_heads=enable_gqa
         )
@@ -86,7 +86,7 @@ def transformers_attention(
         )
     arrays = {"query": query, "key": key, "value": value, "s_aux": s_aux}
     drop_in_contract.check_transformers(
-        specs(drop_in_contract.TRANSFORMERS_FUNCTION, attention_mask=attention_mask, **arrays), scaling, softcap
+        checked_specs(drop_in_contract.TRANSFORMERS_FUNCTION, attention_mask=attention_mask, **arrays), scaling, softcap
     )
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     t, s = query.shape[2], key.shape[2]

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.linear import Config
 from attn_torch._decode import DecodeStep, read_state, real_mask, write_state
-from attn_torch._layer import Layer, cast_output, specs
+from attn_torch._layer import Layer, cast_output, checked_specs
 from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -86,7 +86,7 @@ class LinearAttention(Layer[Config]):
             return random_features(x, w)
         if callable(self.config.feature_map):
             features = self.config.feature_map(x)
-            self.config.check_features(**specs("linear", x=x, features=features))
+            self.config.check_features(**checked_specs("linear", x=x, features=features))
             return features
         return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 

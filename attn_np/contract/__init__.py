@@ -34,7 +34,7 @@ def variants() -> tuple[str, ...]:
 
 
 def did_you_mean(name: Any, known: tuple[str, ...] | list[str]) -> str:
-    """A hint for the end of an error message: the names closest to `name`, else all of them, as for what is no name."""
+    """A hint for the end of an error message: the known names closest to `name`, else all known ones."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) if isinstance(name, str) else []
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(known)}"
 
@@ -85,7 +85,7 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to five configs of a variant, by a short name; nearly all pairs of axes differ in size in one of them."""
+    """Two to five configs of a variant, by a short name; for nearly every pair of axes one where their sizes differ."""
     return get(variant).EXAMPLES
 
 

@@ -161,7 +161,7 @@ class CrossAttentionConfig(CrossAttentionHeads):
         self.check_window("window")
 
     def check_groups(self, num_kv_heads: int | None) -> None:
-        """The heads of keys and values, None for as many as queries have, are shared by equal groups of query heads."""
+        """`num_kv_heads`, None for as many as query heads, divides `num_heads`: each serves as many query heads."""
         self.check_positive("num_kv_heads")
         require(
             self.num_heads % (num_kv_heads or self.num_heads) == 0,

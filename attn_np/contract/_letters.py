@@ -8,7 +8,7 @@ LETTERS = {
     "i": "width of the key input",
     "j": "width of the value input",
     "h": "head",
-    "g": "key/value head; in `gated_delta` head of queries and keys; in `talking_heads` head before heads are mixed",
+    "g": "key/value head; in `gated_delta` head of queries and keys; in `talking_heads` head outside the softmaxes",
     "r": "query heads that share one key/value head; one of two maps that are subtracted",
     "k": "width of queries and keys; with heads, that of one head",
     "v": "width of values; with heads, that of one head",

@@ -9,7 +9,7 @@ class Weighing:
     """Which function makes weights of scores, row by row, and its options.
 
     Attributes:
-        name: "sigmoid", "sparsemax", "entmax15", or "softmax" where maps mix the heads.
+        name: "sigmoid", "sparsemax", "entmax15", or "softmax", for `talking_heads`, whose maps mix the heads.
         scale: factor on the scores.
         softcap: scores become softcap * tanh(scores / softcap); None: they stay.
         score_offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.

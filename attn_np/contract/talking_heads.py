@@ -55,7 +55,7 @@ class Config(CrossAttentionConfig):
         "identity matrices for both maps: mha",
     )
     traps = (
-        "mask after the scores are mixed: a hidden score of -inf would spread over all heads",
+        "masking before the scores are mixed spreads a hidden score of -inf over all heads",
         "the mask, the bias and the returned weights are those of the softmaxes, not of the projected heads",
         "dropout is on the weights of the softmaxes, before they are mixed",
         "the two maps have their axes the other way round: from heads to softmaxes, and back",

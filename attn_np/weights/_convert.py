@@ -1,4 +1,4 @@
-"""One variant of ours as another that it equals, by the layouts whose origin is a variant."""
+"""Conversion of one variant of ours to another that computes the same, by layouts that describe a variant."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[
 
     Raises:
         ConfigMismatchError: a config that the other variant cannot express.
-        ValueError: there is no table between the two.
+        ValueError: no layout connects the two.
     """
     check(config, values, finite=False)
     return convert_unchecked("weights", config, values, to)
@@ -28,10 +28,10 @@ def conversions(variant: str) -> dict[str, Layout]:
     """The variants that a variant can be converted to, each with the layout that does it."""
     layout_by_variant: dict[str, Layout] = {}
     for layout in map(layouts.get, layouts.names()):
-        if layout.origin_variant == variant:
+        if layout.layout_variant == variant:
             layout_by_variant |= dict.fromkeys(layout.tables, layout)
-        elif layout.origin_variant is not None and variant in layout.tables:
-            layout_by_variant[layout.origin_variant] = layout
+        elif layout.layout_variant is not None and variant in layout.tables:
+            layout_by_variant[layout.layout_variant] = layout
     return layout_by_variant
 
 
@@ -45,17 +45,17 @@ def convert_unchecked(
         fix = did_you_mean(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {fix}")
     layout = layout_by_variant[to]
-    from_origin = layout.origin_variant == config.variant
-    table = layout.tables[to if from_origin else config.variant]
+    from_layout = layout.layout_variant == config.variant
+    table = layout.tables[to if from_layout else config.variant]
     converted: dict[str, np.ndarray] = {}
     try:
-        target = contract.config(to, **converted_fields(table, config, to, from_origin=from_origin))
+        target = contract.config(to, **converted_fields(table, config, to, from_layout=from_layout))
         round_trip = contract.config(
-            config.variant, **converted_fields(table, target, config.variant, from_origin=not from_origin)
+            config.variant, **converted_fields(table, target, config.variant, from_layout=not from_layout)
         )
         lost = differences(config, round_trip)
-        for applied in applied_rules(table, target if from_origin else config) if not lost else ():
-            converted |= applied.to_params(values) if from_origin else applied.to_origin(values)
+        for applied in applied_rules(table, target if from_layout else config) if not lost else ():
+            converted |= applied.to_params(values) if from_layout else applied.to_layout(values)
     except ValueError as error:
         raise ConfigMismatchError(
             path, "config", f"a config that {to} can express", str(error), "choose another variant"

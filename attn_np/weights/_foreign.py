@@ -14,10 +14,16 @@ from attn_np.weights._errors import ConfigMismatchError, require_shape
 from attn_np.weights._foreign_config import (
     infer_config,
     merge_caller_fields,
-    merge_sidecar_fields,
-    sidecar_table_and_config,
+    merge_fields_beside,
+    table_name_and_config_beside,
 )
-from attn_np.weights._layer_prefixes import LayerPrefixes, checked_ignored_keys, find_part, locate_layer, prefix_for
+from attn_np.weights._layer_prefixes import (
+    LayerPrefixes,
+    checked_ignored_keys,
+    find_part,
+    layer_prefixes_for,
+    locate_layer,
+)
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
@@ -34,20 +40,20 @@ def read_foreign(
         ValueError, TypeError: arguments that cannot be right.
     """
     layout = layouts.get(layout_name)
-    if any(layout.table_key(key) != key for key in file.entries):
-        file, prefix = RenamedFile(file, layout.table_key), layout.table_key(prefix)
-    table_name = find_table(layout_name, layout, request.target_variant, file, prefix)
+    if any(layout.key_as_in_tables(key) != key for key in file.entries):
+        file, prefix = RenamedFile(file, layout.key_as_in_tables), layout.key_as_in_tables(prefix)
+    table_name = find_table_name(layout_name, layout, request.target_variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
     layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
-    family_table_and_config = sidecar_table_and_config(file.path, layout, layer_prefixes.layer, part)
-    if family_table_and_config is not None:
-        table_name, config = family_table_and_config
+    name_and_config = table_name_and_config_beside(file.path, layout, layer_prefixes.layer, part)
+    if name_and_config is not None:
+        table_name, config = name_and_config
         table = layout.tables[table_name]
         config = merge_caller_fields(file.path, layout_name, table, config, request)
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
         return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
-    known = merge_sidecar_fields(file.path, layout_name, layout, table, variant, request.fields)
+    known = merge_fields_beside(file.path, layout_name, layout, table, variant, request.fields)
     if request.into_config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
@@ -73,7 +79,7 @@ def read_by_table(
     rules = checked_complete_rules(file.path, layout_name, table, config)
     keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
     ignored = checked_ignored_keys(
-        file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.this_layer, config.variant
+        file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.layer_prefix, config.variant
     )
     for applied in rules:
         for key in (key for key in applied.keys if key in keys):
@@ -111,10 +117,10 @@ def write_foreign(
         ValueError: no foreign layout, or a layer or part that it does not have.
     """
     layout = layouts.get(layout_name)
-    if layout.origin_variant is not None:
+    if layout.layout_variant is not None:
         fix = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {layout_name!r}; {fix}")
-    table = layout.tables[layout.table_for(config) or find_table(layout_name, layout, config.variant)]
+    table = layout.tables[layout.table_name_for(config) or find_table_name(layout_name, layout, config.variant)]
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
@@ -122,11 +128,11 @@ def write_foreign(
     template = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    layer_prefixes = prefix_for(prefix, template, template.format(layer=layer or 0), layer or 0)
+    layer_prefixes = layer_prefixes_for(prefix, template, template.format(layer=layer or 0), layer or 0)
     rules = checked_complete_rules(path, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
-        for key, x in applied.to_origin(values).items():
+        for key, x in applied.to_layout(values).items():
             if key not in table.absent:
                 arrays[layer_prefixes.key(table, key)] = x
             elif any(np.ascontiguousarray(x).view(np.uint8).flat):
@@ -139,18 +145,18 @@ def write_foreign(
 def other_layout_fix(variant: str, variants: Collection[str]) -> str:
     """What to do where a layer of one variant is to be written in a layout of others."""
     every = {name: layouts.get(name) for name in layouts.names()}
-    ours = [layout for layout in every.values() if layout.origin_variant == variant]
+    ours = [layout for layout in every.values() if layout.layout_variant == variant]
     equal = [own for layout in ours for own in layout.tables if own in variants]
     if equal:
         return f"make it {equal[0]} first, by attn_np.weights.convert"
-    names = [name for name, layout in every.items() if layout.origin_variant is None and layout.tables_of(variant)]
+    names = [name for name, layout in every.items() if layout.layout_variant is None and layout.tables_of(variant)]
     return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
 
 
-def find_table(
+def find_table_name(
     layout_name: str, layout: Layout, variant: str | None, file: OpenFile | None = None, prefix: str = ""
 ) -> str:
-    """The name of a layout's table for a variant, which may be None if the layout has one variant or `tensors_decide`.
+    """A table's name, for a variant: None where the layout has one variant, or `tensors_decide`.
 
     Of several, those count whose required keys are all in the file (with `tensors_decide`, in sizes that agree): of
     these the one with the most; the first of all if none counts.

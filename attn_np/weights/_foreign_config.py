@@ -18,7 +18,7 @@ from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 OVERRIDABLE_FIELDS = ("max_positions",)
 
 
-def table_and_config(
+def table_name_and_config(
     hf: HFConfig, layout: Layout, layer: int, part: str, caller_fields: Mapping[str, Any] | None = None
 ) -> tuple[str, Config]:
     """The name of the table and the config of a layer, from a family's `config.json` and from the caller's fields.
@@ -52,8 +52,8 @@ def table_and_config(
     return table_name, complete
 
 
-def sidecar_table_and_config(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
-    """As `table_and_config`, from the `config.json` beside the file; None without one of this family.
+def table_name_and_config_beside(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
+    """As `table_name_and_config`, from the `config.json` beside the file; None without one of this family.
 
     Raises:
         ConfigMismatchError: it cannot be read, or has a field that is unknown or cannot be represented.
@@ -64,7 +64,7 @@ def sidecar_table_and_config(path: str, layout: Layout, layer: int, part: str) -
     hf = read_hf_config(sidecar)
     if hf.get("model_type") not in layout.model_types:
         return None
-    name_and_config = table_and_config(hf, layout, layer, part)
+    name_and_config = table_name_and_config(hf, layout, layer, part)
     hf.refuse_unread(fix="name those that leave attention as it is to load_pretrained, as allow=")
     return name_and_config
 
@@ -97,7 +97,7 @@ def merge_caller_fields(path: str, layout_name: str, table: Table, config: Confi
     return config if request.into_config is None else request.into_config
 
 
-def merge_sidecar_fields(
+def merge_fields_beside(
     path: str, layout_name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.
@@ -132,9 +132,9 @@ def infer_config(
         expected = f"a {CONFIG} of this family beside it, or this field"
         raise ConfigMismatchError(file.path, "rope_base", expected, "none", fix)
     shapes = {
-        key[len(layer_prefixes.this_layer) :]: file.entries[key].shape
+        key[len(layer_prefixes.layer_prefix) :]: file.entries[key].shape
         for key in file.entries
-        if key.startswith(layer_prefixes.this_layer)
+        if key.startswith(layer_prefixes.layer_prefix)
     }
     outside = {key: layer_prefixes.key(table, key) for key in (*table.first_layer_keys, *table.keys_beside_layers)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}

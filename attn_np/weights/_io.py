@@ -55,7 +55,7 @@ def read(
     with open_tensors(path) as file:
         if foreign_layout is not None:
             return read_foreign(file, foreign_layout, layer, part, prefix, request)
-        file_variant = variant if layout is None else layout  # a layout of ours is the variant that the file has
+        file_variant = variant if layout is None else layout  # layout= may name the variant of the file
         return read_native(file, file_variant, prefix, request)
 
 

@@ -17,13 +17,13 @@ class LayerPrefixes:
     """The prefixes of one layer's keys.
 
     Attributes:
-        this_layer: of the layer's own keys, such as `encoder.layer.3.`.
+        layer_prefix: of the layer's own keys, such as `encoder.layer.3.`.
         first_layer: of keys stored under layer 0 and used by every layer.
         stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """
 
-    this_layer: str
+    layer_prefix: str
     first_layer: str
     stack: str
     layer: int
@@ -32,10 +32,10 @@ class LayerPrefixes:
         """A key of the table with its prefix."""
         if key in table.first_layer_keys:
             return self.first_layer + key
-        return (self.stack if key in table.keys_beside_layers else self.this_layer) + key
+        return (self.stack if key in table.keys_beside_layers else self.layer_prefix) + key
 
 
-def prefix_for(prefix: str, template: str, layer_prefix: str, layer: int) -> LayerPrefixes:
+def layer_prefixes_for(prefix: str, template: str, layer_prefix: str, layer: int) -> LayerPrefixes:
     """The prefixes of a layer, from the caller's, the layout's template, and the template with the layer's number."""
     stack, dot, _ = template.partition("{layer}")[0].rstrip(".").rpartition(".")
     return LayerPrefixes(prefix + layer_prefix, prefix + template.format(layer=0), prefix + stack + dot, layer)
@@ -50,7 +50,7 @@ def locate_layer(
         MissingKeysError, UnexpectedKeysError, ValueError: as `match_prefix`.
     """
     keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
-    return prefix_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
+    return layer_prefixes_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
 
 
 def find_part(layout: Layout, part: str | None) -> str:

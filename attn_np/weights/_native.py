@@ -192,7 +192,7 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], file_variant: s
 def axes_by_query_width(config: Config) -> dict[str, str]:
     """The axes of every parameter, with `d` in the place of `i` and `j` where these widths are equal to that of `d`.
 
-    Files have these that were written when the variant took keys and values of the queries' width alone.
+    Older files have these axes: the variant took only keys and values as wide as the queries then.
     """
     sizes, axes = config.sizes(), {name: param.axes for name, param in config.params().items()}
     widths = [letter for letter in "ij" if sizes.get(letter) == sizes.get("d")]
@@ -208,8 +208,8 @@ def caller_config(
     Shapes alone cannot tell our names and axes from others', so the caller has to say that they are ours.
 
     Raises:
-        FormatMismatchError: a newer format; or nobody says that the names are ours: no variant is named, and there is
-            no layer to load into, or no prefix with it.
+        FormatMismatchError: a newer format; or nobody says that the names are ours: no variant is named, and no
+            layer to load into together with a prefix.
         TypeError: a field that is missing or that the variant does not have.
     """
     tag = metadata.get("format")

@@ -11,7 +11,7 @@ from attn_np.weights import layouts
 from attn_np.weights._check import LayerWeights, Request
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
-from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._layer_prefixes import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._shards import open_tensors
@@ -97,7 +97,7 @@ def read_pretrained(
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = table_and_config(hf, family_layout, layer, part, fields)
+    table_name, config = table_name_and_config(hf, family_layout, layer, part, fields)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
     request = Request(None, config.variant, {}, dtype, cast, finite)

@@ -29,8 +29,8 @@ from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention, queries_per_block
 from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_qkv
+from attn_torch._ops import diagonals_to_pairs as skew_last_query_first
 from attn_torch._ops import dtype_name, to_dtype, upcast
-from attn_torch._ops import skew_in_block_order as skew_last_query_first
 
 # With at most so many scores on a CPU, or a 128th of that in each head, as in many windows of 64 positions, computing
 # all of them at once is faster than blocks.

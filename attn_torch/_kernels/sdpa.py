@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
-from attn_torch._ops import skew_in_block_order as skew_last_query_first
+from attn_torch._ops import diagonals_to_pairs as skew_last_query_first
 
 # This many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
 # fewer than 768 it is slow.

@@ -15,7 +15,7 @@ from parity_tests.bounds.precision import FUNCTION, promised
 def adopt(tree: str) -> None:
     """Give the rules to a copy of attn_np that is imported under another name.
 
-    An overridable function whose body was edited in the copy has no rule: its body itself then runs on error-carrying
+    A function whose body was edited in the copy has no rule: the body itself then runs on error-carrying
     arrays, with wider bounds.
     """
     for whole in (_masks, _ops, _sparse_weights, _vjp):

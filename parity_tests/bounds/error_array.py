@@ -135,7 +135,7 @@ def rule(table: dict[Any, Callable[..., Any]], *names: Any) -> Callable[[Callabl
 
 
 def plain(function: Any) -> Any:
-    """The function itself, without the dispatch that `overridable` put before it."""
+    """The function itself, without the dispatch that `dispatches_on_array_type` put before it."""
     return function.__wrapped__
 
 

@@ -192,7 +192,7 @@ def judge_foreign(found: LayerWeights, said: Plain) -> None:
     layout = layouts.get(FOREIGN["layout"])
     theirs: dict[str, np.ndarray] = {}
     for applied in _base.applied_rules(layout.tables[found.config.variant], found.config):
-        theirs |= applied.to_origin(found.values)
+        theirs |= applied.to_layout(found.values)
     held = bits(theirs)
     starts = [start.format(layer=FOREIGN["layer"]) for start in layout.prefixes]
     fits = any(all(said.get(start + key) == x for key, x in held.items()) for start in starts)

@@ -19,7 +19,7 @@ def table_of(weights: Weights, config: Config) -> Table:
     """The table of a layout, or one made of a name map."""
     if isinstance(weights, str):
         layout = layouts.get(weights)
-        chosen = layout.table_for(config)
+        chosen = layout.table_name_for(config)
         if chosen is None:
             known = ", ".join(sorted({layout.variant_of(table) for table in layout.tables}))
             raise ValueError(

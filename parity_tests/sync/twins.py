@@ -21,7 +21,7 @@ SHARED = (
     "_recurrence", "_relative", "_rotary", "_rotary_functions", "_simplex", "_sparse_weights", "_terms",
 )  # fmt: skip
 OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
-NUMPY_ONLY = ("overridable",)  # decorators that no other dialect has
+NUMPY_ONLY = ("dispatches_on_array_type",)  # decorators that no other dialect has
 
 
 def modules() -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Layout:
         elsewhere: patterns of keys outside the layer, after the caller's prefix, that may be in the file.
         sidecar_names: for a `config.json` whose `model_type` is none of `model_types`: its fields, to our fields.
         metadata: metadata that the origin requires of a file.
-        origin_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
+        layout_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
         table_and_fields: (`config.json`, number of a layer, name of a part) -> (name of a table, fields of our
             Config). It reads fields by name and refuses values that the layer cannot represent.
@@ -106,7 +106,7 @@ class Layout:
     elsewhere: tuple[str, ...] = ()
     sidecar_names: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    origin_variant: str | None = None
+    layout_variant: str | None = None
     model_types: tuple[str, ...] = ()
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
@@ -118,13 +118,13 @@ class Layout:
         """The names of the tables for a variant."""
         return [name for name in self.tables if self.variant_of(name) == variant]
 
-    def table_for(self, config: Config) -> str | None:
+    def table_name_for(self, config: Config) -> str | None:
         """The first table that supports a config, else the first for its variant; None if there is none."""
         names = self.tables_of(config.variant)
         supported = (name for name in names if not unsupported_fields(self.tables[name], config))
         return next(supported, next(iter(names), None))
 
-    def table_key(self, key: str) -> str:
+    def key_as_in_tables(self, key: str) -> str:
         """A key of a file as the tables have it: with dots, and with their names for what users name."""
         key = key.replace(self.separator, ".")
         for pattern, name in self.renamed.items():
@@ -176,7 +176,7 @@ class AppliedRule:
         moved = move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
         return {name: self.reordered(x, back=False) for name, x in moved.items()}
 
-    def to_origin(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def to_layout(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
         concat = concatenation(self.pattern)
         if concat:
@@ -397,10 +397,10 @@ def unsupported_fields(table: Table, config: Config) -> list[str]:
     return names
 
 
-def converted_fields(table: Table, source: Config, target: str, *, from_origin: bool) -> dict[str, Any]:
+def converted_fields(table: Table, source: Config, target: str, *, from_layout: bool) -> dict[str, Any]:
     """The Config fields of a variant from those of another: the fields of the same name, and those that are fixed.
 
-    With `from_origin`, from the layout's origin to the variant of the table; without, back.
+    With `from_layout`, from the layout's origin to the variant of the table; without, back.
     """
     shared = set(source.fields()) & set(get(target).Config.fields())
-    return {name: getattr(source, name) for name in shared} | dict(table.fixed if from_origin else table.origin_fixed)
+    return {name: getattr(source, name) for name in shared} | dict(table.fixed if from_layout else table.origin_fixed)

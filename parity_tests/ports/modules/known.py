@@ -9,7 +9,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._pretrained import layout_of_model_type, nondefault_fields
 from attn_np.weights.layouts._base import applied_rules
 from attn_np.weights.layouts._hf_config import HFConfig
@@ -50,7 +50,7 @@ def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Atten
     layout, layer = layouts.get(layout_of_model_type()[kind]), getattr(module, "layer_idx", None) or 0
     for part in layout.parts() or ("",):
         try:
-            table_name, config = table_and_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
+            table_name, config = table_name_and_config(HFConfig(name, module.config.to_dict()), layout, layer, part)
             rules = applied_rules(layout.tables[table_name], config)
         except (WeightFileError, ValueError):  # a model that no layer here can be
             continue

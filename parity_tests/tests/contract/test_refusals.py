@@ -23,7 +23,7 @@ import pytest
 
 import attn_np
 from attn_np import contract, patterns
-from attn_np._layer import specs
+from attn_np._layer import checked_specs
 from attn_np._ops import DTYPES
 from attn_np.contract import Config
 from attn_np.contract import _drop_in as checks
@@ -108,14 +108,14 @@ def tokens(source: Any, target: Any) -> Any:
 
 def as_flax(**arrays: Any) -> Any:
     """The check of Flax's function, which only JAX has."""
-    found = specs(checks.FLAX_FUNCTION, **arrays)
+    found = checked_specs(checks.FLAX_FUNCTION, **arrays)
     checks.check_arrays_present(checks.FLAX_FUNCTION, found)
     checks.check_flax(found)
 
 
 def as_transformers(scaling: Any, softcap: Any, **arrays: Any) -> Any:
     """The check of an attention function of `transformers`, which only PyTorch has."""
-    checks.check_transformers(specs(checks.TRANSFORMERS_FUNCTION, **arrays), scaling, softcap)
+    checks.check_transformers(checked_specs(checks.TRANSFORMERS_FUNCTION, **arrays), scaling, softcap)
 
 
 def calls() -> Iterator[tuple[str, Callable[..., Any], Arguments]]:

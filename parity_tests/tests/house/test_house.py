@@ -41,13 +41,13 @@ SOURCE = '''"""An example."""
 
 import numpy as np
 
-from attn_np._ops import exp, overridable, tanh
+from attn_np._ops import exp, dispatches_on_array_type, tanh
 from attn_np._vjp import Grads, tanh_vjp
 from attn_np.contract.example import Config
 from attn_np.gru import cell, cell_vjp
 
 
-@overridable
+@dispatches_on_array_type
 def shared(x):
     return exp(x)
 

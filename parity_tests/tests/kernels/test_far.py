@@ -90,11 +90,11 @@ def parts_weigh_alike(far: Any, patch: pytest.MonkeyPatch) -> None:
 
 def one_key_late(far: Any, patch: pytest.MonkeyPatch) -> None:
     relative = import_module(far.__name__.replace("_far", "_relative"))
-    real = relative.skew_in_block_order
+    real = relative.diagonals_to_pairs
     if far.__name__.startswith("attn_torch"):
-        patch.setattr(relative, "skew_in_block_order", lambda x, t, s: real(x.roll(1, -1), t, s))
+        patch.setattr(relative, "diagonals_to_pairs", lambda x, t, s: real(x.roll(1, -1), t, s))
     else:
-        patch.setattr(relative, "skew_in_block_order", lambda x, t, s: real(np.roll(x, 1, -1), t, s))
+        patch.setattr(relative, "diagonals_to_pairs", lambda x, t, s: real(np.roll(x, 1, -1), t, s))
 
 
 def far_keys_give_the_tables_nothing(far: Any, patch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def middle_of(tree: str) -> Callable[..., Any]:
     ops = import_module(f"{TREES[tree].package.__name__}._ops")
 
     def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any) -> Any:
-        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.skew_in_block_order(
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.diagonals_to_pairs(
             relative_position[:, None], q.shape[1], k.shape[1]
         )
         weights = weights if bias is None else weights + bias

@@ -131,7 +131,7 @@ class Step:
     """A step of decoding that says itself where queries and keys stand and who sees whom: here, as without a step."""
 
     def __init__(self, start: int | None, t: int, s: int) -> None:
-        self.start, self.uniform, self.shape = start, start is not None, (t, s)
+        self.start, self.like_full_pass, self.shape = start, start is not None, (t, s)
         self.query_positions, self.key_positions = np.arange(s - t, s)[None], np.arange(s)[None]
 
     def window_mask(self, left: int | None, right: int | None) -> np.ndarray:

@@ -104,7 +104,7 @@ class _Step:
     """A step of decoding as far as masks ask for it: its own mask within a window, or where a uniform one starts."""
 
     def __init__(self, start: int | None = None) -> None:
-        self.start, self.uniform = start, start is not None
+        self.start, self.like_full_pass = start, start is not None
         self.max_filled = None if start is None else start + 5
 
     def window_mask(self, left: int | None, right: int | None) -> np.ndarray:

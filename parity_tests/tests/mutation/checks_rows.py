@@ -178,7 +178,7 @@ class Step:
     """A step of decoding: a uniform one, or one that says itself who sees whom."""
 
     def __init__(self, start: int | None) -> None:
-        self.start, self.uniform = start, start is not None
+        self.start, self.like_full_pass = start, start is not None
         self.query_positions, self.key_positions = np.arange(T)[None] + 7, np.arange(13)[None]
 
     def window_mask(self, left: int | None, right: int | None) -> np.ndarray:
@@ -253,7 +253,7 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
-        claim(parts.skew_in_block_order(dy, t, s) is dy, "what stands by pair stays")
+        claim(parts.diagonals_to_pairs(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.relative_scores_per_head(tape, "scores", q, table, rows, s), want), "scores")

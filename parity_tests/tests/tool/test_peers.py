@@ -36,7 +36,7 @@ def test_the_same_numbers(family: str, name: str, tmp_path: Path) -> None:
         back, held = tmp_path / "back", found.load(attn_np)
         weights.write(back, held.config, held.params(), layout=family, **found.save)
         again = weights.tensors(back)
-        theirs = {layouts.get(family).table_key(name): x for name, x in weights.tensors(found.file).items()}
+        theirs = {layouts.get(family).key_as_in_tables(name): x for name, x in weights.tensors(found.file).items()}
         ends = {key: [name for name in theirs if name.endswith(key) or key.endswith(name)] for key in again}
         same = {key: theirs[max(names, key=len)] for key, names in ends.items()}
         assert bits(same) == bits(again)

@@ -14,7 +14,7 @@ import pytest
 
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights.layouts._hf_config import HFConfig
@@ -35,7 +35,7 @@ def described(model_type: str, fields: dict[str, Any], layer: int, part: str | N
     family, hf = layouts.get(layout_of_model_type()[model_type]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
-        return table_and_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
+        return table_name_and_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
     except WeightFileError as error:
         return str(error), set()
 

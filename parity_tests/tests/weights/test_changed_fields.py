@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attn_np.weights import WeightFileError, layouts
-from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights.layouts._hf_config import HFConfig
@@ -29,7 +29,7 @@ def read(fields: Fields, layer: int, part: str | None) -> tuple[Fields | None, s
     family, hf = layouts.get(layout_of_model_type()[fields["model_type"]]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
-        _, config = table_and_config(hf, family, layer, find_part(family, part))
+        _, config = table_name_and_config(hf, family, layer, find_part(family, part))
     except WeightFileError:
         config = None
     inner = {f"{name}.{key}" for name, x in hf._nested.items() for key in x._read}

@@ -9,7 +9,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.weights import WeightFileError
-from attn_np.weights._foreign_config import table_and_config
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._pretrained import find_layout
 from attn_np.weights.layouts import gpt_neo
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 def layer_of(stated: Fields, layer: int) -> contract.Config:
     """The config of a layer, every field of the file asked for."""
     file = HFConfig("config.json", stated)
-    found = table_and_config(file, find_layout(file, None)[1], layer, "")[1]
+    found = table_name_and_config(file, find_layout(file, None)[1], layer, "")[1]
     file.refuse_unread()
     return found
 

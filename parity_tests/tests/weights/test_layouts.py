@@ -29,12 +29,12 @@ from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of, random_inputs, same
 
 ROOT = Path(__file__).resolve().parents[3]
-FOREIGN = [name for name in layouts.names() if layouts.get(name).origin_variant is None]
+FOREIGN = [name for name in layouts.names() if layouts.get(name).layout_variant is None]
 TABLES = [(name, variant) for name in layouts.names() for variant in layouts.get(name).tables]
 PAIRS = [
     pair
     for name in layouts.names()
-    if (origin := layouts.get(name).origin_variant)
+    if (origin := layouts.get(name).layout_variant)
     for variant in layouts.get(name).tables
     for pair in ((origin, variant), (variant, origin))
 ]
@@ -137,7 +137,7 @@ def test_an_axis_in_another_order_by_its_indices() -> None:
     for d, f, e in np.ndindex(2, 3, 4):
         assert ours["w"][f, d, e] == ours["ab"[d]][f, e] == theirs[d, 4 * order[f] + e]
     for rule in (one, two):
-        assert np.array_equal(rule.to_origin(ours)["x"], theirs)
+        assert np.array_equal(rule.to_layout(ours)["x"], theirs)
 
 
 def test_layouts_are_found_by_name() -> None:
@@ -161,10 +161,10 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     make = contract.get(variant).Config
     assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING_FIELDS)
     assert not layouts.get(name).sidecar_names or set(layouts.get(name).sidecar_names.values()) <= set(table.fields())
-    if layouts.get(name).origin_variant is None:
+    if layouts.get(name).layout_variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)
     configs = contract.examples(variant).values()
-    if layout.origin_variant is None:
+    if layout.layout_variant is None:
         configs = [held for config in configs if (held := reduced(table, config))]
     configs = [config for config in configs if all(getattr(config, name) == x for name, x in table.fixed.items())]
     params = {n: p.axes for config in configs for n, p in config.params().items()}
@@ -172,7 +172,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     for ours, keys, pattern in _base.expand_rules(table, params):
         covered |= set(ours)
         assert concatenation(pattern) is None or len(keys) == 1
-        if concatenation(pattern) is None and len(ours) == 1 and layout.origin_variant is None:
+        if concatenation(pattern) is None and len(ours) == 1 and layout.layout_variant is None:
             # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several.
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
@@ -195,7 +195,7 @@ def zeroed(table: layouts.Table, config: Config, values: Arrays) -> Arrays:
     values = dict(values)
     for rule in _base.applied_rules(table, config):
         if set(rule.keys) & set(table.absent):
-            arrays = rule.to_origin(values)
+            arrays = rule.to_layout(values)
             arrays |= {key: np.zeros_like(arrays[key]) for key in rule.keys if key in table.absent}
             values |= rule.to_params(arrays)
     return values
@@ -263,7 +263,7 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
         with pytest.raises(weights.ConfigMismatchError, match=f"a config that {name} can hold"):
             weights.write(file, config, drawn(config, dtype), layout=name, **layer)
     config = reduced(table, config)
-    if config is None or layout.table_for(config) != kept:
+    if config is None or layout.table_name_for(config) != kept:
         return
     values = zeroed(table, config, drawn(config, dtype))
     weights.write(file, config, values, layout=name, prefix="model.", **layer)
@@ -332,7 +332,7 @@ def test_each_table_holds_some_example(name: str) -> None:
     layout = layouts.get(name)
     for chosen, table in layout.tables.items():
         held = [reduced(table, config) for config in contract.examples(layout.variant_of(chosen)).values()]
-        assert any(config is not None and layout.table_for(config) == chosen for config in held)
+        assert any(config is not None and layout.table_name_for(config) == chosen for config in held)
 
 
 # BERT -----------------------------------------------------------------------------------------------------------------
@@ -821,7 +821,7 @@ def test_every_layout_moves_whole_arrays() -> None:
     for name, variant in TABLES:
         table = layouts.get(name).tables[variant]
         for example in contract.examples(layouts.get(name).variant_of(variant)).values():
-            config = reduced(table, example) if layouts.get(name).origin_variant is None else None
+            config = reduced(table, example) if layouts.get(name).layout_variant is None else None
             if config is not None:
                 for applied in _base.applied_rules(table, config):
                     ours = sum(prod(config.shapes()[param]) for param in applied.params)
