@@ -211,7 +211,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
+def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
@@ -461,17 +461,17 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
-    shared: tuple[Any, ...] = (),
+    recompute_with: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. If there are any, only the carries are kept,
-    and the backward pass computes the steps again.
+    `recompute_with`: arrays that every step reads, by `body(carry, xs, *recompute_with)`. If there are any, only the
+    carries are kept, and the backward pass computes the steps again.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
-    step = jax.checkpoint(body, prevent_cse=False) if shared else body
-    carry, stacked = jax.lax.scan(lambda carry, xs: step(carry, xs, *shared), carry, xs, reverse=reverse)
+    step = jax.checkpoint(body, prevent_cse=False) if recompute_with else body
+    carry, stacked = jax.lax.scan(lambda carry, xs: step(carry, xs, *recompute_with), carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

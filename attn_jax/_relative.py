@@ -7,9 +7,9 @@ from attn_jax._ops import (
     Array,
     Tape,
     arange,
-    cached_by_arguments,
     clip,
     concatenate,
+    constant_like,
     constants,
     diagonals_to_pairs,
     einsum,
@@ -25,7 +25,7 @@ from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
-@cached_by_arguments
+@constant_like
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
     """Encodings of the integers low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
@@ -34,7 +34,7 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
 
 
 def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
-    """y with x . (encoding of i - j) = y . (encoding of the key's position): `b t h d`, `t d` -> `b t h d`.
+    """y with x . encoding(i - j) = y . encoding(j), for a query at i and a key at j: `b t h d`, `t d` -> `b t h d`.
 
     sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The map is linear and symmetric, so
     its vjp is the map itself.
@@ -44,8 +44,8 @@ def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
-@cached_by_arguments
-def bucket_table(xp: Any, config: Any) -> Any:
+@constant_like
+def signed_bucket_table(xp: Any, config: Any) -> Any:
     """The bucket of every relative position from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
 

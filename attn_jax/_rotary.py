@@ -11,10 +11,10 @@ from attn_jax._ops import (
     Tape,
     any_over,
     arange,
-    cached_by_arguments,
     clip,
     concatenate,
     concrete,
+    constant_like,
     cumsum,
     dtype_name,
     known_range,
@@ -40,7 +40,7 @@ def recorded_positions(tape: dict[str, Array]) -> Any:
     return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
 
 
-@cached_by_arguments
+@constant_like
 def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
     a float32 angle would be wrong by 1e-3 at position 100 000.

@@ -54,7 +54,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     w_mix_scores: Array | None = None,
     w_mix_weights: Array | None = None,
-    attend_all_rows: AttendAllRows | None = None,
+    attend_without_blocks: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -75,7 +75,7 @@ def attend_in_row_blocks(
             its own.
         w_mix_scores, w_mix_weights: maps across the heads before and after the weighing; here only `attend_rows` has
             them.
-        attend_all_rows: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
@@ -92,8 +92,8 @@ def attend_in_row_blocks(
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
-    if attend_all_rows is not None and score_arrays["keep"] is None:
-        return attend_all_rows(tape, q, k, v, mask, score_arrays["bias"])
+    if attend_without_blocks is not None and score_arrays["keep"] is None:
+        return attend_without_blocks(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and weighing.elementwise:
         if score_arrays["keep"] is None:

@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._layer import Layer, Output, cast_output
 from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, arange, broadcast_to, cached_by_arguments, dtype_name, linear, record
+from attn_jax._ops import Array, Tape, arange, broadcast_to, constant_like, dtype_name, linear, record
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
 
-@cached_by_arguments
+@constant_like
 def drawn_blocks(xp: Any, config: Config, num_blocks: int) -> Any:
     """The random blocks of each of `num_blocks` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(num_blocks), dtype=xp.int32).reshape(num_blocks, config.random_blocks)

@@ -73,7 +73,7 @@ class BlockwiseAttention(Layer[Config]):
         carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
         xs = to_blocks(k, c.block_size), to_blocks(v, c.block_size), to_blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
-        (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, shared=(q,))
+        (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, recompute_with=(q,))
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])

@@ -11,8 +11,8 @@ from attn_jax._masks import token_positions, zero_unseen_inputs
 from attn_jax._ops import (
     Array,
     Tape,
-    cached_by_arguments,
     clip,
+    constant_like,
     dtype_name,
     known_range,
     layer_norm,
@@ -52,7 +52,7 @@ def clip_magnitude(x: Array, limit: float) -> Array:
     return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
-@cached_by_arguments
+@constant_like
 def query_scale_table(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
     numbers = xp.arange(1, count + 1, dtype=xp.float64)

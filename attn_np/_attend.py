@@ -251,7 +251,7 @@ def attend_vjp(
     The gradient of the sinks is taped as dsinks.
 
     Args:
-        tape: the tape of `attend`; on the textbook path gets the gradients, each named d + the name of its value.
+        tape: the tape of `attend`; gets gradients, named d + their values' names; on the fast path of biases and sinks.
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`; not read on the fast path.
         kv_heads: how many heads k and v had, if fewer than the queries.

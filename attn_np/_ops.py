@@ -197,7 +197,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
+def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached; `like` is for other frameworks."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
@@ -424,18 +424,18 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
-    shared: tuple[Any, ...] = (),
+    recompute_with: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. They change nothing else here: the
-    hand-written backward pass decides what is kept.
+    `recompute_with`: arrays that every step reads, by `body(carry, xs, *recompute_with)`. In the other packages the
+    steps are then computed again by the backward pass; here the hand-written one decides what is kept.
     """
     time_indices = range(xs[0].shape[1])
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(time_indices) if reverse else time_indices:
-        carry, ys = body(carry, tuple(None if x is None else x[:, i] for x in xs), *shared)
+        carry, ys = body(carry, tuple(None if x is None else x[:, i] for x in xs), *recompute_with)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:
@@ -443,7 +443,7 @@ def scan(
     stacked = tuple(np.stack(y, axis=1) for y in zip(*step_ys, strict=True))
     if not stacked:  # no steps: run one on zeros, for shapes and dtypes alone
         blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)
-        _, ys = body(carry, tuple(blank), *shared)
+        _, ys = body(carry, tuple(blank), *recompute_with)
         stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

@@ -7,8 +7,8 @@ from attn_np._layer import checked_specs
 from attn_np._ops import (
     Array,
     Tape,
-    cached_by_arguments,
     concrete,
+    constant_like,
     dtype_name,
     float_dtype_name,
     known_range,
@@ -20,7 +20,7 @@ from attn_np._vjp import defvjp, sum_to
 from attn_np.contract import _functions as functions_contract
 
 
-@cached_by_arguments
+@constant_like
 def xpos_scales(xp: Any, config: Any, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 by which xPos scales each pair, made in float64 and rounded once."""
     logs = xp.log(xp.asarray(config.decays(), dtype=xp.float64)) / config.xpos

@@ -92,7 +92,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     w_mix_scores: Array | None = None,
     w_mix_weights: Array | None = None,
-    attend_all_rows: AttendAllRows | None = None,
+    attend_without_blocks: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -111,7 +111,7 @@ def attend_in_row_blocks(
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout, blocks work in place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        attend_all_rows: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
@@ -137,8 +137,8 @@ def attend_in_row_blocks(
         weighed = WeighingCall(weighing, q, k, v, mask, score_arrays["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
-    if attend_all_rows is not None and score_arrays["keep"] is None:
-        return attend_all_rows(tape, q, k, v, mask, score_arrays["bias"])
+    if attend_without_blocks is not None and score_arrays["keep"] is None:
+        return attend_without_blocks(tape, q, k, v, mask, score_arrays["bias"])
     call = RowBlockCall(
         attend_rows, arrays, band, block_size_factor * BLOCK_SCORES // batch_scores_per_pair, min_rows or MIN_ROWS
     )

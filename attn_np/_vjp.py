@@ -412,7 +412,7 @@ def function_value_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
     """`value_and_vjp` of a function that carries a rule; of a `partial`, what it fixes has gradients as well."""
-    if isinstance(function, partial):
+    while isinstance(function, partial):
         inputs, options, function = (*function.args, *inputs), function.keywords | options, function.func
     rule, call = rule_of(function), signature(function).bind(*inputs, **options)
     call.apply_defaults()

@@ -52,7 +52,7 @@ def cell(x_gate_inputs: Array, h_before: Array, w_h: Array, b_h: Array | None) -
 
 
 def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h_before: Array, n_from_h: Array) -> tuple[Array, Array]:
-    """The gradients of x_gate_inputs, and of the state before by the path around the gates: `cell` in reverse.
+    """The gradient of x_gate_inputs, and that of the state before by the path around the gates: `cell` in reverse.
 
     Args:
         dh: gradient of the state after the step.
@@ -90,7 +90,7 @@ def cell_with_reset_before_vjp(
     return stack([dr, dz, dn], axis=1), dh_before + dreset_state * r
 
 
-def h_gate_inputs_vjp(dx_gate_inputs: Array, r: Array) -> Array:
+def dh_gate_inputs_from(dx_gate_inputs: Array, r: Array) -> Array:
     """The gradient of the recurrent products: as for x_gate_inputs, but that of n passes the reset gate."""
     return concatenate([dx_gate_inputs[..., :2, :], dx_gate_inputs[..., 2:, :] * r[..., None, :]], axis=-2)
 
@@ -123,13 +123,15 @@ class GRULayer(Layer[LayerConfig]):
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        xs, shared = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
+        xs, recompute_with = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        final_state, (r, z, n, h) = scan(
+            body, state, xs, names=names, tape=tape, reverse=c.backward, recompute_with=recompute_with
+        )
         return h, final_state
 
     def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
-        """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
+        """The state before each step, and its recurrent product for n, which the backward of `reset_after` needs."""
         if self.config.backward:
             h_before = concatenate([h, initial_state[:, None]], 1)[:, 1:]
         else:
@@ -141,17 +143,18 @@ class GRULayer(Layer[LayerConfig]):
 
         A state is used three times: as an output, and in the next step both around its gates and inside them. For the
         last use the gradients at the gates are multiplied by w_h. The scan does so in its next step, the step before in
-        time: its carry holds the gradients at the gates, not the product.
+        time: its carry holds the gradients at the gates, not the product. Without `reset_after` the product for n
+        cannot wait, as dr needs it: only those for r and z do.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
         h_before, n_from_h = self.step_residuals(tape["state"], tape["h"])
         c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gate_inputs, r):
-            dgates, w = (
-                (h_gate_inputs_vjp(dx_gate_inputs, r), w_h) if c.reset_after else (dx_gate_inputs[:, :2], w_h[:2])
+            dh_gate_inputs, w = (
+                (dh_gate_inputs_from(dx_gate_inputs, r), w_h) if c.reset_after else (dx_gate_inputs[:, :2], w_h[:2])
             )
-            return dh_around + einsum("bfa,fea->be", dgates, w)
+            return dh_around + einsum("bfa,fea->be", dh_gate_inputs, w)
 
         def body(carry, xs):
             dy, real, r, z, n, h_before, n_from_h = xs
@@ -167,16 +170,16 @@ class GRULayer(Layer[LayerConfig]):
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h_before, n_from_h
         carry, (dx_gate_inputs,) = scan(body, carry, xs, names=("dx_gate_inputs",), tape=tape, reverse=not c.backward)
-        grads = self.gates_vjp(x, h_before, r, dx_gate_inputs)
+        grads = self.gate_inputs_vjp(x, h_before, r, dx_gate_inputs)
         dx, dstate = record(tape, dx=grads.inputs["x"], dstate=dstate_before(*carry))
         return Grads({"x": dx, "state": dstate}, grads.params)
 
-    def gates_vjp(self, x: Array, h_before: Array, r: Array, dx_gate_inputs: Array) -> Grads:
+    def gate_inputs_vjp(self, x: Array, h_before: Array, r: Array, dx_gate_inputs: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h_before` is the state before each step."""
         dw = {}
         if self.config.reset_after:
             _, dw["w_h"], dw["b_h"] = linear_vjp(
-                "bte,fea->btfa", h_before, self.w_h, self.b_h, h_gate_inputs_vjp(dx_gate_inputs, r)
+                "bte,fea->btfa", h_before, self.w_h, self.b_h, dh_gate_inputs_from(dx_gate_inputs, r)
             )
         else:
             _, dw["w_h"] = einsum_vjp(
@@ -253,16 +256,16 @@ class GatedRecurrentUnit(Layer[Config]):
         sizes, directions, e = c.sizes(), 2 if c.bidirectional else 1, c.hidden_dim
         dlast = zeros((sizes["l"], b, e), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
-            dh, reverse_dx = dropout_vjp(dy, layer_keep, c.dropout), None
+            dh, back_dx = dropout_vjp(dy, layer_keep, c.dropout), None
             if self.backward_layers is not None:
                 inner = scope(tape, f"backward_layers.{i}")
                 layer_grads = self.backward_layers[i].vjp(inner, dh[..., e:], dlast[2 * i + 1], real)
                 dw |= {f"backward_layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-                reverse_dx = layer_grads.inputs["x"]
+                back_dx = layer_grads.inputs["x"]
                 dstates.append(layer_grads.inputs["state"])
             layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh[..., :e], dlast[directions * i], real)
             dw |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
-            dy = layer_grads.inputs["x"] if reverse_dx is None else sum_grads(layer_grads.inputs["x"], reverse_dx)
+            dy = layer_grads.inputs["x"] if back_dx is None else sum_grads(layer_grads.inputs["x"], back_dx)
             dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:

@@ -46,7 +46,7 @@ from attn_np._vjp import (
 from attn_np.additive import AdditiveAttention
 from attn_np.contract._tape import BackwardTape
 from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
-from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, h_gate_inputs_vjp
+from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, dh_gate_inputs_from
 
 
 def attend_once(
@@ -80,7 +80,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
     b_o: Float[Array, "o"]
 
     def step_params(self) -> dict[str, Any]:
-        """The weights of a step, upcast once; those of the first layer's input are split for context and target."""
+        """The parameters of a step, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
         w_x = [upcast(layer.w_x) for layer in layers]
         return {
@@ -98,10 +98,10 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         first, *rest = [broadcast_to(b_x, (target.shape[0], target.shape[1], *b_x.shape)) for b_x in w["b_x"]]
         return [first + einsum("btd,fde->btfe", target, w["target"]), *rest]
 
-    def make_step(self, with_weights: bool) -> Callable[..., Any]:
+    def make_step(self, with_probs: bool) -> Callable[..., Any]:
         """The body of a scan over the steps: it takes the states of all layers to the next ones.
 
-        Keys, memory and weights (`k`, `memory`, `w`) are the same in every step.
+        Keys, memory and parameters (`k`, `memory`, `w`) are the same in every step.
         """
         num_layers, rate = self.config.num_layers, self.config.dropout
 
@@ -109,7 +109,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             allowed, keep = xs[2 * num_layers :]
             q = einsum("bd,de->be", state[-1], w["q"])
             context, probs = attend_once(q, k, memory, w["score"], allowed, keep, rate)
-            x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
+            x, new_state, outputs = context, [], [context, probs] if with_probs else [context]
             for i in range(num_layers):
                 x_gate_inputs = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gate_inputs, state[i], w["h"][i], w["b_h"][i])
@@ -132,7 +132,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         return_weights: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        with_weights = return_weights or tape is not None
+        with_probs = return_weights or tape is not None
         b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
@@ -147,18 +147,18 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             for tape_of_layer, x in zip(layer_tapes, static_gate_inputs, strict=True)
         ]
         last, (_, *stacked) = scan(
-            self.make_step(with_weights),
+            self.make_step(with_probs),
             tuple(state[i] for i in range(num_layers)),
             (*static_gate_inputs, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=(
                 "context",
-                *(("probs",) if with_weights else ()),
+                *(("probs",) if with_probs else ()),
                 *(f"gru.layers.{i}.{name}" for i in range(num_layers) for name in "rznh"),
             ),
             tape=tape,
-            shared=(k, memory, w),
+            recompute_with=(k, memory, w),
         )
-        probs, gates_and_states = (stacked[0], stacked[1:]) if with_weights else (None, stacked)
+        probs, gates_and_states = (stacked[0], stacked[1:]) if with_probs else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def __call__(
@@ -205,21 +205,22 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         q = einsum("btd,de->bte", queries, self.attention.w_q)
         dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", layer_inputs[-1], self.w_o, self.b_o, dy)
 
-        def dstate_before(dh_around, dgates, step_values):
+        def dstate_before(dh_around, dx_gate_inputs, step_values):
             if step_values is None:
                 return dh_around
             q, probs, keep, residuals = step_values
             dstate = [
-                dh_around[i] + einsum("bfa,fea->be", h_gate_inputs_vjp(dgates[i], residuals[5 * i]), w["h"][i])
+                dh_around[i]
+                + einsum("bfa,fea->be", dh_gate_inputs_from(dx_gate_inputs[i], residuals[5 * i]), w["h"][i])
                 for i in range(num_layers)
             ]
-            dcontext = einsum("bfe,fde->bd", dgates[0], w["x"][0])
+            dcontext = einsum("bfe,fde->bd", dx_gate_inputs[0], w["x"][0])
             dq = attend_once_vjp(q, k, memory, w["score"], probs, keep, c.dropout, dcontext)
             return (*dstate[:-1], dstate[-1] + einsum("be,de->bd", dq, w["q"]))
 
         def body(carry, xs):
             doutput, q, probs, keep, *rest = xs
-            keep_masks, residuals, dstate, dh_around, dgates = (
+            keep_masks, residuals, dstate, dh_around, dx_gate_inputs = (
                 rest[:num_layers],
                 rest[num_layers:],
                 dstate_before(*carry),
@@ -228,13 +229,13 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             )
             for i in reversed(range(num_layers)):
                 dh = dstate[i] + dropout_vjp(doutput, keep_masks[i], c.dropout)
-                dx_gate_inputs, dh = cell_vjp(dh, *residuals[5 * i : 5 * i + 5])
-                doutput = einsum("bfe,fde->bd", dx_gate_inputs, w["x"][i])
-                dh_around, dgates = (dh, *dh_around), (dx_gate_inputs, *dgates)
-            return (dh_around, dgates, (q, probs, keep, residuals)), dgates
+                dx_of_layer, dh = cell_vjp(dh, *residuals[5 * i : 5 * i + 5])
+                doutput = einsum("bfe,fde->bd", dx_of_layer, w["x"][i])
+                dh_around, dx_gate_inputs = (dh, *dh_around), (dx_of_layer, *dx_gate_inputs)
+            return (dh_around, dx_gate_inputs, (q, probs, keep, residuals)), dx_gate_inputs
 
         dlast = zeros(tape["state"].shape, x) if dlast is None else dlast
-        carry, dgates = scan(
+        carry, dx_gate_inputs = scan(
             body,
             (tuple(dlast[i] for i in range(num_layers)), (), None),
             (
@@ -250,7 +251,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             reverse=True,
         )
         grads_by_layer = [
-            layers[i].gates_vjp(layer_inputs[i], h, r, dgates[i])
+            layers[i].gate_inputs_vjp(layer_inputs[i], h, r, dx_gate_inputs[i])
             for i, (r, _, _, h, _) in enumerate(residuals_by_layer)
         ]
         for i, layer_grads in enumerate(grads_by_layer):
@@ -369,8 +370,8 @@ class Seq2Seq(Layer[Config]):
             return (take(table, token), done, state), (token, done)
 
         done = zeros((sizes["b"],), x) != 0
-        clock = zeros((sizes["b"], steps), x)
-        _, (tokens, done) = scan(body, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
+        blank_steps = zeros((sizes["b"], steps), x)
+        _, (tokens, done) = scan(body, (x[:, 0], done, start), (blank_steps,), names=("tokens", "done"))
         ends = concatenate([done, zeros((sizes["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 

@@ -102,7 +102,7 @@ class ShawAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            relative_index = self.table_rows(relative_position)
+            relative_index = self.table_row_numbers(relative_position)
             if not is_by_diagonal(relative_index, k.shape[1]):
                 relative_index = broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
             relative_index = record(tape, relative_index=relative_index)
@@ -122,7 +122,7 @@ class ShawAttention(Layer[Config]):
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
-        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -130,18 +130,18 @@ class ShawAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_all_rows=attend_all_rows, bias=bias, keep=keep,
+            attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def table_rows(self, relative_position: Array) -> Array:
+    def table_row_numbers(self, relative_position: Array) -> Array:
         """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
     def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
-        row = self.table_rows(relative_position)
+        row = self.table_row_numbers(relative_position)
         k = k + take(self.w_rel_k, row)
         return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
 
@@ -149,7 +149,7 @@ class ShawAttention(Layer[Config]):
         self, q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array
     ) -> dict[str, Array]:
         """The gradients of queries, keys, values and tables."""
-        row, grads = self.table_rows(relative_position), {"q": dq, "k": dk, "v": dv}
+        row, grads = self.table_row_numbers(relative_position), {"q": dq, "k": dk, "v": dv}
         grads["w_rel_k"] = take_vjp(self.w_rel_k, row, sum_to(dk, (1, dk.shape[-1])))
         if self.w_rel_v is not None:
             grads["w_rel_v"] = take_vjp(self.w_rel_v, row, sum_to(dv, (1, dv.shape[-1])))
@@ -195,7 +195,7 @@ class ShawAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        if "merge_inputs" in tape:
+        if "near_and_far" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
             row_grads = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
         else:

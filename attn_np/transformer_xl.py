@@ -109,7 +109,7 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             key_sinusoids, query_sinusoids = (
@@ -123,7 +123,7 @@ class TransformerXLAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, attend_all_rows=attend_all_rows, bias=bias, keep=keep,
+            implementation=implementation, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -136,7 +136,7 @@ class TransformerXLAttention(Layer[Config]):
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         rel = tape["rel"]
 
-        def attend_all_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+        def attend_without_blocks_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             q_position, t, s = tape["q_position"], dcontext.shape[1], tape["k"].shape[1]
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
@@ -151,7 +151,7 @@ class TransformerXLAttention(Layer[Config]):
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             if "relative_index" not in tape:
-                return attend_all_rows_vjp(tape, dcontext)
+                return attend_without_blocks_vjp(tape, dcontext)
             dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]

@@ -111,8 +111,8 @@ def load(
     Args:
         path: the file, or the index of its shards (`*.safetensors.index.json`).
         into: a layer that takes the weights in place; a new one by default.
-        layout: the file's foreign layout, such as "bert". For a file in our names that is to be converted, the
-            variant that it has, and as `variant` the one to return.
+        layout: the file's foreign layout, such as "bert". To convert a file in our own names, pass the
+            variant that it holds as `layout`, and the one to return as `variant`.
         variant: the variant to return, for a layout with several and for a file without our metadata.
         layer: the layer's number in the foreign names, for a layout with several.
         part: which block of attention, such as "cross", or which stage of a model, if there are several.

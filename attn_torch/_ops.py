@@ -186,7 +186,7 @@ def is_longer(t: int, n: int) -> bool:
     return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
-def cached_by_arguments(make: Callable[..., Any]) -> Callable[..., Array]:
+def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached; they go where `like` is.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
@@ -471,21 +471,21 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
-    shared: tuple[Any, ...] = (),
+    recompute_with: tuple[Any, ...] = (),
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = body(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
-    `shared`: arrays that every step reads, by `body(carry, xs, *shared)`. If there are any, only the carries are kept,
-    and the backward pass computes the steps again.
+    `recompute_with`: arrays that every step reads, by `body(carry, xs, *recompute_with)`. If there are any, only the
+    carries are kept, and the backward pass computes the steps again.
     """
-    body = remat(body) if shared else body
+    body = remat(body) if recompute_with else body
     time_indices = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(time_indices) if reverse else time_indices:
-        carry, ys = body(carry, tuple(None if x is None else x[i] for x in parts), *shared)
+        carry, ys = body(carry, tuple(None if x is None else x[i] for x in parts), *recompute_with)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:
@@ -493,7 +493,7 @@ def scan(
     stacked = tuple(stack(y, dim=1) for y in zip(*step_ys, strict=True))
     if not stacked:  # no steps: run one on zeros, for shapes, dtypes and the graph
         blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
-        _, ys = body(carry, tuple(blank), *shared)
+        _, ys = body(carry, tuple(blank), *recompute_with)
         stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

@@ -59,7 +59,7 @@ def attend_in_row_blocks(
     weighing: Weighing | None = None,
     w_mix_scores: Array | None = None,
     w_mix_weights: Array | None = None,
-    attend_all_rows: AttendAllRows | None = None,
+    attend_without_blocks: AttendAllRows | None = None,
     **score_arrays: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -83,7 +83,7 @@ def attend_in_row_blocks(
         weighing: how `attend_rows` weighs scores, if each row is by itself; on a CPU, without dropout, blocks work in
             place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        attend_all_rows: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
@@ -99,14 +99,14 @@ def attend_in_row_blocks(
         or is_sharded(q)
     )
     one_block = (
-        one_block or (step is not None and not step.uniform) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
+        one_block or (step is not None and not step.like_full_pass) or batch_scores_per_pair * t * s <= ONE_BLOCK_SCORES
     )
     if one_block or any(x is not None and x.is_meta for x in arrays) or under_transform(*arrays):
         masking: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **masking)
         return attend_rows(tape, q, k, v, allowed, relative_positions(t, s, like=q, step=step), **score_arrays)
-    if attend_all_rows is not None and score_arrays["keep"] is None:
-        return attend_all_rows(tape, q, k, v, mask, score_arrays["bias"])
+    if attend_without_blocks is not None and score_arrays["keep"] is None:
+        return attend_without_blocks(tape, q, k, v, mask, score_arrays["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and score_arrays["keep"] is None and q.is_cpu and allows_data_dependent_shapes(q):
         heads_per_block = max([1, *(n for x in maps if x is not None for n in x.shape)])

@@ -9,10 +9,10 @@ from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
 from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_by_arguments, dtype_name, linear, record
+from attn_torch._ops import Array, Tape, arange, broadcast_to, constant_like, dtype_name, linear, record
 
 
-@cached_by_arguments
+@constant_like
 def drawn_blocks(xp: Any, config: Config, num_blocks: int) -> Any:
     """The random blocks of each of `num_blocks` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(num_blocks), dtype=xp.int32).reshape(num_blocks, config.random_blocks)

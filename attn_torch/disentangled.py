@@ -29,20 +29,20 @@ from attn_torch._ops import (
     zeros,
 )
 from attn_torch._relative import (
-    bucket_table,
     is_by_diagonal,
     relative_scores_of_keys,
     relative_scores_per_head,
+    signed_bucket_table,
 )
 from attn_torch._rows import attend_in_row_blocks
 
 
-def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
+def table_row_numbers(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The row indices of relative positions (key minus query) in the table: those for c2p, those for p2c."""
     limit, span = c.max_distance, c.span()
     c2p_offset = -relative_position
     if c.buckets_per_side is not None:
-        c2p_offset = bucket_table(c, like=c2p_offset)[clip(c2p_offset, -limit, limit) + limit]
+        c2p_offset = signed_bucket_table(c, like=c2p_offset)[clip(c2p_offset, -limit, limit) + limit]
     # Equation 3: position to content takes the position as seen from the key, which has the other sign.
     p2c_offset = -c2p_offset if c.p2c_view == "key" else c2p_offset
     return clip(c2p_offset + span, 0, 2 * span - 1), clip(p2c_offset + span, 0, 2 * span - 1)
@@ -118,7 +118,7 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            c2p_index, p2c_index = table_rows(c, relative_position)
+            c2p_index, p2c_index = table_row_numbers(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 c2p_index = record(tape, relative_index=c2p_index)
@@ -143,14 +143,14 @@ class DisentangledAttention(Layer[Config]):
             return context if lse is None else with_lse(context, lse), probs
 
         def add_far_position(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            c2p_index, p2c_index = table_rows(c, relative_position)
+            c2p_index, p2c_index = table_row_numbers(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, c2p_index)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 key_terms = einsum("bshk,xhk->bshx", k, take(rel_q, p2c_index))
                 q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, key_terms], -1)
             return q, keys, v
 
-        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -158,7 +158,7 @@ class DisentangledAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_size_factor=4, attend_all_rows=attend_all_rows, bias=bias, keep=keep,
+            block_size_factor=4, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -47,6 +47,11 @@ def cell_with_reset_before(x_gate_inputs: Array, h_before: Array, w_h: Array) ->
     return r, z, n, lerp(n, h_before, z)
 
 
+def dh_gate_inputs_from(dx_gate_inputs: Array, r: Array) -> Array:
+    """The gradient of the recurrent products: as for x_gate_inputs, but that of n passes the reset gate."""
+    return concatenate([dx_gate_inputs[..., :2, :], dx_gate_inputs[..., 2:, :] * r[..., None, :]], axis=-2)
+
+
 class GRULayer(Layer[LayerConfig]):
     """One layer of a stack in one direction, which passes arrays on in the compute dtype."""
 
@@ -75,13 +80,15 @@ class GRULayer(Layer[LayerConfig]):
             h = new if real is None else where(real[:, None], new, h)
             return h, (r, z, n, h)
 
-        xs, shared = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
+        xs, recompute_with = (x_gate_inputs, real), (w_h, b_h) if recompute else ()
         names = "r", "z", "n", "h"
-        final_state, (r, z, n, h) = scan(body, state, xs, names=names, tape=tape, reverse=c.backward, shared=shared)
+        final_state, (r, z, n, h) = scan(
+            body, state, xs, names=names, tape=tape, reverse=c.backward, recompute_with=recompute_with
+        )
         return h, final_state
 
     def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
-        """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
+        """The state before each step, and its recurrent product for n, which the backward of `reset_after` needs."""
         if self.config.backward:
             h_before = concatenate([h, initial_state[:, None]], 1)[:, 1:]
         else:

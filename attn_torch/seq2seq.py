@@ -52,7 +52,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
     b_o: Float[Array, "o"]
 
     def step_params(self) -> dict[str, Any]:
-        """The weights of a step, upcast once; those of the first layer's input are split for context and target."""
+        """The parameters of a step, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
         w_x = [upcast(layer.w_x) for layer in layers]
         return {
@@ -70,10 +70,10 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         first, *rest = [broadcast_to(b_x, (target.shape[0], target.shape[1], *b_x.shape)) for b_x in w["b_x"]]
         return [first + einsum("btd,fde->btfe", target, w["target"]), *rest]
 
-    def make_step(self, with_weights: bool) -> Callable[..., Any]:
+    def make_step(self, with_probs: bool) -> Callable[..., Any]:
         """The body of a scan over the steps: it takes the states of all layers to the next ones.
 
-        Keys, memory and weights (`k`, `memory`, `w`) are the same in every step.
+        Keys, memory and parameters (`k`, `memory`, `w`) are the same in every step.
         """
         num_layers, rate = self.config.num_layers, self.config.dropout
 
@@ -81,7 +81,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             allowed, keep = xs[2 * num_layers :]
             q = einsum("bd,de->be", state[-1], w["q"])
             context, probs = attend_once(q, k, memory, w["score"], allowed, keep, rate)
-            x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
+            x, new_state, outputs = context, [], [context, probs] if with_probs else [context]
             for i in range(num_layers):
                 x_gate_inputs = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gate_inputs, state[i], w["h"][i], w["b_h"][i])
@@ -104,7 +104,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         return_weights: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        with_weights = return_weights or tape is not None
+        with_probs = return_weights or tape is not None
         b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
@@ -119,18 +119,18 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             for tape_of_layer, x in zip(layer_tapes, static_gate_inputs, strict=True)
         ]
         last, (_, *stacked) = scan(
-            self.make_step(with_weights),
+            self.make_step(with_probs),
             tuple(state[i] for i in range(num_layers)),
             (*static_gate_inputs, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=(
                 "context",
-                *(("probs",) if with_weights else ()),
+                *(("probs",) if with_probs else ()),
                 *(f"gru.layers.{i}.{name}" for i in range(num_layers) for name in "rznh"),
             ),
             tape=tape,
-            shared=(k, memory, w),
+            recompute_with=(k, memory, w),
         )
-        probs, gates_and_states = (stacked[0], stacked[1:]) if with_weights else (None, stacked)
+        probs, gates_and_states = (stacked[0], stacked[1:]) if with_probs else (None, stacked)
         return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(
@@ -249,8 +249,8 @@ class Seq2Seq(Layer[Config]):
             return (take(table, token), done, state), (token, done)
 
         done = zeros((sizes["b"],), x) != 0
-        clock = zeros((sizes["b"], steps), x)
-        _, (tokens, done) = scan(body, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
+        blank_steps = zeros((sizes["b"], steps), x)
+        _, (tokens, done) = scan(body, (x[:, 0], done, start), (blank_steps,), names=("tokens", "done"))
         ends = concatenate([done, zeros((sizes["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 

@@ -87,7 +87,7 @@ class ShawAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            relative_index = self.table_rows(relative_position)
+            relative_index = self.table_row_numbers(relative_position)
             if not is_by_diagonal(relative_index, k.shape[1]):
                 relative_index = broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
             relative_index = record(tape, relative_index=relative_index)
@@ -107,7 +107,7 @@ class ShawAttention(Layer[Config]):
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
-        def attend_all_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
@@ -115,17 +115,17 @@ class ShawAttention(Layer[Config]):
 
         context, probs = attend_in_row_blocks(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_all_rows=attend_all_rows, bias=bias, keep=keep,
+            attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def table_rows(self, relative_position: Array) -> Array:
+    def table_row_numbers(self, relative_position: Array) -> Array:
         """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""
         return clip(relative_position, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
 
     def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
-        row = self.table_rows(relative_position)
+        row = self.table_row_numbers(relative_position)
         k = k + take(self.w_rel_k, row)
         return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)

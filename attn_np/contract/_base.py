@@ -169,10 +169,12 @@ class Config:
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
+        """The names of the fields."""
         return tuple(f.name for f in fields(cls))
 
     @classmethod
     def required(cls) -> tuple[str, ...]:
+        """The names of the fields without a default."""
         return tuple(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
 
     def as_dict(self) -> dict[str, Any]:
@@ -227,7 +229,7 @@ class Config:
         """The named field is a dropout rate in [0, 1)."""
         value = getattr(self, name)
         if not is_number(value) or not 0 <= value < 1:
-            raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
+            raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share that dropout sets to 0")
 
     def check_number(self, name: str, *, above: float | None = None) -> None:
         """The named field is a number that float64 can hold (above a limit); None passes if its type says so."""

@@ -28,10 +28,10 @@ def conversions(variant: str) -> dict[str, Layout]:
     """The variants that a variant can be converted to, each with the layout that does it."""
     layout_by_variant: dict[str, Layout] = {}
     for layout in map(layouts.get, layouts.names()):
-        if layout.layout_variant == variant:
+        if layout.own_variant == variant:
             layout_by_variant |= dict.fromkeys(layout.tables, layout)
-        elif layout.layout_variant is not None and variant in layout.tables:
-            layout_by_variant[layout.layout_variant] = layout
+        elif layout.own_variant is not None and variant in layout.tables:
+            layout_by_variant[layout.own_variant] = layout
     return layout_by_variant
 
 
@@ -45,7 +45,7 @@ def convert_unchecked(
         fix = did_you_mean(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {fix}")
     layout = layout_by_variant[to]
-    from_layout = layout.layout_variant == config.variant
+    from_layout = layout.own_variant == config.variant
     table = layout.tables[to if from_layout else config.variant]
     converted: dict[str, np.ndarray] = {}
     try:

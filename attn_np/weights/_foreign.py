@@ -14,8 +14,8 @@ from attn_np.weights._errors import ConfigMismatchError, require_shape
 from attn_np.weights._foreign_config import (
     infer_config,
     merge_caller_fields,
-    merge_fields_beside,
-    table_name_and_config_beside,
+    merge_other_sidecar,
+    read_family_sidecar,
 )
 from attn_np.weights._layer_prefixes import (
     LayerPrefixes,
@@ -27,7 +27,7 @@ from attn_np.weights._layer_prefixes import (
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import AppliedRule, complete_rules, letter_sizes_agree, unsupported_fields
+from attn_np.weights.layouts._base import AppliedRule, letter_sizes_agree, rules_for_all_params, unsupported_fields
 
 
 def read_foreign(
@@ -46,14 +46,14 @@ def read_foreign(
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     part = find_part(layout, part)
     layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
-    name_and_config = table_name_and_config_beside(file.path, layout, layer_prefixes.layer, part)
+    name_and_config = read_family_sidecar(file.path, layout, layer_prefixes.layer, part)
     if name_and_config is not None:
         table_name, config = name_and_config
         table = layout.tables[table_name]
         config = merge_caller_fields(file.path, layout_name, table, config, request)
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
         return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
-    known = merge_fields_beside(file.path, layout_name, layout, table, variant, request.fields)
+    known = merge_other_sidecar(file.path, layout_name, layout, table, variant, request.fields)
     if request.into_config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
@@ -76,8 +76,13 @@ def read_by_table(
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
-    rules = checked_complete_rules(file.path, layout_name, table, config)
-    keys = {key: layer_prefixes.key(table, key) for applied in rules for key in applied.keys if key not in table.absent}
+    rules = rules_or_mismatch(file.path, layout_name, table, config)
+    keys = {
+        key: layer_prefixes.key_in_file(table, key)
+        for applied in rules
+        for key in applied.keys
+        if key not in table.absent
+    }
     ignored = checked_ignored_keys(
         file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.layer_prefix, config.variant
     )
@@ -117,7 +122,7 @@ def write_foreign(
         ValueError: no foreign layout, or a layer or part that it does not have.
     """
     layout = layouts.get(layout_name)
-    if layout.layout_variant is not None:
+    if layout.own_variant is not None:
         fix = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {layout_name!r}; {fix}")
     table = layout.tables[layout.table_name_for(config) or find_table_name(layout_name, layout, config.variant)]
@@ -129,12 +134,12 @@ def write_foreign(
     if layer is not None and "{layer}" not in template:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     layer_prefixes = layer_prefixes_for(prefix, template, template.format(layer=layer or 0), layer or 0)
-    rules = checked_complete_rules(path, layout_name, table, config)
+    rules = rules_or_mismatch(path, layout_name, table, config)
     arrays: dict[str, np.ndarray] = {}
     for applied in rules:
         for key, x in applied.to_layout(values).items():
             if key not in table.absent:
-                arrays[layer_prefixes.key(table, key)] = x
+                arrays[layer_prefixes.key_in_file(table, key)] = x
             elif any(np.ascontiguousarray(x).view(np.uint8).flat):
                 name, fix = applied.params[0], "set it to 0 if the layer does as well without, or choose another layout"
                 expected = f"zeros where {layout_name} has no {key}"
@@ -145,21 +150,21 @@ def write_foreign(
 def other_layout_fix(variant: str, variants: Collection[str]) -> str:
     """What to do where a layer of one variant is to be written in a layout of others."""
     every = {name: layouts.get(name) for name in layouts.names()}
-    ours = [layout for layout in every.values() if layout.layout_variant == variant]
+    ours = [layout for layout in every.values() if layout.own_variant == variant]
     equal = [own for layout in ours for own in layout.tables if own in variants]
     if equal:
         return f"make it {equal[0]} first, by attn_np.weights.convert"
-    names = [name for name, layout in every.items() if layout.layout_variant is None and layout.tables_of(variant)]
+    names = [name for name, layout in every.items() if layout.own_variant is None and layout.tables_of(variant)]
     return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
 
 
 def find_table_name(
     layout_name: str, layout: Layout, variant: str | None, file: OpenFile | None = None, prefix: str = ""
 ) -> str:
-    """A table's name, for a variant: None where the layout has one variant, or `tensors_decide`.
+    """The name of the table for a variant; `variant` may be None if the layout has one, or `tensors_decide`.
 
-    Of several, those count whose required keys are all in the file (with `tensors_decide`, in sizes that agree): of
-    these the one with the most; the first of all if none counts.
+    Of several tables, the one with the most required keys of those that have all in the file (with `tensors_decide`, in
+    sizes that agree); if none has, the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
@@ -187,14 +192,14 @@ def find_table_name(
     return max(fitting, key=fitting.__getitem__, default=table_names[0])
 
 
-def checked_complete_rules(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
+def rules_or_mismatch(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:
     """The rules of a table for a config.
 
     Raises:
         ConfigMismatchError: a config that the layout cannot represent.
     """
     try:
-        return complete_rules(table, config)
+        return rules_for_all_params(table, config)
     except ValueError as error:
         fix = f"choose another layout than {layout_name}"
         raise ConfigMismatchError(path, "config", f"a config that {layout_name} can hold", str(error), fix) from None

@@ -14,7 +14,7 @@ from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import TRAINING_FIELDS, canonical, differences, infer
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
-# Fields in which `load` lets a caller differ from the `config.json` beside the file.
+# Fields, beside TRAINING_FIELDS, in which `load` lets a caller differ from the `config.json` beside the file.
 OVERRIDABLE_FIELDS = ("max_positions",)
 
 
@@ -52,7 +52,7 @@ def table_name_and_config(
     return table_name, complete
 
 
-def table_name_and_config_beside(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
+def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
     """As `table_name_and_config`, from the `config.json` beside the file; None without one of this family.
 
     Raises:
@@ -97,7 +97,7 @@ def merge_caller_fields(path: str, layout_name: str, table: Table, config: Confi
     return config if request.into_config is None else request.into_config
 
 
-def merge_fields_beside(
+def merge_other_sidecar(
     path: str, layout_name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.
@@ -105,7 +105,7 @@ def merge_fields_beside(
     Raises:
         ConfigMismatchError: a field that the layout does not have, or one with two values.
     """
-    sidecar = sidecar_fields(path, layout)
+    sidecar = other_sidecar_fields(path, layout)
     refuse_other_fields(path, layout_name, table, variant, fields)
     for field, value in fields.items():
         if sidecar.get(field, value) != value:
@@ -136,12 +136,14 @@ def infer_config(
         for key in file.entries
         if key.startswith(layer_prefixes.layer_prefix)
     }
-    outside = {key: layer_prefixes.key(table, key) for key in (*table.first_layer_keys, *table.keys_beside_layers)}
+    outside = {
+        key: layer_prefixes.key_in_file(table, key) for key in (*table.first_layer_keys, *table.keys_beside_layers)
+    }
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
     fields = infer(table, shapes, known)
-    missing = [layer_prefixes.key(table, key) for key in table.required_keys() if key not in shapes]
+    missing = [layer_prefixes.key_in_file(table, key) for key in table.required_keys() if key not in shapes]
     if missing:
-        present = [layer_prefixes.key(table, key) for key in shapes]
+        present = [layer_prefixes.key_in_file(table, key) for key in shapes]
         require_same_keys(file.path, [*missing, *present], present)
     return canonical(contract.config(variant, **fields))
 
@@ -158,13 +160,13 @@ def refuse_other_fields(path: str, layout_name: str, table: Table, variant: str,
             raise ConfigMismatchError(path, field, f"a field that {layout_name} has", f"{field}={value!r}", fix)
 
 
-def sidecar_fields(path: str, layout: Layout) -> dict[str, Any]:
-    """The config fields in the `config.json` beside the file, for layouts that have one."""
+def other_sidecar_fields(path: str, layout: Layout) -> dict[str, Any]:
+    """Our fields, by `other_sidecar_names`, in a `config.json` beside the file that is not of the layout's family."""
     sidecar = sidecar_path(path)
-    if not layout.sidecar_names or not os.path.exists(sidecar):
+    if not layout.other_sidecar_names or not os.path.exists(sidecar):
         return {}
     hf = read_hf_config(sidecar)
-    return {ours: hf.get(theirs) for theirs, ours in layout.sidecar_names.items() if theirs in hf}
+    return {ours: hf.get(theirs) for theirs, ours in layout.other_sidecar_names.items() if theirs in hf}
 
 
 def sidecar_path(path: str) -> str:

@@ -28,7 +28,7 @@ class LayerPrefixes:
     stack: str
     layer: int
 
-    def key(self, table: Table, key: str) -> str:
+    def key_in_file(self, table: Table, key: str) -> str:
         """A key of the table with its prefix."""
         if key in table.first_layer_keys:
             return self.first_layer + key

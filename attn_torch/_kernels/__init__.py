@@ -1,7 +1,7 @@
 """The fast path of `attend`. Not for calls that
 
 - return weights, drop weights out or replace the softmax by `softmax_fn`;
-- have weights that add up over the queries;
+- normalise the weights over the queries instead of the keys;
 - have a tape, unless they ask for "fused".
 
 Without a pattern, the leading queries that see no key and the leading keys that no query sees, by causality and the

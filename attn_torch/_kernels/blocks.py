@@ -39,7 +39,8 @@ class Block(NamedTuple):
         batch, kv_heads, queries: the part of the batch, of the key/value heads and of the queries.
         keys: the keys, as a slice, or as indices where they are scattered. After `with_sink` the first entry is that of
             the sink: arrays of keys then have an entry for it before the first key.
-        allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
+        allowed: who sees whom by mask, bias and pattern, `b g r t s` with axes of 1; None if none hides. `mask_block_`
+            adds the window, which a pattern already contains.
         partly_visible_keys: the keys that `allowed` is about, counted from the block's first key: every query sees the
             others.
         empty_rows, unseen_keys: under a pattern, which queries see no key, `b g r t 1`, and which keys no query sees,
@@ -168,6 +169,7 @@ class BlockedCall:
             key_stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
             window_keys = slice(key_start, max(key_start, key_stop))
             keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), queries)
+            # Counted over all sequences of the block.
             kv_heads_per_block = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             if self.effective_windows is not None:  # each has a window of its own
                 kv_heads_per_block = 1
@@ -372,7 +374,7 @@ def slice_batch(x: Tensor, batch: slice) -> Tensor:
 
 
 def batch_and_heads(b: int, g: int, kv_heads_per_block: int) -> Iterator[tuple[slice, slice]]:
-    """The batch and the key/value heads in parts of about as many heads: all of some sequences, or some of one."""
+    """Parts with about so many heads, counted over sequences: all heads of some sequences, or some heads of one."""
     sequences, heads = max(1, kv_heads_per_block // g), min(kv_heads_per_block, g)
     for i in range(0, b, sequences):
         for j in range(0, g, heads):

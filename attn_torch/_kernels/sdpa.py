@@ -66,7 +66,7 @@ def attend(
 
 
 def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:
-    """Whether the kernel takes a bias by diagonal, as a view that serves all queries: one without a gradient."""
+    """Whether the kernel takes this bias by diagonal as a view that serves all queries: only without a gradient."""
     constant = not (diagonal_bias.requires_grad and torch.is_grad_enabled())
     return constant and q.is_cpu and supports(q, k, v, None, diagonal_bias, (None, None), 1.0)
 

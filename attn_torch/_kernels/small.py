@@ -17,7 +17,7 @@ def has_tangent(x: Tensor | None) -> bool:
 
 
 def lse_of_nothing(sinks: Tensor | None, like: Tensor) -> Tensor:
-    """The lse of a query that sees no key, by axes `b h t` of 1: its head's sink, -inf without one."""
+    """The lse of a query that sees no key, each head's sink, `1 h 1`; -inf without sinks."""
     return like.new_full((1, 1, 1), -torch.inf) if sinks is None else sinks[:, :, None]
 
 

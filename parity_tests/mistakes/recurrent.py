@@ -110,8 +110,8 @@ MUTANTS = (
     gru(
         "sequence read backwards",
         "read the sequence from its first position",
-        "names=names, tape=tape, reverse=c.backward, shared=shared)",
-        "names=names, tape=tape, reverse=not c.backward, shared=shared)",
+        "names=names, tape=tape, reverse=c.backward, recompute_with=recompute_with)",
+        "names=names, tape=tape, reverse=not c.backward, recompute_with=recompute_with)",
     ),
     both(
         "second direction read forwards",
@@ -207,14 +207,14 @@ MUTANTS = (
     seq2seq(
         "memory compared without its projection",
         "project the memory for the scores: W_k m",
-        "shared=(k, memory, w)",
-        "shared=(memory, memory, w)",
+        "recompute_with=(k, memory, w)",
+        "recompute_with=(memory, memory, w)",
     ),
     seq2seq(
         "projected keys averaged in place of the memory",
         "average the memory itself; its projection serves the scores only",
-        "shared=(k, memory, w)",
-        "shared=(k, k, w)",
+        "recompute_with=(k, memory, w)",
+        "recompute_with=(k, k, w)",
     ),
     seq2seq(
         "output read from the first layer",

@@ -87,9 +87,9 @@ class Layout:
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
         elsewhere: patterns of keys outside the layer, after the caller's prefix, that may be in the file.
-        sidecar_names: for a `config.json` whose `model_type` is none of `model_types`: its fields, to our fields.
+        other_sidecar_names: for a `config.json` whose `model_type` is none of `model_types`: its fields, to our fields.
         metadata: metadata that the origin requires of a file.
-        layout_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
+        own_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
         table_and_fields: (`config.json`, number of a layer, name of a part) -> (name of a table, fields of our
             Config). It reads fields by name and refuses values that the layer cannot represent.
@@ -104,9 +104,9 @@ class Layout:
     ignored: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
-    sidecar_names: Mapping[str, str] = field(default_factory=dict)
+    other_sidecar_names: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    layout_variant: str | None = None
+    own_variant: str | None = None
     model_types: tuple[str, ...] = ()
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
@@ -245,7 +245,7 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     return rules
 
 
-def complete_rules(table: Table, config: Config) -> list[AppliedRule]:
+def rules_for_all_params(table: Table, config: Config) -> list[AppliedRule]:
     """The rules for the parameters of a config, among which are all that every file of this table has.
 
     Raises:

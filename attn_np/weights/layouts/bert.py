@@ -64,7 +64,7 @@ LAYOUT = Layout(
         "cls.*",
         "qa_outputs.*",
     ),
-    sidecar_names={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
+    other_sidecar_names={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
     metadata={"format": "pt"},
     model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     table_and_fields=table_and_fields,

@@ -53,7 +53,7 @@ LAYOUT = replace(
         "lm_head.*",
         "classifier.*",
     ),
-    sidecar_names={},
+    other_sidecar_names={},
     model_types=("esm",),
     table_and_fields=table_and_fields,
 )

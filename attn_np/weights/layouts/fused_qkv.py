@@ -4,7 +4,7 @@ from attn_np.weights.layouts._base import Layout, Table
 
 LAYOUT = Layout(
     origin="attn-parity: fused_qkv",
-    layout_variant="fused_qkv",
+    own_variant="fused_qkv",
     tables={
         "mha": Table(
             rules={

@@ -46,7 +46,7 @@ LAYOUT = replace(
         )
     },
     elsewhere=(*BERT.elsewhere, *(f"longformer.{key}" for key in BERT.elsewhere), "lm_head.*"),
-    sidecar_names={},
+    other_sidecar_names={},
     model_types=("longformer",),
     table_and_fields=table_and_fields,
 )

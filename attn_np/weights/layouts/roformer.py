@@ -38,7 +38,7 @@ LAYOUT = replace(
             for key in ("embeddings.*", "embeddings_project.*", "encoder.embed_positions.weight", "encoder.layer.*")
         ),
     ),
-    sidecar_names={},
+    other_sidecar_names={},
     model_types=("roformer",),
     table_and_fields=table_and_fields,
 )

@@ -693,7 +693,7 @@ def encoded(alias: str) -> None:
         error = np.abs(products[:, :, i, j] - x[:, i] @ of_pair)
         claim((error <= bound[:, i]).all(), "products with encodings of positions are those of distances")
     config: Any = contract.examples("disentangled")["p2c"]
-    found = parts.bucket_table(config, like=want)
+    found = parts.signed_bucket_table(config, like=want)
     claim(same(found, np.array(config.signed_buckets(), np.int32)), "buckets of distances")
 
 

@@ -225,7 +225,7 @@ def when_rows_go_at_once(alias: str) -> None:
 
         with small_blocks(rows):
             rows.attend_in_row_blocks(
-                middle, None, *given, causal=True, **more | {"keep": keep}, attend_all_rows=all_rows
+                middle, None, *given, causal=True, **more | {"keep": keep}, attend_without_blocks=all_rows
             )
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")

@@ -29,12 +29,12 @@ from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, config_of, random_inputs, same
 
 ROOT = Path(__file__).resolve().parents[3]
-FOREIGN = [name for name in layouts.names() if layouts.get(name).layout_variant is None]
+FOREIGN = [name for name in layouts.names() if layouts.get(name).own_variant is None]
 TABLES = [(name, variant) for name in layouts.names() for variant in layouts.get(name).tables]
 PAIRS = [
     pair
     for name in layouts.names()
-    if (origin := layouts.get(name).layout_variant)
+    if (origin := layouts.get(name).own_variant)
     for variant in layouts.get(name).tables
     for pair in ((origin, variant), (variant, origin))
 ]
@@ -160,11 +160,13 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     table, variant = layout.tables[variant], layout.variant_of(variant)
     make = contract.get(variant).Config
     assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING_FIELDS)
-    assert not layouts.get(name).sidecar_names or set(layouts.get(name).sidecar_names.values()) <= set(table.fields())
-    if layouts.get(name).layout_variant is None:
+    assert not layouts.get(name).other_sidecar_names or set(layouts.get(name).other_sidecar_names.values()) <= set(
+        table.fields()
+    )
+    if layouts.get(name).own_variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)
     configs = contract.examples(variant).values()
-    if layout.layout_variant is None:
+    if layout.own_variant is None:
         configs = [held for config in configs if (held := reduced(table, config))]
     configs = [config for config in configs if all(getattr(config, name) == x for name, x in table.fixed.items())]
     params = {n: p.axes for config in configs for n, p in config.params().items()}
@@ -172,7 +174,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     for ours, keys, pattern in _base.expand_rules(table, params):
         covered |= set(ours)
         assert concatenation(pattern) is None or len(keys) == 1
-        if concatenation(pattern) is None and len(ours) == 1 and layout.layout_variant is None:
+        if concatenation(pattern) is None and len(ours) == 1 and layout.own_variant is None:
             # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several.
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
@@ -219,7 +221,7 @@ def reduced(table: layouts.Table, config: Config) -> Any:
     for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
-            _base.complete_rules(table, held)
+            _base.rules_for_all_params(table, held)
         except ValueError:
             continue
         return held
@@ -821,7 +823,7 @@ def test_every_layout_moves_whole_arrays() -> None:
     for name, variant in TABLES:
         table = layouts.get(name).tables[variant]
         for example in contract.examples(layouts.get(name).variant_of(variant)).values():
-            config = reduced(table, example) if layouts.get(name).layout_variant is None else None
+            config = reduced(table, example) if layouts.get(name).own_variant is None else None
             if config is not None:
                 for applied in _base.applied_rules(table, config):
                     ours = sum(prod(config.shapes()[param]) for param in applied.params)
