@@ -90,7 +90,7 @@ def cell_with_reset_before_vjp(
     return stack([dr, dz, dn], axis=1), dh_before + dreset_state * r
 
 
-def dh_gate_inputs_from(dx_gate_inputs: Array, r: Array) -> Array:
+def dx_to_dh_gate_inputs_vjp(dx_gate_inputs: Array, r: Array) -> Array:
     """The gradient of the recurrent products: as for x_gate_inputs, but that of n passes the reset gate."""
     return concatenate([dx_gate_inputs[..., :2, :], dx_gate_inputs[..., 2:, :] * r[..., None, :]], axis=-2)
 
@@ -130,7 +130,7 @@ class GRULayer(Layer[LayerConfig]):
         )
         return h, final_state
 
-    def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
+    def residuals_for_vjp(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
         """The state before each step, and its recurrent product for n, which the backward of `reset_after` needs."""
         if self.config.backward:
             h_before = concatenate([h, initial_state[:, None]], 1)[:, 1:]
@@ -147,12 +147,14 @@ class GRULayer(Layer[LayerConfig]):
         cannot wait, as dr needs it: only those for r and z do.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
-        h_before, n_from_h = self.step_residuals(tape["state"], tape["h"])
+        h_before, n_from_h = self.residuals_for_vjp(tape["state"], tape["h"])
         c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gate_inputs, r):
             dh_gate_inputs, w = (
-                (dh_gate_inputs_from(dx_gate_inputs, r), w_h) if c.reset_after else (dx_gate_inputs[:, :2], w_h[:2])
+                (dx_to_dh_gate_inputs_vjp(dx_gate_inputs, r), w_h)
+                if c.reset_after
+                else (dx_gate_inputs[:, :2], w_h[:2])
             )
             return dh_around + einsum("bfa,fea->be", dh_gate_inputs, w)
 
@@ -179,7 +181,7 @@ class GRULayer(Layer[LayerConfig]):
         dw = {}
         if self.config.reset_after:
             _, dw["w_h"], dw["b_h"] = linear_vjp(
-                "bte,fea->btfa", h_before, self.w_h, self.b_h, dh_gate_inputs_from(dx_gate_inputs, r)
+                "bte,fea->btfa", h_before, self.w_h, self.b_h, dx_to_dh_gate_inputs_vjp(dx_gate_inputs, r)
             )
         else:
             _, dw["w_h"] = einsum_vjp(

@@ -46,7 +46,7 @@ from attn_np._vjp import (
 from attn_np.additive import AdditiveAttention
 from attn_np.contract._tape import BackwardTape
 from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
-from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, dh_gate_inputs_from
+from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, dx_to_dh_gate_inputs_vjp
 
 
 def attend_once(
@@ -199,7 +199,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         residuals_by_layer, layer_inputs = [], [concatenate([context, x], axis=-1)]
         for i, keep_mask in enumerate(keep_masks):
             r, z, n, h = (tape[f"gru.layers.{i}.{name}"] for name in "rznh")
-            residuals_by_layer.append((r, z, n, *layers[i].step_residuals(tape["state"][i], h)))
+            residuals_by_layer.append((r, z, n, *layers[i].residuals_for_vjp(tape["state"][i], h)))
             layer_inputs.append(dropout(h, keep_mask, c.dropout))
         queries = residuals_by_layer[-1][3]
         q = einsum("btd,de->bte", queries, self.attention.w_q)
@@ -211,7 +211,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
             q, probs, keep, residuals = step_values
             dstate = [
                 dh_around[i]
-                + einsum("bfa,fea->be", dh_gate_inputs_from(dx_gate_inputs[i], residuals[5 * i]), w["h"][i])
+                + einsum("bfa,fea->be", dx_to_dh_gate_inputs_vjp(dx_gate_inputs[i], residuals[5 * i]), w["h"][i])
                 for i in range(num_layers)
             ]
             dcontext = einsum("bfe,fde->bd", dx_gate_inputs[0], w["x"][0])

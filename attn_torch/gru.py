@@ -47,11 +47,6 @@ def cell_with_reset_before(x_gate_inputs: Array, h_before: Array, w_h: Array) ->
     return r, z, n, lerp(n, h_before, z)
 
 
-def dh_gate_inputs_from(dx_gate_inputs: Array, r: Array) -> Array:
-    """The gradient of the recurrent products: as for x_gate_inputs, but that of n passes the reset gate."""
-    return concatenate([dx_gate_inputs[..., :2, :], dx_gate_inputs[..., 2:, :] * r[..., None, :]], axis=-2)
-
-
 class GRULayer(Layer[LayerConfig]):
     """One layer of a stack in one direction, which passes arrays on in the compute dtype."""
 
@@ -86,14 +81,6 @@ class GRULayer(Layer[LayerConfig]):
             body, state, xs, names=names, tape=tape, reverse=c.backward, recompute_with=recompute_with
         )
         return h, final_state
-
-    def step_residuals(self, initial_state: Array, h: Array) -> tuple[Array, Array]:
-        """The state before each step, and its recurrent product for n, which the backward of `reset_after` needs."""
-        if self.config.backward:
-            h_before = concatenate([h, initial_state[:, None]], 1)[:, 1:]
-        else:
-            h_before = concatenate([initial_state[:, None], h], 1)[:, :-1]
-        return h_before, linear("bte,fea->btfa", h_before, self.w_h, self.b_h)[:, :, 2]
 
 
 class GatedRecurrentUnit(Layer[Config]):
