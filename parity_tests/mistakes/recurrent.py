@@ -110,14 +110,14 @@ MUTANTS = (
     gru(
         "sequence read backwards",
         "read the sequence from its first position",
-        "names=names, tape=tape, reverse=c.backward, recompute_with=recompute_with)",
-        "names=names, tape=tape, reverse=not c.backward, recompute_with=recompute_with)",
+        "names=names, tape=tape, reverse=c.backward, recompute",
+        "names=names, tape=tape, reverse=not c.backward, recompute",
     ),
     both(
         "second direction read forwards",
         "let the second direction begin at the last position",
-        "tape=tape, reverse=c.backward, shared",
-        "tape=tape, reverse=False, shared",
+        "tape=tape, reverse=c.backward, recompute",
+        "tape=tape, reverse=False, recompute",
     ),
     both(
         "states of both directions exchanged",
