@@ -1,6 +1,6 @@
 """Train the model three times, from the same weights on the same batches: `python examples/tiny_lm`.
 
-It takes about a minute on two cores, and writes `tiny_lm.png` into the current folder.
+It takes a minute or two on two cores, and writes `tiny_lm.png` into the current folder.
 """
 
 import argparse
