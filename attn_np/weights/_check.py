@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -70,7 +71,7 @@ def check(
     """
     path = os.fspath(where)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
-    require_same_keys(path, list(shapes), list(values))
+    require_same_keys(path, list(shapes), list(values), config)
     for name, shape in shapes.items():
         require_shape(path, name, shape, tuple(values[name].shape), axes[name])
     dtype = common_dtype(path, {name: np.dtype(values[name].dtype).name for name in shapes}, Request())
@@ -137,9 +138,12 @@ def common_dtype(path: str, dtypes: Mapping[str, str], request: Request) -> str 
         raise ValueError("weights: expected dtype= with cast=True, got none; name the dtype to cast to")
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"weights: expected dtype to be one of {', '.join(DTYPES)}, got {dtype!r}; set dtype=")
-    target = dtype or next(iter(dtypes.values()), None)
+    found = Counter(dtypes.values())
+    # Without dtype= the one of most tensors, so that the error names the odd one; of equally common ones the first.
+    commonest = max((name for name in found if name in DTYPES), key=found.__getitem__, default=None)
+    target = dtype or commonest
     for name, tensor_dtype in dtypes.items():
-        if target not in DTYPES:
+        if dtype is None and tensor_dtype not in DTYPES:
             fix = "pass dtype= and cast=True if its numbers are the weights"
             raise DtypeMismatchError(path, name, f"one of {', '.join(DTYPES)}", tensor_dtype, fix)
         if tensor_dtype != target and not cast:
@@ -152,7 +156,8 @@ def common_dtype(path: str, dtypes: Mapping[str, str], request: Request) -> str 
                     "leave dtype= out" if request.into_config is None else f"load into a layer of dtype {tensor_dtype}"
                 )
                 fix = f"pass cast=True to have it {how}, or {other}"
-            raise DtypeMismatchError(path, name, str(target), tensor_dtype, fix)
+            rule = str(target) if dtype else f"{target}, as {found[str(target)]} of the {len(dtypes)} tensors have"
+            raise DtypeMismatchError(path, name, rule, tensor_dtype, fix)
     return target
 
 

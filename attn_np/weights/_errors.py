@@ -1,9 +1,11 @@
 """Why a weight file is refused: one exception class per reason, each naming what is wrong and what to do."""
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from os import PathLike, fspath
 
-from attn_np.contract import did_you_mean
+from attn_np import contract
+from attn_np.contract import Config
 
 __all__ = [
     "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "FormatMismatchError",
@@ -14,6 +16,8 @@ __all__ = [
 
 # How many names an error message lists.
 LISTED_NAMES = 8
+# What to look at where a file lacks keys of the layer.
+CHECK_CALL = "check variant=, layout= and the layer's config"
 
 
 class WeightFileError(ValueError):
@@ -126,25 +130,64 @@ def first_names(names: Iterable[str]) -> str:
     return (", ".join(map(repr, names[:LISTED_NAMES])) or "none") + more
 
 
-def require_same_keys(path: str, expected: Sequence[str], got: Sequence[str]) -> None:
+def require_same_keys(
+    path: str, expected: Sequence[str], got: Sequence[str], config: Config | None = None, prefix: str = ""
+) -> None:
     """Refuse a file that lacks keys or has unknown ones.
 
+    Args:
+        config: the layer's, if the keys are its parameters' names after `prefix`.
+
     Raises:
-        MissingKeysError, UnexpectedKeysError: naming the first few, and the names nearest to the first.
+        MissingKeysError: naming the first few, and what else the file has.
+        UnexpectedKeysError: naming the first few.
     """
-    missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    missing, unknown = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:
-        others = unexpected or sorted(got)
-        hint = did_you_mean(missing[0], others[: LISTED_NAMES * 4]) if others else "the file has no tensor"
-        fix = f"for {missing[0]!r} {hint}" if others else hint
-        beside = f", {'and unknown' if unexpected else 'only'} {first_names(others)}" if others else ""
-        raise MissingKeysError(path, missing[0], f"the keys {first_names(missing)}", f"none of them{beside}", fix)
-    if unexpected:
-        known = list(expected[: LISTED_NAMES * 4])
-        hint = did_you_mean(unexpected[0], known) if known else "the layer has no parameters"
-        fix = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
-        rule = f"{len(expected)} keys of the layer and no other"
-        raise UnexpectedKeysError(path, unexpected[0], rule, f"also {first_names(unexpected)}", fix)
+        if unknown:
+            present, fix = f"the unknown {key_names(unknown)}", rename_or_add(missing, unknown)
+        elif len(got) > LISTED_NAMES:
+            present, fix = f"only the {len(got)} others", add(missing)
+        else:
+            present, fix = f"only {first_names(sorted(got))}" if got else "no tensor", add(missing)
+        if config is not None and set(got) == {prefix + name for name in names_without_bias(config)}:
+            fix = f"set use_bias=False, or {fix}"
+        raise MissingKeysError(path, missing[0], f"the {key_names(missing)}", present, fix)
+    if unknown:
+        layer = f"the layer's {len(expected)} key{'s' * (len(expected) > 1)} and no other"
+        rule = layer if expected else "no key, as the layer has no parameters"
+        them = "it" if len(unknown) == 1 else "them"
+        fix = f"delete {them}, or check variant=, layout=, prefix= and the layer's config"
+        raise UnexpectedKeysError(path, unknown[0], rule, f"also the {key_names(unknown)}", fix)
+
+
+def key_names(names: Sequence[str]) -> str:
+    """The first few names after "key" or "keys"."""
+    return f"key{'s' * (len(names) > 1)} {first_names(names)}"
+
+
+def add(missing: Sequence[str]) -> str:
+    """The fix for keys that are missing where no unknown one could be theirs."""
+    return f"add {'it' if len(missing) == 1 else 'them'}, or {CHECK_CALL}"
+
+
+def rename_or_add(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """The fix for keys that are missing beside unknown ones: to rename the one nearest to the first that is missing."""
+    nearest = get_close_matches(missing[0], unknown[: LISTED_NAMES * 4], n=1, cutoff=0.5)
+    if not nearest:
+        return add(missing)
+    others = ", and the others likewise" if min(len(missing), len(unknown)) > 1 else ""
+    return f"rename {nearest[0]!r} to {missing[0]!r} if it is this tensor{others}, or {CHECK_CALL}"
+
+
+def names_without_bias(config: Config) -> tuple[str, ...]:
+    """The names of the parameters that a layer would have with use_bias=False; none if its config does not allow it."""
+    if getattr(config, "use_bias", False) is not True:
+        return ()
+    try:
+        return tuple(contract.config(config.variant, **config.as_dict() | {"use_bias": False}).shapes())
+    except ValueError:
+        return ()
 
 
 def require_shape(path: str, key: str, expected: tuple[int, ...], got: tuple[int, ...], axes: str) -> None:

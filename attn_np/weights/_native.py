@@ -128,7 +128,7 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
             raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {fix}")
         got, fix = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
         raise MissingKeysError(file.path, prefix + first, expected, got, fix)
-    require_same_keys(file.path, list(keys.values()), present)
+    require_same_keys(file.path, list(keys.values()), present, config, prefix)
     return keys
 
 

@@ -24,12 +24,21 @@ def progress(*more: str) -> Progress:
 
 
 def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """A comma-separated option, each word known."""
+    """A comma-separated option, each word known; for a preset among variants, the error names its variant."""
     names = known if not text else tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
+        if name not in known and name in contract.presets() and contract.presets()[name][0] in known:
+            fix = f"that is {behind_preset(name)}: pass {contract.presets()[name][0]}"
+            raise typer.BadParameter(f"expected {what}, got {name!r}; {fix}")
         if name not in known:
             raise typer.BadParameter(f"expected {what}, got {name!r}; {contract.did_you_mean(name, known)}")
     return names
+
+
+def behind_preset(name: str) -> str:
+    """The variant of a preset, with the preset's fields."""
+    variant, preset = contract.presets()[name]
+    return f"{variant} with {', '.join(f'{field}={value!r}' for field, value in preset.fields.items())}"
 
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files to write that exist.")]
@@ -73,7 +82,10 @@ def flags(command: Callable[..., None]) -> dict[str, str]:
     for name, hint in get_type_hints(command, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
             if isinstance(option, OptionInfo):
-                found[name] = next(iter(option.param_decls or ()), f"--{name.replace('_', '-')}")
+                # In Annotated, typer keeps the first name of an option where its default would be.
+                declared = (option.default, *(option.param_decls or ()))
+                named = (flag for flag in declared if isinstance(flag, str) and flag.startswith("--"))
+                found[name] = next(named, f"--{name.replace('_', '-')}")
     return found
 
 

@@ -47,15 +47,16 @@ def main(
     except (ValueError, TypeError, OSError) as error:
         raise refused(error, main) from None
     there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
+    flags_there = {name: f"--to-{name}" for name in there} | {"layout": "--to"}
     try:
         weights.write(target, found.config, found.values, **there)
     except (ValueError, TypeError, OSError) as error:
-        raise refused(error, main, **{name: f"--to-{name}" for name in there} | {"layout": "--to"}) from None
+        raise refused(error, main, **flags_there) from None
     try:
         again = weights.read(target, config=found.config, **there)
     except (ValueError, TypeError, OSError) as error:
         target.unlink(missing_ok=True)  # written, and not what a reader would take
-        raise refused(error, main) from None
+        raise refused(error, main, **flags_there) from None
     same = all(x.tobytes() == again.values[name].tobytes() for name, x in found.values.items())
     if isinstance(found, weights.Pretrained):
         console.print(found.report(), soft_wrap=True, markup=False)

@@ -6,16 +6,19 @@ import typer
 from rich.table import Table
 
 from attn_np import contract
-from parity_tests.commands._shared import console, listed
+from parity_tests.commands._shared import behind_preset, console, listed
 
 
 def main(
     variant: Annotated[
-        str | None, typer.Argument(help="List the stages of this variant, which taps= may name.")
+        str | None, typer.Argument(help="List the stages of this variant, or of a preset's, which taps= may name.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
 ) -> None:
     """The catalogue: every variant with its family, class and name in full; or the stages of one variant."""
+    if variant in contract.presets():
+        console.print(f"{variant} is {behind_preset(variant)}; the stages of {contract.presets()[variant][0]}:")
+        variant = contract.presets()[variant][0]
     if variant is not None:
         listed(variant, contract.variants(), "the name of a variant")
         console.print(stages(variant))
@@ -32,10 +35,8 @@ def main(
             out.add_row(f"[bold]{variant}[/]", config.family, config.class_name, config.title)
             for name, (behind, preset) in contract.presets().items():
                 if behind == variant:
-                    fields = ", ".join(f"{field}={value!r}" for field, value in preset.fields.items())
-                    out.add_row(
-                        f"  {name}", config.family, config.class_name, f"{preset.title}: {variant} with {fields}"
-                    )
+                    what = f"{preset.title}: {behind_preset(name)}"
+                    out.add_row(f"  {name}", config.family, config.class_name, what)
     console.print(out)
 
 

@@ -140,6 +140,7 @@ def test_absent_accelerators_are_skipped_visibly_and_never_passed() -> None:
     ("option", "value", "words"),
     [
         ("--variants", "mah", "did you mean"),
+        ("--variants", "gqa,mqa", "got 'mqa'; that is gqa with num_kv_heads=1: pass gqa"),
         ("--dtypes", "float8", "expected a float dtype"),
         ("--frameworks", "tensorflow", "expected a framework"),
         ("--device", "gpu", "expected cpu or accelerator"),
@@ -148,7 +149,7 @@ def test_absent_accelerators_are_skipped_visibly_and_never_passed() -> None:
 def test_options_that_cannot_be_right(option: str, value: str, words: str) -> None:
     result = RUN.invoke(app, ["run", option, value])
     assert result.exit_code == 2
-    assert words in " ".join(result.output.split())
+    assert words in " ".join(result.output.replace("│", " ").split())
 
 
 needs_example = pytest.mark.skipif(not EXAMPLE.exists(), reason="the example's files are not at hand")
@@ -284,6 +285,30 @@ def test_convert_refuses(tmp_path: Path) -> None:
         assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
     result = RUN.invoke(app, ["convert", str(path), str(path)])
     assert result.exit_code == 2 and "is read; name another" in " ".join(result.output.split())
+
+
+def test_convert_names_the_flag_of_the_source(tmp_path: Path) -> None:
+    """A file without our metadata needs --from, which other commands call --layout."""
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file(dict(attn_np.build("mha", d_model=6, num_heads=2).params()), path)
+    result = RUN.invoke(app, ["convert", str(path), str(tmp_path / "out.safetensors"), "--to", "torch_mha"])
+    assert result.exit_code == 2
+    assert "else name its --from, one of bart" in result.output and "--layout" not in result.output
+
+
+def test_the_example_of_training_helps() -> None:
+    """And trains nothing, writes nothing: it takes minutes otherwise."""
+    script = Path(__file__).parents[3] / "examples" / "tiny_lm"
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert "tiny_lm.png" in done.stdout and "loss 0" not in done.stdout
+
+
+def test_a_preset_is_listed_as_its_variant() -> None:
+    preset, variant = (RUN.invoke(app, ["list", name]) for name in ("mqa", "gqa"))
+    assert preset.exit_code == variant.exit_code == 0
+    assert preset.output == f"mqa is gqa with num_kv_heads=1; the stages of gqa:\n{variant.output}"
 
 
 def test_check_refuses_a_bad_file(tmp_path: Path) -> None:

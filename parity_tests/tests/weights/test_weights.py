@@ -509,9 +509,13 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
     "a .npy file": (raw(npy()), W.UnsafeFormatError, ".npy"),
     "an HDF5 file": (raw(b"\x89HDF\r\n\x1a\n" + bytes(64)), W.UnsafeFormatError, "HDF5"),
     # Against the layer
-    "a key missing": (pop("w_k"), W.MissingKeysError, "'w_k'"),
-    "a key too many": (add("w_qq"), W.UnexpectedKeysError, "'w_q'"),
-    "a key renamed": (edit(lambda h: h.update(w_query=h.pop("w_q")), seal=True), W.MissingKeysError, "'w_query'"),
+    "a key missing": (pop("w_k"), W.MissingKeysError, "expected the key 'w_k', got only 'b_k', 'b_o'"),
+    "a key too many": (add("w_qq"), W.UnexpectedKeysError, "got also the key 'w_qq'; delete it"),
+    "a key renamed": (
+        edit(lambda h: h.update(w_query=h.pop("w_q")), seal=True),
+        W.MissingKeysError,
+        "got the unknown key 'w_query'; rename 'w_query' to 'w_q'",
+    ),
     "no keys": (only(format="attn-parity/1"), W.HeaderSyntaxError, "'variant'"),
     "another shape": (edit(lambda h: h["w_q"].update(shape=[6, 3, 2]), seal=True), W.ShapeMismatchError, "(6, 2, 3)"),
     "flat": (edit(lambda h: h["w_q"].update(shape=[36]), seal=True), W.ShapeMismatchError, "(36,)"),
@@ -1374,6 +1378,37 @@ def test_what_cannot_be_a_layer_is_not_written(tmp_path: Path) -> None:
         with pytest.raises(weights.NonFiniteWeightError, match="b_o"):
             tree.package.save(layer, file)
         assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {name: x for name, x in VALUES.items() if name[:2] != "b_"},
+            "expected the keys 'b_k', 'b_o', 'b_q', 'b_v', got only 'w_k', 'w_o', 'w_q', 'w_v'; "
+            "set use_bias=False, or add them",
+        ),
+        ({name: x for name, x in VALUES.items() if name != "b_q"}, "'w_v'; add it, or"),
+        (
+            {name.replace("w_", "weight_"): x for name, x in VALUES.items()},
+            "got the unknown keys 'weight_k', 'weight_o', 'weight_q', 'weight_v'; "
+            "rename 'weight_k' to 'w_k' if it is this tensor, and the others likewise",
+        ),
+        ({}, "got no tensor; add them"),
+        (VALUES | {"a": VALUES["w_q"], "b": VALUES["w_q"]}, "got also the keys 'a', 'b'; delete them, or"),
+        (
+            VALUES | {"w_q": VALUES["w_q"].astype(np.float64)},
+            "'w_q': expected float32, as 7 of the 8 tensors have, got float64",
+        ),
+        (VALUES | {"b_o": VALUES["b_o"].astype(np.float64)}, "'b_o': expected float32"),
+        (VALUES | {"b_o": VALUES["b_o"].astype(np.int32)}, "'b_o': expected one of float64"),
+    ],
+)
+def test_an_error_names_the_wrong_key_and_what_to_do(values: Arrays, words: str) -> None:
+    """No key that is right is named for one that is not."""
+    with pytest.raises(weights.WeightFileError, match=re.escape(words)) as caught:
+        weights.check(CONFIG, values)
+    assert "did you mean" not in str(caught.value)
 
 
 def _written(path: Path, values: Arrays) -> Path:

@@ -202,10 +202,19 @@ def test_a_prefix_that_is_not_there(file: Path) -> None:
 def test_keys_that_are_missing_or_too_many(tmp_path: Path) -> None:
     path, tensors = tmp_path / "model", model()
     safetensors.numpy.save_file({key: x for key, x in tensors.items() if key != "blocks.0.attn.w_k"}, path)
-    refused(path, weights.MissingKeysError, "expected the keys 'blocks.0.attn.w_k'", **WHERE, **FIELDS)
+    refused(path, weights.MissingKeysError, "expected the key 'blocks.0.attn.w_k'", **WHERE, **FIELDS)
     safetensors.numpy.save_file(tensors | {"blocks.0.attn.w_extra": np.ones(2)}, path)
     refused(path, weights.UnexpectedKeysError, "'blocks.0.attn.w_extra'", **WHERE, **FIELDS)
     refused(path, weights.MissingKeysError, "'blocks.0.attn.b_q'", **WHERE, **FIELDS, qkv_bias=True)
+
+
+def test_a_layer_without_biases(tmp_path: Path) -> None:
+    fields, path = {"d_model": 12, "num_heads": 3}, tmp_path / "model"
+    bare = weights.draw(contract.config("mha", **fields, use_bias=False), 0, "float32")
+    safetensors.numpy.save_file({f"a.{name}": x for name, x in bare.items()}, path)
+    refused(path, weights.MissingKeysError, "; set use_bias=False, or", prefix="a.", variant="mha", **fields)
+    safetensors.numpy.save_file({f"a.{name}": x for name, x in bare.items() if name != "w_k"}, path)
+    refused(path, weights.MissingKeysError, "'a.w_v'; add them, or", prefix="a.", variant="mha", **fields)
 
 
 def test_shapes_that_do_not_fit(file: Path) -> None:
