@@ -16,6 +16,7 @@ from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
+from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
 
 C = TypeVar("C", bound=Config)
@@ -146,12 +147,21 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         return {name: params[name] for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
-        """Replace the parameters by arrays, by dotted name, with the devices and sharding of those replaced."""
+        """Replace the parameters by arrays, by dotted name, with the devices and sharding of those replaced.
+
+        All are checked before one is replaced.
+
+        Raises:
+            ValueError: a name that is missing or unknown, or another shape or dtype than the parameter's.
+            TypeError: no dictionary, or a value that is no array.
+        """
+        values = checked_params(self.config.variant, self.params(), values, checked_specs, dtype_name)
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
-        leaves = [
-            (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf.get_value().sharding)))
-            for path, leaf in flat
-        ]
+        leaves = []
+        for path, leaf in flat:
+            sharding = getattr(leaf.get_value(), "sharding", None)  # a traced array has none
+            x = jax.device_put(jnp.array(values[".".join(map(str, path))]), sharding)
+            leaves.append((path, leaf.replace(x)))
         nnx.update(self, nnx.from_flat_state(leaves))
 
     @UncompiledMethod

@@ -79,7 +79,7 @@ def save(
         WeightFileError: parameters that are not finite, or a config that the layout cannot represent.
         OSError: a path that cannot be written: a read-only file, a folder, anything but a regular file.
         ValueError: a path that `load` would not read, such as the name of an index of shards.
-        TypeError: no layer of this package, or no path.
+        TypeError: no layer of this package, no path, or a prefix that is not a string.
     """
     expected = f"{__package__}.save: expected a layer of {__package__} first"
     require_layer_of(Layer, module, expected, "call save(layer, path)")

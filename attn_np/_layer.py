@@ -11,6 +11,7 @@ from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
+from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
 
 C = TypeVar("C", bound=Config)
@@ -130,10 +131,17 @@ class Layer(DecodingMixin[Array], Generic[C]):
         }
 
     def set_params(self, values: dict[str, Array]) -> None:
-        """Replace the parameters by arrays, by dotted name: the dictionary that `params` returns."""
-        owners = dict(self.walk())
-        for name in self.config.params():
-            setattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2], values[name])
+        """Replace the parameters by arrays, by dotted name: the dictionary that `params` returns.
+
+        All are checked before one is replaced.
+
+        Raises:
+            ValueError: a name that is missing or unknown, or another shape or dtype than the parameter's.
+            TypeError: no dictionary, or a value that is no array.
+        """
+        params, owners = self.params(), dict(self.walk())
+        for name, x in checked_params(self.config.variant, params, values, checked_specs, dtype_name).items():
+            setattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2], x)
 
     def train(self) -> "Layer[C]":
         for _, layer in self.walk():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
+from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast
@@ -112,13 +113,18 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def set_params(self, values: dict[str, Array]) -> None:
         """Copy tensors into the parameters, by dotted name: the dictionary that `params` returns.
 
+        All are checked before one is changed.
+
         Raises:
-            ValueError: a layer on the device "meta", whose parameters hold nothing.
+            ValueError: a name that is missing or unknown, another shape or dtype than the parameter's, or a layer on
+                the device "meta", whose parameters hold nothing.
+            TypeError: no dictionary, or a value that is no tensor.
         """
         params = self.params()
         if any(param.is_meta for param in params.values()):
             fix = "call layer.to_empty(device=...) first"
             raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {fix}')
+        values = checked_params(self.config.variant, params, values, checked_specs, dtype_name)
         with torch.no_grad():
             for name, param in params.items():
                 param.copy_(values[name])

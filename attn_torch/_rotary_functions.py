@@ -121,7 +121,7 @@ def rotate(
         ValueError: shapes that do not fit, an unknown layout, or options of positions beside angles.
         TypeError: dtypes that do not fit.
     """
-    checked_specs("rotate", x=x)
+    functions_contract.check_floats("rotate", "x", checked_specs("rotate", x=x)["x"])
     wide = upcast(x)
     cos, sin = resolve_cos_sin(wide, cos, sin, rope_base, xpos, max_positions)
     array_specs = checked_specs("rotate", x=x, cos=cos, sin=sin)

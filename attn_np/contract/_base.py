@@ -101,6 +101,17 @@ def field_error(who: str, expected: str, got: object, fix: str) -> ValueError:
     return ValueError(f"{who}: expected {expected}, got {got}; {fix}")
 
 
+def check_present(who: str, name: str, spec: Spec | None, fix: str = "") -> Spec:
+    """The spec of an array that a call needs; `fix` says how to give it, by default as the argument `name`.
+
+    Raises:
+        TypeError: None in its place.
+    """
+    if spec is None:
+        raise TypeError(f"{who}: expected an array for {name}, got None; {fix or f'pass {name}='}")
+    return spec
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Base of all configs. A contract subclasses it, adds fields, and describes itself in class variables."""

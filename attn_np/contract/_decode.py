@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from attn_np.contract._base import Config, Spec, is_integer, require
+from attn_np.contract._base import Config, Spec, field_error, is_integer, require
 
 Array = TypeVar("Array")
 
@@ -18,6 +18,20 @@ def slot_count(config: Config, max_length: int) -> int:
     return max_length if config.cache_slots() is None else min(max_length, config.cache_slots() or 1)
 
 
+def check_decodes(config: Config) -> None:
+    """Refuse a layer that does not decode.
+
+    Raises:
+        ValueError: naming what keeps it from decoding, and the field to change, if there is one.
+    """
+    if not config.cache_axes():
+        fields = ("causal=True", "normalize_over='keys'", "query_block=1")
+        why = config.why_no_cache()
+        field = next((field for field in fields if why.startswith(field.partition("=")[0] + "=")), None)
+        fix = "call it on whole sequences" if field is None else f"build it with {field}"
+        raise field_error(config.variant, "a layer that decodes", why, fix)
+
+
 def cache_shapes(
     config: Config, batch_size: int, max_length: int, sizes: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
@@ -26,14 +40,11 @@ def cache_shapes(
     Raises:
         ValueError: a layer that does not decode, or sizes below 1.
     """
+    check_decodes(config)
     variant = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         fits = is_integer(size) and size >= 1
         require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
-    why = config.why_no_cache()
-    fixes = {"causal=False": "causal=True", "normalize_over='queries'": "normalize_over='keys'"}
-    fix = f"build it with {fixes[why]}" if why in fixes else "see its contract's fields"
-    require(bool(config.cache_axes()), variant, "a layer that decodes", why, fix)
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
@@ -138,6 +149,8 @@ def check_room(who: str, length: Any, max_length: int) -> None:
 class DecodingMixin(Generic[Array]):
     """The decoding of a layer: `_empty_cache` and `_step` of its package say how arrays are made and steps taken."""
 
+    config: Any
+
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         raise NotImplementedError
 
@@ -180,8 +193,9 @@ class DecodingMixin(Generic[Array]):
 
         Raises:
             TypeError: a cache of another package, or no cache; an array of another type or dtype.
-            ValueError: a used or full cache, one of another layer, an argument that a step cannot take, or training
-                with dropout. Under jit and compile the lengths are not known: a full cache is left as it is, the
-                outputs are NaN and `cache.overflowed` is True.
+            ValueError: a layer that does not decode, a used or full cache, one of another layer, an argument that a
+                step cannot take, or training with dropout. Under jit and compile the lengths are not known: a full
+                cache is left as it is, the outputs are NaN and `cache.overflowed` is True.
         """
+        check_decodes(self.config)
         return self._step(query, cache, valid, tape, arguments)

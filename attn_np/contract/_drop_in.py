@@ -7,7 +7,7 @@ from reprlib import repr as short
 from sys import float_info
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_integer, is_number, require
+from attn_np.contract._base import FLOATS, Arg, Config, Spec, check_present, field_error, is_integer, is_number, require
 from attn_np.contract._functions import check_floats
 
 # The names of the functions, as errors say them.
@@ -64,8 +64,7 @@ def check_arrays_present(who: str, specs: Mapping[str, Spec | None]) -> None:
         TypeError: naming the first that is missing.
     """
     for name in ARRAY_NAMES:
-        if specs[name] is None:
-            raise TypeError(f"{who}: expected an array for {name}, got None; pass {name}=")
+        check_present(who, name, specs[name])
 
 
 def spec_shape(spec: Spec | None) -> tuple[int, ...]:

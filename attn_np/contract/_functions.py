@@ -9,7 +9,7 @@ from typing import Any
 from attn_np.contract import alibi, t5_bias
 from attn_np.contract._attend import Options
 from attn_np.contract._band import FAR, Limits
-from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, is_integer, is_number, require
+from attn_np.contract._base import FLOATS, INTEGERS, Spec, check_present, field_error, is_integer, is_number, require
 from attn_np.contract._patterns import Pattern, Window, check_pattern
 from attn_np.contract._rotary import LAYOUTS, Rotary
 
@@ -63,10 +63,9 @@ def check_offset_and_lengths(
         check_pattern("attend", pattern, {}, lambda *_: None)
     q, k = specs["q"], specs["k"]
     for name, spec in (("q", q), ("k", k)):
-        if spec is None:
-            raise TypeError(f"attend: expected an array for {name}, got None; pass {name}=")
-        fits, fix = len(spec[0]) in (3, 4), "put its axes in this order"
-        require(fits, "attend", f"{name} with three or four axes", spec[0], fix)
+        shape = check_present("attend", name, spec)[0]
+        fits, fix = len(shape) in (3, 4), "put its axes in this order"
+        require(fits, "attend", f"{name} with three or four axes", shape, fix)
     if offset is not None and (not is_integer(offset)):
         expected = "offset as an integer, or an array of integers of shape (b,)"
         raise field_error("attend", expected, repr(offset), "0 is the first key")
@@ -205,10 +204,12 @@ def check_part_specs(parts: list[tuple[Spec | None, Spec | None]]) -> None:
 
     Raises:
         ValueError: shapes that do not fit.
-        TypeError: no floats.
+        TypeError: no arrays, or no floats.
     """
-    first = parts[0][0]
+    first, fix = parts[0][0], "take both from return_lse=True"
     for context, lse in parts:
+        check_present("merge", "context", context, fix)
+        check_present("merge", "lse", lse, fix)
         check_floats("merge", "context", context)
         check_floats("merge", "lse", lse)
         require(
@@ -234,11 +235,12 @@ def check_floats(who: str, name: str, spec: Spec | None) -> None:
     """Refuse an array that is missing or holds no floats.
 
     Raises:
-        TypeError: naming the dtype.
+        TypeError: naming the array that is missing, or the dtype.
     """
-    if spec is None or spec[1] not in FLOATS:
-        got, fix = ("none", "give one") if spec is None else (spec[1], "convert it to one")
-        raise TypeError(f"{who}: expected {name} of a float dtype, got {got}; {fix} of {', '.join(FLOATS)}")
+    dtype = check_present(who, name, spec)[1]
+    if dtype not in FLOATS:
+        fix = f"convert it to one of {', '.join(FLOATS)}"
+        raise TypeError(f"{who}: expected {name} of a float dtype, got {dtype}; {fix}")
 
 
 def check_scores(who: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:
@@ -331,11 +333,11 @@ def integer_positions(spec: Spec | None) -> Spec:
     """The spec of positions, which must be integers.
 
     Raises:
-        TypeError: naming the dtype.
+        TypeError: no positions, or no integers.
     """
-    if spec is None or spec[1] not in INTEGERS:
-        got = "none" if spec is None else spec[1]
-        raise TypeError(f"rotary_angles: expected positions as integers, got {got}; count from 0")
+    spec = check_present("rotary_angles", "positions", spec)
+    if spec[1] not in INTEGERS:
+        raise TypeError(f"rotary_angles: expected positions as integers, got {spec[1]}; count from 0")
     return spec
 
 
@@ -349,16 +351,15 @@ def check_angles_or_positions(specs: Mapping[str, Spec | None], has_sin: bool, o
 
     Raises:
         ValueError: options beside angles.
-        TypeError: cosines alone.
+        TypeError: no array, or cosines alone.
     """
     check_floats("rotate", "x", specs["x"])
     expected, fix = "no options of positions beside cos and sin", "they are options of rotary_angles"
     require(not (has_sin and options), "rotate", expected, ", ".join(options), fix)
-    cos = specs["cos"]
-    if not has_sin and (cos is None or cos[1] not in INTEGERS):
-        got = "none" if cos is None else f"{cos[1]} alone"
-        fix = "pass positions, or both results of rotary_angles"
-        raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {got}; {fix}")
+    fix = "pass positions, or both results of rotary_angles"
+    dtype = check_present("rotate", "cos", specs["cos"], fix)[1]
+    if not has_sin and dtype not in INTEGERS:
+        raise TypeError(f"rotate: expected cos and sin, or positions as integers, got {dtype} alone; {fix}")
 
 
 def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, compute_dtype: str) -> None:
@@ -377,15 +378,16 @@ def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: A
     shape = x[0] if x else (0, 0, 0)
     require(len(shape) in (3, 4), "rotate", "x of shape (b, t, h, k) or (b, t, k)", shape, "put its axes in this order")
     for name, spec in (("cos", cos), ("sin", sin)):
-        if spec is None or spec[1] != compute_dtype:
-            got = "none" if spec is None else spec[1]
+        angles_shape, dtype = check_present("rotate", name, spec)
+        if dtype != compute_dtype:
             raise TypeError(
-                f"rotate: expected {name} of dtype {compute_dtype}, as x is computed in, got {got}; "
+                f"rotate: expected {name} of dtype {compute_dtype}, as x is computed in, got {dtype}; "
                 "make it by rotary_angles with this dtype="
             )
-        fits = len(spec[0]) in (2, 3) and spec[0][-2] == shape[1] and spec[0][:-2] in ((), (1,), shape[:1])
+        fits = len(angles_shape) in (2, 3) and angles_shape[-2] == shape[1]
+        fits = fits and angles_shape[:-2] in ((), (1,), shape[:1])
         expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"
-        require(fits, "rotate", expected, spec[0], "make them by rotary_angles for the positions of x")
+        require(fits, "rotate", expected, angles_shape, "make them by rotary_angles for the positions of x")
     pairs, width = cos[0][-1] if cos else 0, shape[-1]
     require(cos == sin, "rotate", "cos and sin of one shape", f"{cos} and {sin}", "make both by rotary_angles")
     require(2 * pairs <= width, "rotate", f"at most {width // 2} pairs", pairs, "x has two entries for each")
@@ -424,10 +426,10 @@ def check_relative_positions(spec: Spec | None) -> None:
     """Refuse relative positions that are not signed integers.
 
     Raises:
-        TypeError: naming the dtype.
+        TypeError: no relative positions, or their dtype.
     """
-    if spec is None or spec[1] not in INTEGERS or spec[1].startswith("u"):
-        got = "none" if spec is None else spec[1]
+    dtype = check_present("relative_buckets", "relative_positions", spec)[1]
+    if dtype not in INTEGERS or dtype.startswith("u"):
         raise TypeError(
-            f"relative_buckets: expected relative_positions as signed integers, got {got}; take key minus query"
+            f"relative_buckets: expected relative_positions as signed integers, got {dtype}; take key minus query"
         )

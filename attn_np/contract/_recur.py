@@ -5,7 +5,7 @@ from reprlib import repr as short
 from sys import float_info
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Spec, field_error, is_integer, is_number, require
+from attn_np.contract._base import FLOATS, Spec, check_present, field_error, is_integer, is_number, require
 
 # Whether a rule decays the state, and whether it erases a key's old value.
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
@@ -89,9 +89,7 @@ def check_qkv_present(specs: Mapping[str, Spec | None]) -> None:
         TypeError: naming the first that is missing.
     """
     for name in "qkv":
-        if specs[name] is None:
-            fix = "q is b t h k, k is b t g k, v is b t g v"
-            raise TypeError(f"recur: expected an array for {name}, got None; {fix}")
+        check_present("recur", name, specs[name])
 
 
 def spec_or_default(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:

@@ -91,6 +91,17 @@ def require_layer_of(base: type, layer: Any, expected: str, fix: str) -> None:
         raise TypeError(f"{expected}, got {kind}; {fix}, of the layer's own package")
 
 
+def check_prefix(prefix: Any) -> None:
+    """Refuse a prefix of names that is not a string.
+
+    Raises:
+        TypeError: naming its type.
+    """
+    if not isinstance(prefix, str):
+        fix = "pass what comes before the names, such as 'blocks.0.attn.'"
+        raise TypeError(f"weights: expected prefix= to be a string, got {type(prefix).__name__}; {fix}")
+
+
 def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any) -> str | None:
     """The dtype to load: that of the layer to load into, which `dtype` must not contradict; without one, `dtype`.
 

@@ -8,7 +8,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._check import LayerWeights, Request, check
+from attn_np.weights._check import LayerWeights, Request, check, check_prefix
 from attn_np.weights._foreign import read_foreign, write_foreign
 from attn_np.weights._native import read_native, write_native
 from attn_np.weights._paths import PathArg, path_text
@@ -39,6 +39,7 @@ def read(
         OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
+    check_prefix(prefix)
     if variant is not None:
         contract.get(variant)
     if variant in contract.presets():
@@ -75,8 +76,10 @@ def write(
     Raises:
         WeightFileError: parameters that do not fit the config, or a config that the layout cannot represent.
         OSError, ValueError: a path that cannot be written.
+        TypeError: no path, or a prefix that is not a string.
     """
     path = path_text(path)
+    check_prefix(prefix)
     check(config, values, path, finite=finite)
     if layout is not None:
         write_foreign(path, config, values, layout, layer, part, prefix)

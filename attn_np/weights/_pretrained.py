@@ -8,7 +8,7 @@ from typing import Any
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
-from attn_np.weights._check import LayerWeights, Request
+from attn_np.weights._check import LayerWeights, Request, check_prefix
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
@@ -91,6 +91,7 @@ def read_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
+    check_prefix(prefix)
     folder, weights_path = find_weights(path_text(path))
     hf = read_hf_config(os.path.join(folder, CONFIG))
     layout_name, family_layout = find_layout(hf, layout)

@@ -438,6 +438,68 @@ def test_attend_refuses_heads_that_cannot_share() -> None:
     assert "the heads of q to be a multiple of those of k, which has at least 1, got 5 and 2" in text
 
 
+MISSING: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
+    "attend": ("attend", lambda attn, x: attn.attend(None, x, x), "q (b, t, h, k), got None; pass q="),
+    "attend, offset": (
+        "attend",
+        lambda attn, x: attn.attend(x, None, x, offset=1),
+        "an array for k, got None; pass k=",
+    ),
+    "recur": ("recur", lambda attn, x: attn.recur(x, None, x), "an array for k, got None; pass k="),
+    "torch": (
+        "scaled_dot_product_attention",
+        lambda attn, x: attn.drop_in.scaled_dot_product_attention(None, x, x),
+        "an array for query, got None; pass query=",
+    ),
+    "jax": (
+        "dot_product_attention",
+        lambda attn, x: attn.drop_in.dot_product_attention(x, x, None),
+        "an array for value, got None; pass value=",
+    ),
+    "rotate": ("rotate", lambda attn, x: attn.rotate(None, x, x), "an array for x, got None; pass x="),
+    "rotate, cos": (
+        "rotate",
+        lambda attn, x: attn.rotate(x, None),
+        "an array for cos, got None; pass positions, or both results of rotary_angles",
+    ),
+    "rotary_angles": (
+        "rotary_angles",
+        lambda attn, x: attn.rotary_angles(None, 6),
+        "an array for positions, got None; pass positions=",
+    ),
+    "relative_buckets": (
+        "relative_buckets",
+        lambda attn, x: attn.relative_buckets(None),
+        "an array for relative_positions, got None; pass relative_positions=",
+    ),
+    "softmax": ("softmax", lambda attn, x: attn.softmax(None), "an array for scores, got None; pass scores="),
+    "entmax": ("entmax", lambda attn, x: attn.entmax(None), "an array for scores, got None; pass scores="),
+    "merge, context": (
+        "merge",
+        lambda attn, x: attn.merge([(None, x)]),
+        "an array for context, got None; take both from return_lse=True",
+    ),
+    "merge, lse": (
+        "merge",
+        lambda attn, x: attn.merge([(x, None)]),
+        "an array for lse, got None; take both from return_lse=True",
+    ),
+    "Slopes": (
+        "Slopes",
+        lambda attn, x: attn.attend(x, x, x, terms=attn.terms.Slopes(None)),
+        "an array for slopes, got None; pass slopes=",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_none_in_place_of_an_array(case: str) -> None:
+    who, call, words = MISSING[case]
+    x = np.ones((2, 3, 4, 6))
+    text = refused_by_all(lambda tree: call(tree.package, tree.array(x)), TypeError, who)
+    assert text == f"{who}: expected {words}"
+
+
 @pytest.mark.parametrize("words", [{"implementation": "fast"}, {"normalize_over": "values"}])
 def test_attend_refuses_unknown_words(words: dict[str, str]) -> None:
     inputs = attend_inputs()

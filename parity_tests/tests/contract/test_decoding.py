@@ -6,7 +6,7 @@ the bound of the same numbers computed at once.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -644,6 +644,51 @@ def test_a_cache_of_another_package_is_refused() -> None:
                 TypeError, match=f"mha: expected a cache of {tree}, got {other}._decode.Cache; call the"
             ):
                 layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
+
+
+NO_CACHE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mha": ("mha", {"d_model": 6, "num_heads": 2}, "causal=False; build it with causal=True"),
+    "queries": (
+        "mha",
+        {"d_model": 6, "num_heads": 2, "causal": True, "normalize_over": "queries"},
+        "normalize_over='queries'; build it with normalize_over='keys'",
+    ),
+    "blocks of queries": (
+        "block_sparse",
+        {"d_model": 6, "num_heads": 2, "causal": True, "block_size": 2, "chosen_blocks": 1, "query_block": 2},
+        "query_block=2; build it with query_block=1",
+    ),
+    "gru": ("gru", {"input_dim": 6, "hidden_dim": 6}, "one without a cache; call it on whole sequences"),
+    "swin": (
+        "swin",
+        {"d_model": 6, "num_heads": 2, "window_size": 2, "height": 4, "width": 4},
+        "a grid that is seen as a whole; call it on whole sequences",
+    ),
+    "bigbird": (
+        "bigbird",
+        {"d_model": 6, "num_heads": 2, "block_size": 2},
+        "blocks that look ahead; call it on whole sequences",
+    ),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("case", NO_CACHE)
+def test_what_does_not_decode_refuses_caches_and_steps_in_the_same_words(case: str, tree: str) -> None:
+    """Before anything else of the call is looked at."""
+    variant, fields, words = NO_CACHE[case]
+    build, x = import_module(tree).build, array_of(tree)(np.ones((1, 1, 6), np.float32))
+    layer = build(variant, **fields)
+    other = build("mha", d_model=6, num_heads=2, causal=True).init_cache(1, 2)
+    empty = import_module(f"{tree}._decode").Cache({}, other.positions, other.length, other.overflowed, 2)
+    for call in (
+        partial(layer.init_cache, 1, 2),
+        partial(layer.init_cache, 0, 2),
+        *(partial(layer.step, x, before) for before in (other, empty, None)),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value) == f"{variant}: expected a layer that decodes, got {words}"
 
 
 @pytest.mark.parametrize("tree", TREES)

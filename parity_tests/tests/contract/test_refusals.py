@@ -91,6 +91,12 @@ def merged(context: Any, lse: Any, other_context: Any, other_lse: Any) -> Any:
     return attn_np.merge([(context, lse), (other_context, other_lse)])
 
 
+def with_params(**values: Any) -> Any:
+    layer = build("mha", d_model=6, num_heads=2, use_bias=False, dtype="float64")
+    layer.set_params(values)
+    return layer.params()
+
+
 def kept_in(layer: Any, batch_size: Any, max_length: Any, **sizes: Any) -> Any:
     return layer.init_cache(batch_size, max_length, **sizes).arrays
 
@@ -206,6 +212,7 @@ def calls() -> Iterator[tuple[str, Callable[..., Any], Arguments]]:
         yield f"init_cache, {name}", partial(kept_in, layer), {"batch_size": 2, "max_length": 5} | sizes
         valid = {"valid": np.array([[True, True], [False, True]])}
         yield f"step, {name}", partial(stepped, layer), {"query": drawn(2, 2, 6), "before": drawn(2, 3, 6)} | valid
+    yield "set_params", with_params, floats(w_q=(6, 2, 3), w_k=(6, 2, 3), w_v=(6, 2, 3), w_o=(2, 3, 6))
     words = {"source": POSITIONS, "target": POSITIONS[:, :2]}
     yield "seq2seq, tokens", tokens, words
     free = build("seq2seq", **GRU)

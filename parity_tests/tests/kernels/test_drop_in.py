@@ -587,12 +587,13 @@ def test_wrong_dtypes_are_told_by_their_names(name: str) -> None:
 @pytest.mark.parametrize("left_out", ["query", "key", "value"])
 def test_a_missing_array_is_named(left_out: str) -> None:
     """As a `TypeError`, by every function."""
+    words = f"expected an array for {left_out}, got None; pass {left_out}=$"
     for tree in TREES.values():
         x = tree.array(drawn(1, 2, 4, 5, 3))
         some = {name: None if name == left_out else x for name in ("query", "key", "value")}
-        with pytest.raises(TypeError, match=f"scaled_dot_product_attention: expected {left_out} of a float dtype, got"):
+        with pytest.raises(TypeError, match=f"^scaled_dot_product_attention: {words}"):
             tree.package.drop_in.scaled_dot_product_attention(**some)
-        with pytest.raises(TypeError, match=f"dot_product_attention: expected an array for {left_out}, got None; pass"):
+        with pytest.raises(TypeError, match=f"^dot_product_attention: {words}"):
             tree.package.drop_in.dot_product_attention(**some)
         names = {"query": "q", "key": "k", "value": "v"}
         with pytest.raises(

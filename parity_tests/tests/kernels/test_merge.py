@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "expected a list of pairs (context, lse), at least one, got triples",
     ),
-    "no lse": ([(C, None)], TypeError, "expected lse of a float dtype, got none; give one of"),
+    "no lse": ([(C, None)], TypeError, "expected an array for lse, got None; take both from return_lse=True"),
     "heads last": ([(C, L.swapaxes(1, 2))], ValueError, "expected lse of shape (2, 3, 5), got (2, 5, 3); put its axes"),
     "other rows": ([(C, L[:1])], ValueError, "expected lse of shape (2, 3, 5), got (1, 3, 5)"),
     "other queries": ([(C, L), (C[:, :1], L)], ValueError, "expected contexts of one shape and dtype"),

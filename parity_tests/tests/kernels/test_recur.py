@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "chunks": ({"chunk_size": 0}, ValueError, "chunk_size to be an integer of at least 1, got 0"),
     "scale": ({"scale": float("nan")}, ValueError, "scale to be a finite int or float, got nan"),
     "large scale": ({"scale": 10**400}, ValueError, "scale to be a finite int or float, got 1"),
-    "no queries": ({"q": None}, TypeError, "an array for q, got None"),
+    "no queries": ({"q": None}, TypeError, "an array for q, got None; pass q="),
     "no heads": (
         dict.fromkeys("qkv", X[:, :, :0]),
         ValueError,

@@ -302,6 +302,10 @@ def parameters(layer: Labelled, alias: str) -> None:
     values = {name: x + 1 for name, x in module.params().items()}
     claim(module.set_params(dict(values)) is None, "set_params returns nothing")
     claim_same(module.params(), values, "set_params")
+    left_out = ({other: x for other, x in values.items() if other != name} for name in values)
+    for wrong in (*left_out, values | {"w_z": np.ones(2)}, *(values | {name: x[None]} for name, x in values.items())):
+        refuses(partial(module.set_params, {name: 2 * x for name, x in wrong.items()}), ValueError, "expected ")
+    claim_same(module.params(), values, "parameters after a refusal")
     for name in type(module).__annotations__:
         absent = name not in config.own_params() and name not in config.children()
         claim((getattr(module, name) is None) == absent, f"{name} where the config has none")

@@ -314,3 +314,18 @@ def test_damage_to_a_file_with_a_prefix_is_noticed(tmp_path: Path) -> None:
         else:
             assert bits(found.values) == bits(values) and found.config == CONFIG
     assert refusals > 90
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("prefix", [1, None, b"blocks."])
+def test_a_prefix_that_is_no_string(prefix: Any, file: Path, tmp_path: Path) -> None:
+    words = f"weights: expected prefix= to be a string, got {type(prefix).__name__}; "
+    refused(file, TypeError, words, prefix=prefix, variant="decoder")
+    target = tmp_path / "saved.safetensors"
+    for tree in TREES.values():
+        with pytest.raises(TypeError) as saving:
+            tree.package.save(tree.build(CONFIG), target, prefix=prefix)
+        with pytest.raises(TypeError) as pretrained:
+            tree.package.load_pretrained(tmp_path, 0, prefix=prefix)
+        assert str(saving.value).startswith(words) and str(pretrained.value).startswith(words)
+        assert not target.exists()
