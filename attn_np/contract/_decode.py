@@ -149,8 +149,6 @@ def check_room(who: str, length: Any, max_length: int) -> None:
 class DecodingMixin(Generic[Array]):
     """The decoding of a layer: `_empty_cache` and `_step` of its package say how arrays are made and steps taken."""
 
-    config: Any
-
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         raise NotImplementedError
 
@@ -197,5 +195,5 @@ class DecodingMixin(Generic[Array]):
                 step cannot take, or training with dropout. Under jit and compile the lengths are not known: a full
                 cache is left as it is, the outputs are NaN and `cache.overflowed` is True.
         """
-        check_decodes(self.config)
+        check_decodes(self.config)  # type: ignore[attr-defined]
         return self._step(query, cache, valid, tape, arguments)

@@ -39,7 +39,8 @@ def checked_params(
     values = {name: values[name] for name in params}
     check_arrays(variant, **values)
     for name, x in params.items():
-        given = check_present(variant, name, values[name], "give one, or leave the layer as it is")
+        given: Any = values[name]
+        check_present(variant, name, given, "give one, or leave the layer as it is")
         shape, dtype = tuple(x.shape), dtype_name(x)
         require(tuple(given.shape) == shape, variant, f"{name} of shape {shape}", tuple(given.shape), "reshape it")
         fits, fix = dtype_name(given) == dtype, "convert it, or build the layer with another dtype"
