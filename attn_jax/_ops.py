@@ -448,7 +448,7 @@ def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return jax.lax.fori_loop(0, times, lambda _, carry: body(carry), carry)
 
 
-def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], batch_at_once: int | None = None) -> Callable[..., Any]:
     """The function itself: outside loops XLA plans what is kept for the backward pass."""
     return function
 

@@ -141,8 +141,8 @@ def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Arra
 def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
     """As `products_by_halves`; where all channels decay alike, one product without decay times one decay per pair."""
     if decay.shape[3] == k.shape[3]:
-        rows_at_once = max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:])))
-        return remat(products_by_halves, rows_at_once)(rows, k, decay)
+        chunks_at_once = max(1, VJP_KEY_ENTRIES // max(1, prod(k.shape[1:])))
+        return remat(products_by_halves, chunks_at_once)(rows, k, decay)
     one = 1.0 + zeros(decay.shape, decay)
     decay_matrix, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
     return einsum("btgrk,bsgk->btgrs", rows, k) * decay_matrix, from_start, to_end

@@ -33,7 +33,7 @@ from attn_jax._rotary import cos_sin_for, rotate
 from attn_np.contract.retention import Config
 
 
-class Decay(NamedTuple):
+class ChunkDecays(NamedTuple):
     """Decay factors over the positions of a sequence or a chunk, by head.
 
     Attributes:
@@ -49,7 +49,7 @@ class Decay(NamedTuple):
     overall: Array
 
 
-def decay_from_counts(real_counts: Array, log_decay_by_head: Array) -> Decay:
+def decay_from_counts(real_counts: Array, log_decay_by_head: Array) -> ChunkDecays:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
     `real_counts`, `b t`: for each position 1, or 0 for padding; or for each chunk how many real positions it has.
@@ -64,10 +64,10 @@ def decay_from_counts(real_counts: Array, log_decay_by_head: Array) -> Decay:
         exp(position[:, :, None] * log_decay_by_head),
         exp((last - position)[:, :, None] * log_decay_by_head),
     )
-    return Decay(matrix, from_start, to_end, exp(last * log_decay_by_head))
+    return ChunkDecays(matrix, from_start, to_end, exp(last * log_decay_by_head))
 
 
-def decay_within_and_between(real: Array, log_decay_by_head: Array, chunk_size: int) -> tuple[Decay, Decay]:
+def decay_within_and_between(real: Array, log_decay_by_head: Array, chunk_size: int) -> tuple[ChunkDecays, ChunkDecays]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
     real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decay_by_head), 0.0), chunk_size)

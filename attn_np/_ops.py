@@ -411,7 +411,7 @@ def iterate(body: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return carry
 
 
-def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], batch_at_once: int | None = None) -> Callable[..., Any]:
     """The function itself: here the hand-written backward decides what is computed again."""
     return function
 

@@ -17,14 +17,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 ARRAY = object()
 
 
-def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Callable[..., Any]:
+def remat(function: Callable[..., Any], batch_at_once: int | None = None) -> Callable[..., Any]:
     """The function with its intermediates recomputed in the backward pass instead of kept.
 
     Gradients reach its arguments alone: tuples, lists and dictionaries of arrays and other values. PyTorch's compiler
     and transforms do not know such a function, and get it as it is.
 
     Args:
-        rows_at_once: how many entries of axis 0 are computed at a time, forward and backward, by a function that
+        batch_at_once: how many entries of axis 0 are computed at a time, forward and backward, by a function that
             treats each by itself; None for all.
     """
 
@@ -38,8 +38,8 @@ def remat(function: Callable[..., Any], rows_at_once: int | None = None) -> Call
         tracers = torch._C._len_torch_dispatch_stack() > 0
         if transforms or tracers:
             return function(*arguments)
-        if rows_at_once is not None and arguments[0].shape[0] > rows_at_once:
-            parts = zip(*(x.split(rows_at_once) for x in arguments), strict=True)
+        if batch_at_once is not None and arguments[0].shape[0] > batch_at_once:
+            parts = zip(*(x.split(batch_at_once) for x in arguments), strict=True)
             return tuple(torch.cat(results) for results in zip(*(call(*part) for part in parts), strict=True))
         leaves, structure = tree_flatten(arguments)
         arrays = [x for x in leaves if isinstance(x, Tensor)]

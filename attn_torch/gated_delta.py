@@ -38,10 +38,10 @@ from attn_torch._recurrence import (
     to_chunks,
     unit_lower_inverse,
 )
-from attn_torch.retention import Decay
+from attn_torch.retention import ChunkDecays
 
 
-def decay_from_logs(log_decay: Array) -> Decay:
+def decay_from_logs(log_decay: Array) -> ChunkDecays:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
@@ -50,11 +50,11 @@ def decay_from_logs(log_decay: Array) -> Decay:
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
     visible = causal_mask(log_decay.shape[1], log_decay)
     log_matrix = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    return ChunkDecays(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The two forms below replace those of `_recurrence`, which halves chunks as each dimension of k has its own decay.
-# Here all dimensions of a head decay alike, and differences of summed logarithms are enough.
+# The two forms below replace those of `_recurrence`, which takes decays as factors that may be 0, so that it must halve
+# chunks. Here they are logarithms, one for each head: differences of their sums are enough.
 
 
 def chunked_form(

@@ -165,7 +165,7 @@ class Config:
         return None if left is None else left + 1
 
     def why_no_cache(self) -> str:
-        """Why the layer cannot decode, as an error message says it."""
+        """What stands after "got" in the error of a layer that cannot decode."""
         if getattr(self, "normalize_over", "keys") == "queries":
             return "normalize_over='queries'"
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"

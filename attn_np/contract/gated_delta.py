@@ -17,7 +17,7 @@ class Config(_base.Config):
         d_model: width of the input.
         num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
-            num_heads / num_key_heads heads of values in a row share one.
+            Each serves num_heads / num_key_heads neighbouring value heads.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.
@@ -42,7 +42,7 @@ class Config(_base.Config):
     formula = (
         r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(\mathrm{silu}(v_t) - \alpha_t s_{t-1}^\top k_t\right)^\top,"
         r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
-        r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
+        r"\alpha_t = e^{-e^{a_{\log}}\, \mathrm{softplus}(x_t w_a + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
         r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_{gate}))\, w_o"
     )
     notation = {

@@ -15,7 +15,7 @@ class Config(gated_delta.Config):
         d_model: width of the input.
         num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
-            num_heads / num_key_heads heads of values in a row share one.
+            Each serves num_heads / num_key_heads neighbouring value heads.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         output_dim: width of the outputs; d_model by default.

@@ -14,7 +14,7 @@ from attn_np.weights._errors import ConfigMismatchError, require_shape
 from attn_np.weights._foreign_config import (
     infer_config,
     merge_caller_fields,
-    merge_other_sidecar,
+    merge_fields_with_sidecar,
     read_family_sidecar,
 )
 from attn_np.weights._layer_prefixes import (
@@ -53,7 +53,7 @@ def read_foreign(
         config = merge_caller_fields(file.path, layout_name, table, config, request)
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
         return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
-    known = merge_other_sidecar(file.path, layout_name, layout, table, variant, request.fields)
+    known = merge_fields_with_sidecar(file.path, layout_name, layout, table, variant, request.fields)
     if request.into_config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
     else:
@@ -150,10 +150,10 @@ def write_foreign(
 def other_layout_fix(variant: str, variants: Collection[str]) -> str:
     """What to do where a layer of one variant is to be written in a layout of others."""
     every = {name: layouts.get(name) for name in layouts.names()}
-    ours = [layout for layout in every.values() if layout.own_variant == variant]
-    equal = [own for layout in ours for own in layout.tables if own in variants]
-    if equal:
-        return f"make it {equal[0]} first, by attn_np.weights.convert"
+    our_layouts = [layout for layout in every.values() if layout.own_variant == variant]
+    convertible_to = [table_name for layout in our_layouts for table_name in layout.tables if table_name in variants]
+    if convertible_to:
+        return f"make it {convertible_to[0]} first, by attn_np.weights.convert"
     names = [name for name, layout in every.items() if layout.own_variant is None and layout.tables_of(variant)]
     return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
 
@@ -161,16 +161,16 @@ def other_layout_fix(variant: str, variants: Collection[str]) -> str:
 def find_table_name(
     layout_name: str, layout: Layout, variant: str | None, file: OpenFile | None = None, prefix: str = ""
 ) -> str:
-    """The name of the table for a variant; `variant` may be None if the layout has one, or `tensors_decide`.
+    """The name of the table for a variant; `variant` may be None if the layout has one or sets `variant_from_tensors`.
 
-    Of several tables, the one with the most required keys of those that have all in the file (with `tensors_decide`, in
-    sizes that agree); if none has, the first.
+    Of the tables whose required keys are all in the file, the one that requires most; with `variant_from_tensors` the
+    sizes must agree as well. If none fits, the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
     """
     variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
-    if variant is None and layout.tensors_decide:
+    if variant is None and layout.variant_from_tensors:
         table_names = list(layout.tables)
     else:
         table_names = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
@@ -185,7 +185,7 @@ def find_table_name(
         key_of = {end: next((key for key in keys if key.endswith(end)), "") for end in table.required_keys()}
         if file is None or not all(key_of.values()):
             continue
-        if not layout.tensors_decide or letter_sizes_agree(
+        if not layout.variant_from_tensors or letter_sizes_agree(
             table, {end: file.entries[key].shape for end, key in key_of.items()}
         ):
             fitting[table_name] = len(key_of)

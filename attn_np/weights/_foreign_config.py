@@ -97,7 +97,7 @@ def merge_caller_fields(path: str, layout_name: str, table: Table, config: Confi
     return config if request.into_config is None else request.into_config
 
 
-def merge_other_sidecar(
+def merge_fields_with_sidecar(
     path: str, layout_name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.

@@ -5,8 +5,9 @@
 - have a tape, unless they ask for "fused".
 
 Without a pattern, the leading queries that see no key and the leading keys that no query sees, by causality and the
-window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (With a
-pattern, `blocks` sets to 0 what it hides.) The first of three that can take the call computes the rest:
+window, are cut off; then other such queries and keys are set to 0, so that what stands there has no effect. (With
+a pattern nothing is cut off; `blocks` sets to 0 what it hides.) The first of three that can take the call computes the
+rest:
 
 - `sdpa`: PyTorch's own kernel, which never writes the scores to memory, where it computes the same function and is no
   slower than blocks, as `sdpa.supports` says;

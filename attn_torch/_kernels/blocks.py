@@ -169,13 +169,13 @@ class BlockedCall:
             key_stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
             window_keys = slice(key_start, max(key_start, key_stop))
             keys = window_keys if self.pattern is None else self.keys_of_pattern(slice(self.b), queries)
-            # Counted over all sequences of the block.
-            kv_heads_per_block = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
+            # A head of one sequence counts as one: it may be more than g, and a block then has several sequences.
+            sequence_heads_per_block = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             if self.effective_windows is not None:  # each has a window of its own
-                kv_heads_per_block = 1
+                sequence_heads_per_block = 1
             if self.pattern is not None and self.sequences_differ(queries):
-                kv_heads_per_block = min(kv_heads_per_block, self.g)
-            for batch, kv_heads in batch_and_heads(self.b, self.g, kv_heads_per_block):
+                sequence_heads_per_block = min(sequence_heads_per_block, self.g)
+            for batch, kv_heads in batch_and_heads(self.b, self.g, sequence_heads_per_block):
                 keys = (
                     self.keys_in_effective_window(kv_heads, queries, window_keys)
                     if self.pattern is None
@@ -208,7 +208,7 @@ class BlockedCall:
         mask, bias = (None if x is None else block.part(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=hide_neg_inf(mask, bias))
         if self.skewed_bias is not None and self.skewed_bias_hides:
-            skewed_bias = self.skewed_bias_block(block).part(self.skewed_bias, "bgrts")
+            skewed_bias = self.in_skewed_bias(block).part(self.skewed_bias, "bgrts")
             block = block._replace(allowed=hide_neg_inf(block.allowed, skewed_bias))
         if self.pattern is None:
             return block
@@ -253,7 +253,7 @@ class BlockedCall:
             return block._replace(keys=slice(block.keys.start, block.keys.stop - 1))
         return block._replace(keys=block.keys[1:] - 1)
 
-    def skewed_bias_block(self, block: Block) -> Block:
+    def in_skewed_bias(self, block: Block) -> Block:
         """Where a block without a sink stands in the skewed bias: its last query is the last row."""
         num_queries, shift = block.queries.stop - block.queries.start, self.t - block.queries.stop
         keys = block.keys
@@ -334,7 +334,7 @@ class BlockedCall:
         if self.bias is not None:
             key_scores += key_block.part(self.bias, "bgrts")
         if self.skewed_bias is not None:
-            key_scores += self.skewed_bias_block(key_block).part(self.skewed_bias, "bgrts")
+            key_scores += self.in_skewed_bias(key_block).part(self.skewed_bias, "bgrts")
         empty_rows = self.mask_block_(key_scores, key_block)
         if self.sinks is not None:
             sinks = block.part(self.sinks, "bgr")[..., None]
@@ -373,9 +373,9 @@ def slice_batch(x: Tensor, batch: slice) -> Tensor:
     return x[batch] if x.shape[0] > 1 else x
 
 
-def batch_and_heads(b: int, g: int, kv_heads_per_block: int) -> Iterator[tuple[slice, slice]]:
+def batch_and_heads(b: int, g: int, sequence_heads_per_block: int) -> Iterator[tuple[slice, slice]]:
     """Parts with about so many heads, counted over sequences: all heads of some sequences, or some heads of one."""
-    sequences, heads = max(1, kv_heads_per_block // g), min(kv_heads_per_block, g)
+    sequences, heads = max(1, sequence_heads_per_block // g), min(sequence_heads_per_block, g)
     for i in range(0, b, sequences):
         for j in range(0, g, heads):
             yield slice(i, min(i + sequences, b)), slice(j, min(j + heads, g))
@@ -451,7 +451,7 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         probs = torch.softmax(scores, -1, out=scores)
         if empty_rows is not None:
             call.split_axes(probs, block).masked_fill_(empty_rows, 0.0)
-        if call.effective_windows is not None:  # far keys: products with numbers below the normal ones are slow
+        if call.effective_windows is not None:  # weights of far keys may be subnormal, and slow
             threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
         block_dcontext = call.along_queries(dcontext, block)
         dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
@@ -467,7 +467,7 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
         if dskewed_bias is not None:
-            call.skewed_bias_block(call.without_sink(block)).add(
+            call.in_skewed_bias(call.without_sink(block)).add(
                 dskewed_bias, "bgrts", dscores_by_axes[..., call.sink_columns :]
             )
         if tanh_scores is not None:

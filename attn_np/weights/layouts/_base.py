@@ -80,7 +80,7 @@ class Layout:
             the first that supports its config.
         prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. Where there are
             parts (a layer's several blocks of attention, or a model's stages), such prefixes for each by its name.
-        tensors_decide: keys and shapes decide which variant a file is: of the tables that they fit, the one with
+        variant_from_tensors: keys and shapes decide which variant a file is: of the tables that they fit, the one with
             the most keys.
         separator: what may stand between the parts of a key instead of a dot.
         renamed: regular expressions for names that users choose in keys, to the tables' names for them.
@@ -98,7 +98,7 @@ class Layout:
     origin: str
     tables: Mapping[str, Table]
     prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
-    tensors_decide: bool = False
+    variant_from_tensors: bool = False
     separator: str = "."
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ LAYOUT = Layout(
         "classifier.*",
         "qa_outputs.*",
     ),
-    tensors_decide=True,
+    variant_from_tensors=True,
     metadata={"format": "pt"},
     model_types=("falcon",),
     table_and_fields=table_and_fields,

@@ -10,7 +10,7 @@ FIXED = {"num_layers": 1, "use_bias": True, "reset_after": True, "bidirectional"
 
 LAYOUT = Layout(
     origin="flax: nnx.GRUCell",
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     tables={
         "gru": Table(

@@ -16,7 +16,7 @@ NORMS: dict[Names, tuple[Names, str]] = {
 LAYOUT = Layout(
     origin="flax: linen.MultiHeadDotProductAttention and nnx.MultiHeadAttention",
     prefixes=("", "params."),
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     tables={
         "qk_norm": Table(

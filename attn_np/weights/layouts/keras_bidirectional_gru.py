@@ -23,7 +23,7 @@ def both_ways(table: Table) -> Table:
 
 LAYOUT = Layout(
     origin="keras: layers.Bidirectional of layers.GRU",
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     renamed={r"(?<![^.])(forward|backward)_[^.]+\.gru_cell\.": r"\1_gru.gru_cell."},
     tables={name: both_ways(table) for name, table in keras_gru.LAYOUT.tables.items()},

@@ -26,7 +26,7 @@ ONE_BIAS = {"layers.0.b_x": ("bias", "(f e) -> f e")}
 LAYOUT = Layout(
     origin="keras: layers.GRU and layers.GRUCell",
     prefixes=("gru_cell.", ""),
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     tables={
         "two biases": replace(

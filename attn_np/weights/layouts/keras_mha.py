@@ -35,7 +35,7 @@ GATES: dict[Names, tuple[Names, str]] = {
 
 LAYOUT = Layout(
     origin="keras: layers.MultiHeadAttention and layers.GroupQueryAttention",
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     tables={
         "gated": Table(

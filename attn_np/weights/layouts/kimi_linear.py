@@ -112,5 +112,5 @@ TABLES = {
 }
 LAYOUT = replace(
     family("KimiLinearModel", table_and_fields, TABLES, model_types=("kimi_linear",), ignored=("block_sparse_moe.*",)),
-    tensors_decide=True,
+    variant_from_tensors=True,
 )

@@ -12,7 +12,7 @@ OF_STATE = ("hr", "hz", "hn")
 
 LAYOUT = Layout(
     origin="flax: linen.GRUCell",
-    tensors_decide=True,
+    variant_from_tensors=True,
     separator="/",
     tables={
         "gru": Table(

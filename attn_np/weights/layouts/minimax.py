@@ -66,5 +66,5 @@ LAYOUT = replace(
         model_types=("minimax",),
         ignored=("block_sparse_moe.*", *(f"self_attn.{name}" for name in DERIVED_BUFFERS)),
     ),
-    tensors_decide=True,
+    variant_from_tensors=True,
 )

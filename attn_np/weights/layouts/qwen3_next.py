@@ -14,12 +14,12 @@ from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `Qwen3NextConfig`: norm weights are stored minus 1, a quarter of a head is rotated."""
+    """The table and fields of a `Qwen3NextConfig`. In attention, norms are stored minus 1, a quarter of a head turns."""
     every, eps = hf.integer("full_attention_interval", 4), hf.number("rms_norm_eps", 1e-6)
     kinds = ("linear_attention", "full_attention")
     if hf.layer_type(layer, lambda n: kinds[(n + 1) % every == 0], *kinds) == "linear_attention":
         return "gated_delta", delta_fields(hf) | {"norm_eps": eps}
-    hf.skip(*(f"linear_{name}" for name in LINEAR.values()))
+    hf.skip(*(f"linear_{name}" for name in DELTA_CONFIG_NAMES.values()))
     fields: dict[str, Any] = sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": eps}
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.25)
 
@@ -30,11 +30,11 @@ def delta_fields(hf: HFConfig) -> dict[str, Any]:
     hf.skip("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "partial_rotary_factor")
     skip_rotary(hf)
     defaults = {"num_heads": 32, "num_key_heads": 16, "head_dim": 128, "value_head_dim": 128, "conv_size": 4}
-    fields = {ours: hf.integer(f"linear_{LINEAR[ours]}", default) for ours, default in defaults.items()}
+    fields = {ours: hf.integer(f"linear_{DELTA_CONFIG_NAMES[ours]}", default) for ours, default in defaults.items()}
     return {"d_model": hf.integer("hidden_size"), "qk_norm_eps": 1e-6} | fields
 
 
-LINEAR = {
+DELTA_CONFIG_NAMES = {
     "num_heads": "num_value_heads",
     "num_key_heads": "num_key_heads",
     "head_dim": "key_head_dim",
@@ -82,5 +82,5 @@ DELTA = Table(
 TABLES = {"decoder": TABLE, "gated_delta": DELTA}
 LAYOUT = replace(
     family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)),
-    tensors_decide=True,
+    variant_from_tensors=True,
 )

@@ -43,7 +43,7 @@ def table(projections: dict[Names, tuple[Names, str]], *, memory: bool = False, 
 
 LAYOUT = Layout(
     origin="torch: nn.MultiheadAttention",
-    tensors_decide=True,
+    variant_from_tensors=True,
     tables={
         "packed": table(PACKED),
         "split": table(SPLIT),

@@ -62,7 +62,7 @@ def table(
 
 LAYOUT = Layout(
     origin="x-transformers: Attention",
-    tensors_decide=True,
+    variant_from_tensors=True,
     tables={
         "mha": table("mha", OWN_HEADS, CROSS | HEADS, ("softcap",)),
         "memory": table("mha", OWN_HEADS | MEMORY, CROSS | HEADS | {"memory_keys": "m"}, ("softcap",)),

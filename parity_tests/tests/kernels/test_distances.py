@@ -99,13 +99,13 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
         patch.setattr(_kernels.QueryBlock, "slice_diagonals", rolled)
     elif tree.name == "torch":
-        at = blocks.BlockedCall.skewed_bias_block
+        at = blocks.BlockedCall.in_skewed_bias
 
         def late(call: Any, block: Any) -> Any:
             part = at(call, block)
             return part._replace(keys=slice(max(0, part.keys.start - 1), part.keys.stop - (part.keys.start > 0)))
 
-        patch.setattr(blocks.BlockedCall, "skewed_bias_block", late)
+        patch.setattr(blocks.BlockedCall, "in_skewed_bias", late)
     else:
         module = import_module("attn_jax._kernels")
         at = module._strip_starts
