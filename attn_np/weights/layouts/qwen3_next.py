@@ -14,7 +14,7 @@ from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `Qwen3NextConfig`. In attention, norms are stored minus 1, a quarter of a head turns."""
+    """The table and fields of a `Qwen3NextConfig`. In attention norms are stored minus 1, a quarter of a head turns."""
     every, eps = hf.integer("full_attention_interval", 4), hf.number("rms_norm_eps", 1e-6)
     kinds = ("linear_attention", "full_attention")
     if hf.layer_type(layer, lambda n: kinds[(n + 1) % every == 0], *kinds) == "linear_attention":
