@@ -150,7 +150,8 @@ def interpolate_last(x: Array, position: Array) -> Array:
 
 
 def diagonals_to_pairs(x: Array, t: int, s: int) -> Array:
-    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first
+    (in PyTorch the last).
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): each row begins one diagonal further to the left than the row
     before, the last row with the first of the n = t + s - 1. Of one query, where n is s, it is x as it is. Flattened,

@@ -75,7 +75,8 @@ def attend_in_row_blocks(
             its own.
         w_mix_scores, w_mix_weights: maps across the heads before and after the weighing; here only `attend_rows` has
             them.
-        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows; long calls take it
+            instead of blocks of `attend_rows`.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """

@@ -62,7 +62,7 @@ def chunked_form(
 
 
 def recurrent_form(q: Array, k: Array, v: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
-    """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
+    """The outputs and the last state, by a running sum: a state is the keys times values so far, read by its query."""
     all_states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), initial_state, tape)
     return einsum("bthk,bthkv->bthv", q, all_states[:, 1:]), all_states[:, -1]
 

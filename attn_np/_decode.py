@@ -72,7 +72,7 @@ class DecodeStep:
         start: how many positions every sequence has before a step like a full pass; None for other steps.
         max_filled: an upper bound on how many slots hold keys after the step; None if not known.
         length: `b`, how many positions each sequence has after the step.
-        is_appended: `b t`, which of the new positions are real and have room.
+        is_appended: `b t`, which of the new positions are real and have room; in a ring the last of them get the slots.
         overflowing: `b t`, which are real and have none.
         slot: `b t`, the slots for their entries.
         slot_positions: `b s`, the positions whose entries the slots hold after the step.

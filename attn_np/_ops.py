@@ -144,7 +144,8 @@ def differences_to_next(x: Array) -> Array:
 
 
 def diagonals_to_pairs(x: Array, t: int, s: int) -> Array:
-    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first.
+    """From one number per diagonal, `b h t n` or `b h 1 n`, to one per pair, `b h t s`, the first query first
+    (in PyTorch the last).
 
     The skew of Huang et al. 2018 (arXiv:1809.04281): of the n = t + s - 1 diagonals the last query takes the first s,
     the query before it those from the second on, and the first query the last s. Of one query, where n is s, it is x as

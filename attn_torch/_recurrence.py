@@ -160,7 +160,7 @@ def chunked_form(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
     delta_rule: bool, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The outputs and the last state; the state is passed from chunk to chunk.
+    """The outputs and the last state, for `recur`, `gla` and `kda`; the state is passed from chunk to chunk.
 
     On the tape `states` are those after each chunk, `states_before` those before it.
 

@@ -83,7 +83,8 @@ def attend_in_row_blocks(
         weighing: how `attend_rows` weighs scores, if each row is by itself; on a CPU, without dropout, blocks work in
             place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows; long calls take it
+            instead of blocks of `attend_rows`.
             Used instead of blocks if there is no dropout; it applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """

@@ -14,7 +14,7 @@ from attn_np.weights.layouts._base import as_tuple, expand_rules
 
 @dataclass(frozen=True)
 class LayerPrefixes:
-    """The prefixes of one layer's keys.
+    """The prefixes of one layer's keys, each with the caller's prefix.
 
     Attributes:
         layer_prefix: of the layer's own keys, such as `encoder.layer.3.`.

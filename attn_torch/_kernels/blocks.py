@@ -397,7 +397,7 @@ Outputs = tuple[Tensor, Tensor]
 @without_autocast
 def blocks_forward(*inputs: Any) -> Outputs:
     """The context, `b t h v`, and the lse, `b h t`, of size 0 unless it is asked for; masks have four axes, sinks are
-    `1 h` or `b h`.
+    `1 h` or `b h`. Where PyTorch's own kernel takes a bias by diagonal, it computes the context.
     """
     *call_inputs, return_lse = inputs
     q, k, v, mask, bias, sinks, *_, skewed_bias, left, right, scale, softcap, pattern_text = call_inputs
