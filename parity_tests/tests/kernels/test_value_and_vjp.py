@@ -131,7 +131,10 @@ def test_a_partial_fixes_arguments_by_position_too(recompute: bool) -> None:
     q, k, v = given(2).values()
     (y, _), pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, causal=True, recompute=recompute)
     want = pull(cotangent(y.shape)).inputs
+    labelled: Any = partial(attn_np.attend, q)
+    labelled.label = "Python flattens no partial that has attributes"
     for function, inputs in (
+        (partial(labelled, k), (v,)),
         (partial(attn_np.attend, q), (k, v)),
         (partial(attn_np.attend, q, k, v=v), ()),
         (partial(partial(attn_np.attend, q), k), (v,)),
