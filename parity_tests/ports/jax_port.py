@@ -1,7 +1,7 @@
 """Ports in JAX: a Flax NNX module, with what it sows, or a function of JAX arrays."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -25,7 +25,7 @@ from parity_tests.ports.names import (
     theirs_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
-from parity_tests.ports.weights import read_weights, weights_of
+from parity_tests.ports.weights import of_rules, read_weights, weights_of
 
 
 def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -33,6 +33,8 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     import jax
     import jax.numpy as jnp
     from flax import nnx
+
+    from parity_tests.ports.watch_jax import JaxWatch, narrow_types, watching
 
     def held_to(dtype: str | None) -> None:
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
@@ -54,10 +56,10 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     where = jax_device(device or "cpu")
     own = jax.device_put(own, where)
     params, moves = None, []
-    if is_module:
-        params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
-    narrow: set[str] = set()
+    watch = JaxWatch()
     notes: dict[str, None] = {}
+    if is_module:
+        params, moves = read_weights(names.weights, config, {n: np.asarray(x) for n, x in own.items()}, notes)
     own_names = weights_of(moves)
     taken, turns = accepted(candidate, config, names), count()
 
@@ -107,8 +109,17 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
             outputs, tape = call(held, leaves, rest, sizes)
             return {n: outputs[n] for n in outputs if n in drawn.pulled}, (outputs, tape)
 
-        if dtype == "float64":
-            narrow.update(narrower(jax.make_jaxpr(forward)(held, leaves).jaxpr))
+        def whole() -> None:
+            sources, pull, (outputs, _) = vjp(forward, held, leaves, has_aux=True)
+            if names.gradients and pulling(outputs, drawn) is not None:
+                pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
+
+        if dtype == "float64" and any(narrow_types(jax.make_jaxpr(forward)(held, leaves).jaxpr)):
+            watch.suspected = True
+            watch.programs.append((lambda: forward(held, leaves), whole))
+        if watch.hidden is not None:
+            with watching(watch, {}, {}):
+                forward(held, leaves)
         if not names.gradients:
             collect(outcome, "outputs", call(held, leaves, rest, sizes)[0], np.asarray)
             return outcome
@@ -124,7 +135,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         if is_module:
             mapped = {key for step in moves for key in step.keys}
             refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped}, notes)
-        mine = {n: x for step in moves for n, x in step.to_params(theirs).items()} if is_module else theirs
+        mine = of_rules(moves, theirs) if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
 
@@ -136,25 +147,9 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         tuple(taken),
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
-        narrow,
+        watch,
         notes,
     )
-
-
-def narrower(jaxpr: Any) -> Iterator[str]:
-    """The operations of a program that take or give floats narrower than float64, in words."""
-    import jax
-    import jax.numpy as jnp
-
-    for equation in jaxpr.eqns:
-        for variable in (*equation.invars, *equation.outvars):
-            kind = getattr(variable.aval, "dtype", None)
-            if kind is not None and jnp.issubdtype(kind, jnp.floating) and kind != jnp.float64:
-                yield f"{equation.primitive.name} in {kind}"
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from narrower(inner)
 
 
 def jax_device(name: str) -> Any:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,11 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
     known = dict(sizes) | solve(left, tuple(x.shape), sizes)
     if len(left) == len(x.shape):
         known |= {axis[0]: size for axis, size in zip(left, x.shape, strict=True) if len(axis) == 1}
+    unknown = [letter for axis in left for letter in axis if letter not in known]
+    shape = "" if unknown else tuple(prod(known[letter] for letter in axis) for axis in left)
+    if shape != tuple(x.shape):
+        want = f"with as many axes as {pattern!r}" if unknown else f"{shape} for {pattern!r}"
+        raise ValueError(f"assert_parity: expected an array {want}, got the shape {tuple(x.shape)}; correct the pattern")
     dropped = [letter for letter in left_out(pattern) if known[letter] != 1]
     if dropped:
         raise ValueError(
@@ -162,13 +168,7 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
     target = [letter for axis in right for letter in axis]
     x = x.reshape([known[letter] for letter in source])
     x = (x.permute if hasattr(x, "permute") else x.transpose)([source.index(letter) for letter in target])
-    shape: list[int] = []
-    for axis in right:
-        size = 1
-        for letter in axis:
-            size *= known[letter]
-        shape.append(size)
-    return x.reshape(shape[lead:])
+    return x.reshape([prod(known[letter] for letter in axis) for axis in right[lead:]])
 
 
 def alike(drawn: Drawn, names: Names) -> Drawn:

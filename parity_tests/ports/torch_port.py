@@ -28,7 +28,7 @@ from parity_tests.ports.names import (
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 from parity_tests.ports.watch import Watch, written
-from parity_tests.ports.weights import read_weights, weights_of
+from parity_tests.ports.weights import of_rules, read_weights, weights_of
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -56,7 +56,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     where: Any = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
-        params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
+        params, moves = read_weights(names.weights, config, {n: from_torch(x) for n, x in own.items()}, notes)
     taken = accepted(candidate, config, names)
 
     @torch.enable_grad()
@@ -85,7 +85,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
                 f"assert_parity: expected tensors from the candidate, got {', '.join(strange)}; "
                 f"take the tensor out of it with call="
             )
-        used = {name: own[name] for step in moves for name in step.keys}
+        used = {name: own[name] for step in moves for name in step.keys if name in own}
         other = {name: x for name, x in own.items() if name not in used and x.requires_grad}
         taps = {name: x for name, x in tape.items() if x.requires_grad}
         targets = [*leaves.values(), *weights.values(), *used.values(), *other.values(), *taps.values()]
@@ -111,7 +111,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
-            mine = {f"d{name}": x for step in moves for name, x in step.to_params(theirs).items()}
+            mine = {f"d{name}": x for name, x in of_rules(moves, theirs).items()}
             collect(outcome, "grads", mine, np.asarray)
             moved = in_our_axes({name: by_key["tap", name] for name in taps}, names, sizes)
             collect(outcome, "cotangents", {scoped(name): x for name, x in moved.items()}, from_torch)
