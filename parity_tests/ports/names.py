@@ -1,7 +1,7 @@
 """How a candidate's names, axes and arguments map to ours. Names are mapped, never guessed."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from math import prod
@@ -102,21 +102,31 @@ def framework_of(candidate: Any) -> str:
     """The framework of a module by its class; "numpy" for anything else that can be called."""
     if isinstance(candidate, type):
         raise TypeError(f"assert_parity: expected a module, got the class {candidate.__name__}; build one of it first")
+    if is_linen(candidate):
+        raise TypeError(
+            f"assert_parity: expected a Linen module with its variables, got {type(candidate).__name__} alone; give "
+            f"(module, variables)"
+        )
+    if isinstance(candidate, tuple) and len(candidate) == 2 and is_linen(candidate[0]):
+        return "jax"
     for base in type(candidate).__mro__:
         root = base.__module__.partition(".")[0]
-        if base.__name__ == "Module" and base.__module__.startswith("flax.linen"):
-            raise TypeError(
-                f"assert_parity: expected a Flax NNX module, got {type(candidate).__name__} of flax.linen; wrap its "
-                f'apply in a function of the weights and our arguments, and set framework="jax"'
-            )
-        if base.__name__ == "Module" and root in ("torch", "flax"):
-            return {"torch": "torch", "flax": "jax"}[root]
+        if base.__name__ == "Module" and root in ("torch", "flax", "equinox"):
+            return "torch" if root == "torch" else "jax"
     if not callable(candidate):
         raise TypeError(
-            f"assert_parity: expected a torch module, a Flax module or a function, got {type(candidate).__name__}; "
+            f"assert_parity: expected a module of torch, Flax or Equinox or a function, got {type(candidate).__name__}; "
             f"wrap what computes attention in a function of its arguments"
         )
     return "numpy"
+
+
+def is_linen(candidate: Any) -> bool:
+    return any(base.__name__ == "Module" and base.__module__ == "flax.linen.module" for base in type(candidate).__mro__)
+
+
+def is_equinox(candidate: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "equinox" for base in type(candidate).__mro__)
 
 
 def pair(named: Named) -> tuple[str, str | None]:
@@ -203,11 +213,85 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
     every = names.arguments is None and any(p.kind is Parameter.VAR_KEYWORD for p in found)
     theirs = {pair(named)[0] for named in mapped.values() if named is not None}
     by_name = {name: name for name in config.arguments() if (every or name in known) and name not in theirs}
+    by_name = other_names(config, known - theirs) | by_name if names.call is None else by_name
     first = next(iter(config.arguments()))
     by_position = {} if first in by_name or (found and found[0].name in theirs) else {first: ""}
-    taken = by_position | by_name | mapped
+    if names.call is None:
+        by_position |= positional_only(found, config)
+    taken = by_name | by_position | mapped
     in_order = ((name, taken.get(name)) for name in config.arguments())
-    return filled({name: named for name, named in in_order if named is not None}, config)
+    taken = filled({name: named for name, named in in_order if named is not None}, config)
+    refuse_unfilled(found, taken, config, names)
+    return taken
+
+
+# What ports call the arrays of a call; a mask's other names say nothing of what True means, so none stands here.
+OTHER_NAMES = {
+    "query": ("queries", "q", "inputs_q", "query_"),
+    "key": ("keys", "k", "inputs_k", "key_"),
+    "value": ("values", "v", "inputs_v", "value_"),
+}
+
+
+def other_names(config: Config, known: Collection[str]) -> dict[str, Named]:
+    """The candidate's usual names of our arguments, where each has one of them and none of our own."""
+    found = {}
+    letters = {"q", "k"} <= {*known}  # alone, k may be how many keys are taken
+    for ours, others in OTHER_NAMES.items():
+        theirs = [name for name in others if name in known and (letters or len(name) > 1)]
+        if ours in config.arguments() and ours not in known and len(theirs) == 1:
+            found[ours] = theirs[0]
+    return found
+
+
+def positional_only(found: Iterable[Parameter], config: Config) -> dict[str, Named]:
+    """Our arguments that a candidate takes by position alone: the first one, and those of a usual name behind it."""
+    names = [p.name for p in found if p.kind is Parameter.POSITIONAL_ONLY]
+    taken = {}
+    for ours, theirs in zip(config.arguments(), names, strict=False):
+        if taken and theirs not in (ours, *OTHER_NAMES.get(ours, ())):
+            break
+        taken[ours] = ""
+    return taken
+
+
+def refuse_unfilled(found: list[Parameter], taken: Mapping[str, Named], config: Config, names: Names) -> None:
+    """A call needs every argument of a candidate that has no default.
+
+    Raises:
+        ValueError: naming those that no argument of ours goes to, with the arguments= to write.
+    """
+    unfilled = [p.name for p in unmapped(found, taken, names) if p.default is Parameter.empty]
+    if not unfilled:
+        return
+    if names.call is not None:
+        fix = f"its arguments behind the candidate are ours, {', '.join(config.arguments())}"
+    else:
+        free = [name for name in config.arguments() if name not in taken]
+        ours = {name: meant(name, free, i) for i, name in enumerate(unfilled)}
+        given = {our: name for name, our in ours.items() if our is not None}
+        words = ", ".join(f"{our!r}: {name!r}" for our, name in given.items())
+        masks = " (a mask is True where a query may attend; call= converts another)" if "mask" in given else ""
+        fix = f"write arguments={{{words}}}{masks}" if words else "give call=, which says how it is called"
+    raise ValueError(
+        f"assert_parity: expected every argument of the candidate that has no default to be one of ours, got "
+        f"{', '.join(unfilled)}; {fix}"
+    )
+
+
+def unmapped(found: list[Parameter], taken: Mapping[str, Named], names: Names) -> list[Parameter]:
+    """A candidate's own arguments that none of ours goes to, by name or by position."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    by_name = {ours if names.call else pair(named)[0] for ours, named in taken.items()}
+    by_position = 0 if names.call else sum(pair(named)[0] == "" for named in taken.values())
+    return [p for p in [p for p in found if p.kind in kinds][by_position:] if p.name not in by_name]
+
+
+def meant(theirs: str, free: list[str], place: int) -> str | None:
+    """Our argument that one of the candidate's is likely to be: by its name, or else by its place."""
+    named = [ours for ours in free if theirs in OTHER_NAMES.get(ours, ())]
+    named += [ours for ours in free if theirs.endswith(ours)] + [ours for ours in free if ours in theirs]
+    return named[0] if named else free[place] if place < len(free) else None
 
 
 def check_axes(name: str, config: Config, pattern: str | None) -> None:
@@ -245,7 +329,9 @@ def filled(taken: dict[str, Named], config: Config) -> dict[str, Named]:
 
 def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
     """The parameters of what is called, behind the candidate itself or the weights."""
-    function = names.call or getattr(candidate, "forward", candidate)
+    inner = candidate[0] if isinstance(candidate, tuple) else candidate
+    inner = getattr(inner, "_orig_mod", inner)  # what torch.compile was given
+    function = names.call or getattr(inner, "forward", inner)
     try:
         found = list(signature(function).parameters.values())
     except ValueError:
@@ -253,6 +339,8 @@ def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
             f"assert_parity: expected a candidate with a signature, got {function!r}; wrap it in a function of our "
             f"arguments, or map them with arguments="
         ) from None
+    if names.call is None and is_equinox(candidate):  # there key= draws dropout
+        found = [p for p in found if not (p.name == "key" and p.kind is Parameter.KEYWORD_ONLY)]
     return found[1:] if names.call is not None or takes_params(candidate, config) else found
 
 
@@ -261,15 +349,13 @@ def needed(candidate: Any, config: Config, names: Names, taken: Mapping[str, Nam
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     found = parameters(candidate, config, names)
     asked = {p.name for p in found if p.kind in kinds and p.default is Parameter.empty}
+    asked |= {""} if any(p.kind is Parameter.POSITIONAL_ONLY and p.default is Parameter.empty for p in found) else set()
     return tuple(ours for ours, theirs in taken.items() if (ours if names.call else pair(theirs)[0]) in asked)
 
 
 def not_given(candidate: Any, config: Config, names: Names, taken: Mapping[str, Named]) -> tuple[str, ...]:
-    """A candidate's own arguments that none of ours maps to."""
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    known = {ours if names.call else pair(theirs)[0] for ours, theirs in taken.items()}
-    found = [p.name for p in parameters(candidate, config, names) if p.kind in kinds]
-    return tuple(name for name in (found[1:] if "" in known else found) if name not in known)
+    """The names of a candidate's own arguments that none of ours maps to."""
+    return tuple(p.name for p in unmapped(parameters(candidate, config, names), taken, names))
 
 
 def refuse_unmapped(grads: Mapping[str, np.ndarray], notes: dict[str, None]) -> None:
@@ -303,6 +389,9 @@ def of_keys_alone(ndim: int, name: str) -> str:
     return f'; {{"mask": ("{name}", "{axes} -> b s")}} gives one of the keys alone' if axes else ""
 
 
+OF_ONE_SEQUENCE = "; a module of one sequence takes call=lambda module, query: jax.vmap(module)(query)"
+
+
 def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
     """Call a candidate with our arguments under its names."""
     positional, keywords = [], {}
@@ -314,6 +403,7 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
             keywords[key] = x
         else:
             positional.append(x)
+    called = candidate
     if names.call is not None:
         positional, candidate = [candidate], names.call
     try:
@@ -324,6 +414,7 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
             f"assert_parity: the candidate raised this when it was called with {got}; arguments= and call= say how it "
             f"is called, framework= whose arrays a function gets"
             + (of_keys_alone(given["mask"].ndim, pair(taken["mask"])[0]) if "mask" in given else "")
+            + (OF_ONE_SEQUENCE if is_equinox(called) and names.call is None else "")
         )
         raise
 
