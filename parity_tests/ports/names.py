@@ -38,6 +38,9 @@ class Names:
             our tape, or (that name, "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
         gradients: whether they are asked for.
+        vjp: of a function of NumPy arrays, its backward pass by hand: called as the function is, and with `dy=`, the
+            gradient of y (`dout1=` of a second output that has one). It returns the gradients of the arguments and
+            weights by our names, 0 where nothing depends on one, None for one that is not to be judged.
     """
 
     weights: Weights = None
@@ -46,8 +49,14 @@ class Names:
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
     gradients: bool = True
+    vjp: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.vjp is not None and not callable(self.vjp):
+            raise TypeError(
+                f"assert_parity: expected vjp= to be a function, got {type(self.vjp).__name__}; give one that is "
+                f"called as the candidate is, with dy="
+            )
         for pattern in self.taps:
             try:
                 re.compile(pattern)
@@ -394,15 +403,7 @@ OF_ONE_SEQUENCE = "; a module of one sequence takes call=lambda module, query: j
 
 def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
     """Call a candidate with our arguments under its names."""
-    positional, keywords = [], {}
-    for name, x in given.items():
-        key, pattern = pair(taken[name])
-        key = name if names.call is not None else key
-        x = arranged(x, pattern, sizes, axes_moved)
-        if key:
-            keywords[key] = x
-        else:
-            positional.append(x)
+    positional, keywords = arguments_of(given, taken, names, sizes)
     called = candidate
     if names.call is not None:
         positional, candidate = [candidate], names.call
@@ -417,6 +418,22 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
             + (OF_ONE_SEQUENCE if is_equinox(called) and names.call is None else "")
         )
         raise
+
+
+def arguments_of(
+    given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Our arguments as a candidate gets them, by position and by keyword."""
+    positional, keywords = [], {}
+    for name, x in given.items():
+        key, pattern = pair(taken[name])
+        key = name if names.call is not None else key
+        x = arranged(x, pattern, sizes, axes_moved)
+        if key:
+            keywords[key] = x
+        else:
+            positional.append(x)
+    return positional, keywords
 
 
 def returned(

@@ -102,6 +102,7 @@ def assert_parity(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     dtype: str | None = None,
     calls: tuple[str, ...] = OWN_CALLS,
@@ -122,11 +123,14 @@ def assert_parity(
     of the config a run in its own type does not determine.
 
     Args:
-        candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
-        variant: the variant that it should be, such as "mha".
+        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module, or
+            a function; of NumPy arrays unless `framework` says otherwise.
+        variant: the variant or preset that it should be, such as "mha" or "sliding_window".
         config: the variant's Config, or its fields.
-        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next four.
+        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next five.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
+        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the function
+            is, and returns a dictionary of gradients by our names.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
@@ -152,7 +156,7 @@ def assert_parity(
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
-    names = Names(weights, arguments, outputs, taps or {}, call)
+    names = Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     return judged_in_types(
         lambda kind: port(candidate, made, names, framework, kind, device),
         lambda found: runs(found, made, calls, empty_rows, seed, names),
@@ -395,6 +399,7 @@ def replay(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     device: str | None = None,
 ) -> Trace:
@@ -406,7 +411,7 @@ def replay(
     Raises:
         ValueError, TypeError: names, fields or shapes that do not fit, or an input of the trace that it does not take.
     """
-    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call)
+    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     found = port(candidate, case.config, names, framework, None, device)
     left = [name for name in trace.drawn.inputs if name not in found.arguments]
     if left:
