@@ -10,7 +10,8 @@ from parity_tests.commands._shared import Overwrite, console, listed, refused, w
 
 def main(
     variant: Annotated[
-        str | None, typer.Argument(help="Name of a variant or preset; not with --trace, and with --weights where needed.")
+        str | None,
+        typer.Argument(help="Name of a variant or preset; not with --trace, and with --weights where needed."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("viewer.html"),
     tokens: Annotated[

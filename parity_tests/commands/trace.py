@@ -11,7 +11,9 @@ from parity_tests.commands._shared import Overwrite, console, refused, writable
 def main(
     variant: Annotated[
         str | None,
-        typer.Argument(help="Name of a variant or preset; not with --like, and with --weights where the layout has several."),
+        typer.Argument(
+            help="Name of a variant or preset; not with --like, and with --weights where the layout has several."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("trace.safetensors"),
     framework: Annotated[str, typer.Option(help="numpy, torch or jax.")] = "numpy",

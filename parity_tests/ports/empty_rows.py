@@ -3,7 +3,6 @@
 import numpy as np
 
 from parity_tests.bounds.precision import EXACT
-from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.search import EMPTY
 from parity_tests.judge.cases import seeing
@@ -51,21 +50,16 @@ def described_fill(fill: float) -> str:
     return f"hidden scores filled with {number(fill)}"
 
 
-def only_empty(trace: Trace, fill: float | None) -> Finding:
-    """What is wrong with a trace where queries that see no key make all of the difference.
+def only_empty(finding: Finding, fill: float | None) -> Finding:
+    """A difference that queries that see no key make alone, with what gives it.
 
-    Raises:
-        ValueError: the trace agrees.
+    Args:
+        finding: the first difference.
+        fill: the number by which the candidate hides keys, where it is known.
     """
-    finding = explain(trace.judged(), causes=False)
-    if finding is None:
-        raise ValueError("only_empty: expected a trace that differs, got one that agrees; look at the verdicts")
     nan = finding.got is not None and finding.got.dtype.kind == "f" and bool(np.isnan(finding.got).any())
-    if nan:
-        mistake = next(mutant for mutant in MUTANTS if mutant.name == EMPTY)
-        name, fix = mistake.name, mistake.fix
-    else:
-        name, fix = described_fill(fill) if fill is not None else "a query that sees no key gets no weights of 0", SELECT
-    finding.causes = [Cause(name, fix, 0.0, AGREES)]
-    finding.explains_all = True
+    mistake = next(mutant for mutant in MUTANTS if mutant.name == EMPTY)
+    filled = described_fill(fill) if fill is not None else "a query that sees no key gets no weights of 0"
+    name, fix = (mistake.name, mistake.fix) if nan else (filled, SELECT)
+    finding.causes, finding.explains_all = [Cause(name, fix, 0.0, AGREES)], True
     return finding

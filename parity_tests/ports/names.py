@@ -124,8 +124,8 @@ def framework_of(candidate: Any) -> str:
             return "torch" if root == "torch" else "jax"
     if not callable(candidate):
         raise TypeError(
-            f"assert_parity: expected a module of torch, Flax or Equinox or a function, got {type(candidate).__name__}; "
-            f"wrap what computes attention in a function of its arguments"
+            f"assert_parity: expected a module of torch, Flax or Equinox or a function, got "
+            f"{type(candidate).__name__}; wrap what computes attention in a function of its arguments"
         )
     return "numpy"
 
@@ -174,7 +174,9 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
     shape = "" if unknown else tuple(prod(known[letter] for letter in axis) for axis in left)
     if shape != tuple(x.shape):
         want = f"with as many axes as {pattern!r}" if unknown else f"{shape} for {pattern!r}"
-        raise ValueError(f"assert_parity: expected an array {want}, got the shape {tuple(x.shape)}; correct the pattern")
+        raise ValueError(
+            f"assert_parity: expected an array {want}, got the shape {tuple(x.shape)}; correct the pattern"
+        )
     dropped = [letter for letter in left_out(pattern) if known[letter] != 1]
     if dropped:
         raise ValueError(

@@ -1,6 +1,6 @@
 """The judge as a library: `assert_parity` and `replay` for an implementation of your own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,7 @@ from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.verdicts import FORWARD, verdicts
+from parity_tests.explain.verdicts import FORWARD, Judged, verdicts
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import Row, reference
@@ -123,14 +123,14 @@ def assert_parity(
     of the config a run in its own type does not determine.
 
     Args:
-        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module, or
-            a function; of NumPy arrays unless `framework` says otherwise.
+        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module,
+            or a function; of NumPy arrays unless `framework` says otherwise.
         variant: the variant or preset that it should be, such as "mha" or "sliding_window".
         config: the variant's Config, or its fields.
         weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next five.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
-        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the function
-            is, and returns a dictionary of gradients by our names.
+        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the
+            function is, and returns a dictionary of gradients by our names.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
@@ -271,26 +271,34 @@ def difference(
 
     Where masks leave a query without a key, the same calls without such masks say first whether this is all.
     """
-    empty = seeing is not None and sees_nothing(trace)
-    if empty:
+    if by_chance(found, trace):
+        finding = looked_at(trace)
+        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
+        return finding, note, ""
+    if seeing is not None and sees_nothing(trace):
         others = list(seeing())
         other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
-        filled = fill_used(found, trace)
-        if other is None and not by_chance(found, trace):
-            return only_empty(trace, filled), note, ONLY_EMPTY_FIRST
-        if other is not None:
-            nan = any(np.isnan(x).any() for x in trace.outcome.outputs.values())
-            more = f"{ALSO_EMPTY}{f' ({described_fill(filled)})' if filled else ''}; {LEFT_OUT}" if nan or filled else ""
-            note = "\n  ".join(filter(None, (note, more)))
-            traces, trace = others, other
-    finding = explain(trace.judged(), others=[each.judged() for each in traces if each is not trace])
-    if finding is None:
-        raise ValueError("difference: expected a trace that differs, got one that agrees; look at the verdicts")
+        fill = fill_used(found, trace)
+        if other is None:
+            return only_empty(looked_at(trace), fill), note, ONLY_EMPTY_FIRST
+        if fill is not None or any(np.isnan(x).any() for x in trace.outcome.outputs.values()):
+            words = ALSO_EMPTY if fill is None else f"{ALSO_EMPTY}, {described_fill(fill)}"
+            note = "\n  ".join(filter(None, (note, f"{words}; {LEFT_OUT}")))
+        traces, trace = others, other
+    finding = looked_at(trace, True, [each.judged() for each in traces if each is not trace])
     if not finding.causes and isinstance(names.weights, Mapping):
         finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
-    if by_chance(found, trace):
-        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
     return finding, note, ""
+
+
+def looked_at(trace: Trace, causes: bool = False, others: Sequence[Judged] = ()) -> Finding:
+    """The first difference of a trace that differs."""
+    finding = explain(trace.judged(), causes=causes, others=others)
+    if finding is None:
+        raise ValueError("looked_at: expected a trace that differs, got one that agrees; look at the verdicts")
+    return finding
+
+
 CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
 BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
@@ -347,10 +355,10 @@ CHANCE = "call eval() first: dropout belongs to training; leave nothing else to 
 
 def by_chance(found: Port, trace: Trace) -> bool:
     """Whether the same call gives other numbers the next time, further apart than two right ones are."""
-    finding = explain(trace.judged(), causes=False)
+    finding = looked_at(trace)
     again = found.candidate.run(trace.case, trace.drawn, True)
     results = again.tape | again.cotangents | again.outputs | again.grads
-    if finding is None or finding.got is None or finding.bound is None:
+    if finding.got is None or finding.bound is None:
         return False
     got, other = finding.got, results.get(finding.first.name)
     if other is None or not got.shape == other.shape == finding.bound.shape:

@@ -295,6 +295,8 @@ def test_the_fill_is_the_number_that_stands_at_hidden_places_alone() -> None:
     assert fill_of(np.where(hidden, -1e9, scores)[..., :4], hidden) is None
 
 
-@pytest.mark.parametrize(("x", "words"), [(-1e9, "-1e9"), (-1e4, "-10000"), (SMALLEST, "the smallest float")])
+@pytest.mark.parametrize(
+    ("x", "words"), [(-1e9, "-1e9"), (-1e4, "-10000"), (SMALLEST, "the smallest float32"), (-65504.0, "-65504")]
+)
 def test_a_fill_is_said_as_it_is_written(x: float, words: str) -> None:
     assert number(x) == words
