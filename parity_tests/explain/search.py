@@ -24,6 +24,7 @@ NEAR = 0.05
 # What a copy of the reference may raise where this call cannot have the mistake.
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, NameError)
 EMPTY = "row without a key is NaN"
+FILLED = "hidden scores filled with"
 ENOUGH = 8  # numbers that must differ before a mistake that explains one stage alone is named
 
 
@@ -109,7 +110,7 @@ class Search:
             found = [fit for m in known if not m.rounding and (fit := self.tried(beside_nan(m)))] if self.nan() else []
         if not found:
             found = [fit for m in known if m.rounding and (fit := self.rounding(m))]
-        return self.distinct(self.confirmed(self.best(found)))
+        return self.distinct(told_by_fill(self.confirmed(self.best(found))))
 
     def nan(self) -> bool:
         """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
@@ -376,6 +377,18 @@ class Search:
         if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
             return True
         return likeness(error, made) > 0
+
+
+def told_by_fill(fits: list[Fit]) -> list[Fit]:
+    """The same fits, with one in place of those that fill hidden scores with one number or another: where several fit,
+    the numbers do not tell which it was.
+    """
+    fills = [fit for fit in fits if fit.mistake.name.startswith(FILLED)]
+    fills = [fit for fit in fills if fit.mistake.fix == fills[0].mistake.fix]
+    if len(fills) < 2:
+        return fits
+    one = replace(fills[0], mistake=replace(fills[0].mistake, name=f"{FILLED} a finite number"))
+    return [one if fit is fills[0] else fit for fit in fits if fit not in fills[1:]]
 
 
 def beside_nan(mistake: Mistake) -> Mistake:

@@ -4,7 +4,7 @@ import numpy as np
 
 from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.search import EMPTY
+from parity_tests.explain.search import EMPTY, FILLED
 from parity_tests.judge.cases import seeing
 from parity_tests.judge.judging import reference
 from parity_tests.mistakes import MUTANTS
@@ -44,7 +44,7 @@ def fill_used(found: Port, trace: Trace) -> float | None:
 
 
 def described_fill(fill: float) -> str:
-    return f"hidden scores filled with {number(fill)}"
+    return f"{FILLED} {number(fill)}"
 
 
 def only_empty(finding: Finding, fill: float | None) -> Finding:
