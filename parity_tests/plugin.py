@@ -45,5 +45,5 @@ class Judge:
 
 @pytest.fixture
 def attn_parity(request: pytest.FixtureRequest) -> Judge:
-    """Judge a torch module, a Flax module or a function: see `parity_tests.assert_parity`."""
+    """Judge a module of torch, Flax or Equinox or a function: see `parity_tests.assert_parity`."""
     return Judge(str(request.config.getoption("--parity-device")))

@@ -14,18 +14,16 @@ from attn_np.contract import Config
 from attn_np.weights.layouts._rearrange import reverse
 from parity_tests.judge.candidates import Candidate, Outcome, collect
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.ports.arguments import accepted, needed, not_given
 from parity_tests.ports.jax_port import jax_port
 from parity_tests.ports.names import (
     Names,
-    accepted,
     arguments_of,
     axes_moved,
     framework_of,
     in_our_axes,
     invoke,
     letters_of,
-    needed,
-    not_given,
     pair,
     returned,
 )

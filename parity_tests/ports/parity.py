@@ -1,6 +1,6 @@
 """The judge as a library: `assert_parity` and `replay` for an implementation of your own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,22 +10,13 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.causes import explain
-from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.verdicts import FORWARD, Judged, verdicts
+from parity_tests.explain.findings import Finding, told
+from parity_tests.explain.verdicts import FORWARD, verdicts
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
-from parity_tests.ports.empty_rows import (
-    ALSO_EMPTY,
-    LEFT_OUT,
-    ONLY_EMPTY_FIRST,
-    described_fill,
-    fill_used,
-    only_empty,
-    sees_nothing,
-)
+from parity_tests.ports.differences import difference, first_wrong
 from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
@@ -254,52 +245,6 @@ def judged_rows(
     return rows
 
 
-def first_wrong(traces: list[Trace], rows: list[list[Row]]) -> Trace | None:
-    """The first trace that differs."""
-    return next((trace for trace, part in zip(traces, rows, strict=True) if not all(row.ok for row in part)), None)
-
-
-def difference(
-    found: Port,
-    traces: list[Trace],
-    trace: Trace,
-    names: Names,
-    note: str,
-    seeing: Callable[[], Iterable[Trace]] | None,
-) -> tuple[Finding, str, str]:
-    """What is wrong with a trace, with what to say behind it and before it.
-
-    Where masks leave a query without a key, the same calls without such masks say first whether this is all.
-    """
-    if by_chance(found, trace):
-        finding = looked_at(trace)
-        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-        return finding, note, ""
-    if seeing is not None and sees_nothing(trace):
-        others = list(seeing())
-        other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
-        fill = fill_used(found, trace)
-        if other is None:
-            return only_empty(looked_at(trace), fill), note, ONLY_EMPTY_FIRST
-        if fill is not None or any(np.isnan(x).any() for x in trace.outcome.outputs.values()):
-            words = ALSO_EMPTY if fill is None else f"{ALSO_EMPTY}, {described_fill(fill)}"
-            note = "\n  ".join(filter(None, (note, f"{words}; {LEFT_OUT}")))
-        traces, trace = others, other
-    finding = looked_at(trace, True, [each.judged() for each in traces if each is not trace])
-    if not finding.causes and isinstance(names.weights, Mapping):
-        finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
-    return finding, note, ""
-
-
-def looked_at(trace: Trace, causes: bool = False, others: Sequence[Judged] = ()) -> Finding:
-    """The first difference of a trace that differs."""
-    finding = explain(trace.judged(), causes=causes, others=others)
-    if finding is None:
-        raise ValueError("looked_at: expected a trace that differs, got one that agrees; look at the verdicts")
-    return finding
-
-
-CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
 BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
@@ -348,23 +293,6 @@ def float64_in_jax(framework: str) -> Iterator[None]:
 
     with jax.enable_x64(True):
         yield
-
-
-CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
-
-
-def by_chance(found: Port, trace: Trace) -> bool:
-    """Whether the same call gives other numbers the next time, further apart than two right ones are."""
-    finding = looked_at(trace)
-    again = found.candidate.run(trace.case, trace.drawn, True)
-    results = again.tape | again.cotangents | again.outputs | again.grads
-    if finding.got is None or finding.bound is None:
-        return False
-    got, other = finding.got, results.get(finding.first.name)
-    if other is None or not got.shape == other.shape == finding.bound.shape:
-        return False
-    with np.errstate(invalid="ignore"):
-        return bool((np.abs(got - other) > 2 * finding.bound).any())
 
 
 def refuse_unjudged(traces: Iterable[Trace], rows: list[Row], names: Names) -> None:

@@ -20,7 +20,7 @@ from parity_tests.explain import causes
 from parity_tests.explain.causes import explain
 from parity_tests.explain.measure import measured
 from parity_tests.mistakes import MUTANTS
-from parity_tests.ports import empty_rows, parity
+from parity_tests.ports import differences, empty_rows
 from parity_tests.tests.tool.test_library import LINEAR
 
 SMALLEST = float(np.finfo(np.float32).min)
@@ -107,7 +107,7 @@ def test_another_mistake_is_not_hidden_by_such_queries(fill: float, monkeypatch:
         searched.extend([run] if causes else [])
         return explain(run, causes=False, **options)
 
-    monkeypatch.setattr(parity, "explain", watched)
+    monkeypatch.setattr(differences, "explain", watched)
     torch.manual_seed(0)
     with pytest.raises(ParityError) as caught:
         judged(Filled(fill, scale=0.4), calls=("full",))
@@ -168,7 +168,9 @@ def test_a_verdict_says_that_a_numpy_function_has_no_gradients() -> None:
 
 @pytest.mark.parametrize("wrong", ["query", "key", "value"])
 def test_a_wrong_gradient_by_hand_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options))
+    monkeypatch.setattr(
+        differences, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options)
+    )
 
     def vjp(*inputs: Any, dy: Any, **named: Any) -> Any:
         grads = attention_vjp(*inputs, dy=dy, **named)
@@ -275,7 +277,9 @@ def test_a_linen_module_is_taken_with_its_variables(monkeypatch: pytest.MonkeyPa
     verdict = judged((Linen(), variables), taps={"q": ("q", "b t (h k) -> b t h k")}, **options)
     assert {"dquery", *(f"d{name}" for name in DENSE)} == gradients(verdict)
     assert {row.case.dtype for row in verdict.rows if row.name == "q"} == {"float64", "float32"}
-    monkeypatch.setattr(parity, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options))
+    monkeypatch.setattr(
+        differences, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options)
+    )
     with pytest.raises(ParityError):
         judged((Linen(0.5 + 1e-9), variables), **options)
     with pytest.raises(
@@ -331,7 +335,9 @@ OF_THE_CALL = {"causal", "window", "softcap"}  # fields without which a variant 
 @pytest.mark.parametrize("name", contract.presets())
 def test_a_preset_is_judged_with_its_fields(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a port that has others is not taken for it."""
-    monkeypatch.setattr(parity, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options))
+    monkeypatch.setattr(
+        differences, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options)
+    )
     variant, preset = contract.presets()[name]
     config = next(iter(contract.examples(name).values()))
     open_fields = {n: v for n, v in config.as_dict().items() if n not in preset.fields}
@@ -470,7 +476,9 @@ def test_a_parameter_that_counts_is_not_left_out(weights: Any, words: str) -> No
 
 
 def test_a_value_in_the_map_is_what_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options))
+    monkeypatch.setattr(
+        differences, "explain", lambda run, causes=True, **options: explain(run, causes=False, **options)
+    )
 
     class Shifted(Whisper):
         def forward(self, query: torch.Tensor) -> torch.Tensor:

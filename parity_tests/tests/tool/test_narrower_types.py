@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import inf, sqrt
 from typing import Any
 
@@ -18,7 +17,7 @@ from parity_tests import ParityError, assert_parity
 from parity_tests.explain.causes import explain
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import Case, draw
-from parity_tests.ports import parity
+from parity_tests.ports import differences
 from parity_tests.ports.adapters import port
 from parity_tests.ports.names import Names
 from parity_tests.ports.watch import Watch, fill_of, number, written
@@ -49,6 +48,11 @@ JAX_MASKS: dict[str, Made] = {
 
 def _32(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float32)
+
+
+def unsearched(run: Any, causes: bool = True, **options: Any) -> Any:
+    """The first difference without a search of its causes, which takes seconds."""
+    return explain(run, causes=False, **options)
 
 
 def watched(function: Any, framework: str) -> Watch:
@@ -184,7 +188,9 @@ def test_an_eps_shows_in_float64_beside_a_mask_of_float32(monkeypatch: pytest.Mo
     made = TORCH_MASKS["full and triu"]
     verdict = assert_parity(Normed(1e-6, made), "decoder", FIELDS, weights=NORMED)
     assert ({row.case.dtype for row in verdict.rows}, verdict.notes) == ({"float64", "float32"}, [])
-    monkeypatch.setattr(parity, "explain", partial(explain, causes=False))  # which the search would find in ten seconds
+    monkeypatch.setattr(
+        differences, "explain", partial(explain, causes=False)
+    )  # which the search would find in ten seconds
     with pytest.raises(ParityError) as caught:
         assert_parity(Normed(1e-5, made), "decoder", FIELDS, weights=NORMED)
     assert caught.value.finding.case.endswith("float64")
@@ -273,7 +279,7 @@ def test_an_embedding_of_a_type_of_its_own_leaves_the_outputs_to_float64() -> No
 
 
 def test_a_scale_shows_in_float64_beside_such_an_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "explain", partial(explain, causes=False))
+    monkeypatch.setattr(differences, "explain", unsearched)
     with pytest.raises(ParityError) as caught:
         assert_parity(Biased(1.0000001), "t5_bias", **T5)
     assert caught.value.finding.case.endswith("float64")
