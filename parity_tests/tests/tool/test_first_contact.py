@@ -17,8 +17,9 @@ import attn_torch
 from attn_np import contract
 from parity_tests import ParityError, Verdict, assert_decoding_parity, assert_parity
 from parity_tests.explain import causes
+from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.causes import explain
-from parity_tests.explain.measure import measured
+from parity_tests.explain.search import FILLED, Fit, told_by_fill
 from parity_tests.mistakes import MUTANTS
 from parity_tests.ports import differences, empty_rows
 from parity_tests.tests.tool.test_library import LINEAR
@@ -130,8 +131,20 @@ def test_a_dropout_is_no_matter_of_such_queries() -> None:
 
 def test_a_search_names_no_number_of_several_that_fit() -> None:
     """A trace says nothing of the number: any large one hides a key alike."""
-    mutant = next(m for m in MUTANTS if (m.name, m.variant) == ("hidden scores filled with -1e9", "mha"))
-    assert measured(mutant, "attn_np").causes == ["hidden scores filled with a finite number"]
+    setup: Any = None
+
+    def fit(name: str, fix: str = empty_rows.SELECT) -> Fit:
+        return Fit(Mistake(name, fix, lambda setup: setup), setup, 0.5, 0)
+
+    fits = [
+        fit("mask ignored", "another"),
+        fit(f"{FILLED} -50"),
+        fit("scale missing", "another"),
+        fit(f"{FILLED} -1e9"),
+    ]
+    names = ["mask ignored", f"{FILLED} a finite number", "scale missing"]
+    assert [each.mistake.name for each in told_by_fill(fits)] == names
+    assert told_by_fill(fits[:3]) == fits[:3] and told_by_fill([]) == []
 
 
 # Backward passes by hand ----------------------------------------------------------------------------------------------
