@@ -1,12 +1,15 @@
 """The base of PyTorch's layers: parameters, checks of a call, outputs, and decoding."""
 
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
+from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
+from attn_np.contract._call import call_error, config_of
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -26,11 +29,29 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
+def checked_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of the class of this name, which says what to write instead of arguments that it does not have."""
+
+    @wraps(call)
+    def run(self: Any, *inputs: Any, **options: Any) -> Any:
+        try:
+            return call(self, *inputs, **options)
+        except TypeError:
+            error = call_error(self.config, call, inputs, options)
+            if error is None:
+                raise
+        raise error
+
+    # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
+    run.__code__ = run.__code__.replace(co_name=f"forward_of_{name}")
+    return run
+
+
 class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
 
     Args:
-        config: the contract's Config.
+        config: the contract's Config; or its fields by name.
         device: where the parameters live; "meta" constructs without drawing.
         dtype: float64, float32, bfloat16 or float16; float32 by default.
     """
@@ -39,17 +60,20 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = checked_call(cls.__name__, vars(cls)["forward"])
 
     def __init__(
         self,
-        config: C,
-        *,
+        config: C | None = None,
+        *positional: Never,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         _values: dict[str, Array] | None = None,
+        **fields: Any,
     ) -> None:
         super().__init__()
-        check_config(type(self), config)
+        config = config_of(type(self), config, positional, fields)
         self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
