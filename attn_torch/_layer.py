@@ -29,8 +29,8 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-def checked_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of the class of this name, which says what to write instead of arguments that it does not have."""
+def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call that says what to write instead of arguments that it does not have."""
 
     @wraps(call)
     def run(self: Any, *inputs: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def checked_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         raise error
 
     # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
-    run.__code__ = run.__code__.replace(co_name=f"forward_of_{name}")
+    run.__code__ = run.__code__.replace(co_name=call.__qualname__)
     return run
 
 
@@ -61,7 +61,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         if "forward" in vars(cls):
-            cls.forward = checked_call(cls.__name__, vars(cls)["forward"])
+            cls.forward = checked_call(vars(cls)["forward"])
 
     def __init__(
         self,
