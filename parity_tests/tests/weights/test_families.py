@@ -398,7 +398,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         GEMMA2 | {"use_bidirectional_attention": True},
         "'use_bidirectional_attention': expected one of False",
     ),
-    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a possible layer"),
+    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a number above 0"),
     "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
     "Gemma 3 in both directions": (
         GEMMA3 | {"use_bidirectional_attention": True},
