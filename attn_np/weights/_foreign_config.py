@@ -119,8 +119,9 @@ def refuse_assumed_fields(hf: HFConfig, config: Config, assumed: Mapping[str, st
     if assumed:
         names = sorted(assumed)
         defaults = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
-        expected = f"{' and '.join(sorted(set(assumed.values())))}, as another family's defaults may differ from these"
-        fix = f"pass {', '.join(f'{name}=' for name in names)} as the model has it; this layout's default is {defaults}"
+        keys = " and ".join(sorted(set(assumed.values())))
+        expected = f"{keys}, as the model's own defaults may be others than those of this layout, {defaults}"
+        fix = f"pass {', '.join(f'{name}=' for name in names)} with the values that the model has"
         raise ConfigMismatchError(hf.path, assumed[names[0]], expected, "none", fix)
 
 

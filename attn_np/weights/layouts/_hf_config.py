@@ -332,7 +332,8 @@ def rotary(
         return fields | {"rope_scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
     if scaling == "linear":
         return fields | {"rope_scaling_factor": rope.number("factor")}
-    original = hf.integer("original_max_position_embeddings", original)
+    if original or hf.get("original_max_position_embeddings") is not None:
+        original = hf.integer("original_max_position_embeddings", original)
     original = original or rope.integer("original_max_position_embeddings", max_positions)
     rope.skip("original_max_position_embeddings")
     fields["original_max_positions"] = original
