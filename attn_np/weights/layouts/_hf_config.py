@@ -12,6 +12,7 @@ from attn_np.weights._paths import open_regular
 
 CONFIG = "config.json"
 MAX_CONFIG = 2**22
+MANY = 2**5 * 3**2 * 5 * 7  # divisible by any number of heads that is likely
 ALLOW = "pass allow= with the names of those that leave attention as it is"
 
 # Our fields of rotary positions that weights do not depend on. (Weights do depend on `rope_layout`.)
@@ -214,14 +215,13 @@ class HFConfig:
         return self._changed(lambda hf: ((key, x) for key, others in hf._alternatives.items() for x in others))
 
     def without_zeros(self) -> "Iterator[tuple[str, Any, HFConfig]]":
-        """For each field that was asked for and is 0: its name, 1, and the fields with 1 in its place."""
-        return self._changed(
-            lambda hf: (
-                (key, 1)
-                for key in sorted(hf._read)
-                if type(hf._values.get(key)) is not bool and hf._values.get(key) == 0
-            )
-        )
+        """For each field that was asked for and is 0: its name, a number above, and the fields with this one."""
+
+        def zeros(hf: HFConfig) -> Iterator[tuple[str, Any]]:
+            values = ((key, hf._values.get(key)) for key in sorted(hf._read))
+            return ((key, x) for key, value in values if is_number(value) and value == 0 for x in (1, MANY))
+
+        return self._changed(zeros)
 
     def _changed(
         self, changes: "Callable[[HFConfig], Iterable[tuple[str, Any]]]"
@@ -246,10 +246,17 @@ def others_than(default: Any) -> tuple[Any, ...]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, int):
-        return 2 * default + 1, default + 1, max(default // 2, 1)
+        return (2 * default + 1, default + 1, max(default // 2, 1)) if default > 0 else (1, 8, 64)
     if isinstance(default, float):
-        return 2 * default + 1, default / 2
-    return (default[::-1],) if isinstance(default, list | tuple) and default else ()
+        return 2 * default + 1, 2 * default, default / 2, 1.0
+    return (reversed_words(default),) if isinstance(default, list) and default else ()
+
+
+def reversed_words(x: Any) -> Any:
+    """A list with the words in it, or in the lists in it, in reverse order."""
+    if not isinstance(x, list):
+        return x
+    return x[::-1] if all(isinstance(y, str) for y in x) else [reversed_words(y) for y in x]
 
 
 def read_hf_config(path: str) -> HFConfig:
@@ -341,8 +348,8 @@ def rotary(
         names = {"rope_scaling_factor": "factor"} | {name: name for name in ("low_freq_factor", "high_freq_factor")}
         return fields | {ours: rope.number(theirs) for ours, theirs in names.items()}
     factor = max_positions / original if original else 1.0
-    if rope.get("factor") is not None:
-        factor = rope.number("factor")
+    if scaling != "longrope" or rope.get("factor") is not None:  # there it follows from the lengths
+        factor = rope.number("factor", factor)
     fields["rope_scaling_factor"] = factor
     if "attention_factor" in rope:
         fields["attention_factor"] = rope.number("attention_factor")
