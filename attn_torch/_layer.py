@@ -13,6 +13,7 @@ from attn_np.contract._call import call_error, config_of
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
+from attn_torch._context_parallel import refuse_context_parallel
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast
 
@@ -192,6 +193,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
+    refuse_context_parallel(who)
     return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 

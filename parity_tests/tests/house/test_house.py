@@ -123,6 +123,7 @@ def test_every_module_of_two_trees_is_a_twin_or_their_own() -> None:
         own = {
             "__init__",
             "_build",
+            "_context_parallel",
             "_cudnn",
             "_kernel_arrays",
             "_kernels",

@@ -284,7 +284,7 @@ RIGHT = {
         SMALL,
         {"layout": "gemma2", "scale": 6**-0.5, "softcap": None, "window": None},
     ),
-    "Helium": ("HeliumForCausalLM", SMALL, {"layout": "cohere"}),
+    "Helium": ("HeliumForCausalLM", SMALL | {"hidden_size": 24}, {"layout": "cohere"}),
     "Ernie 4.5": ("Ernie4_5ForCausalLM", SMALL, {"layout": "cohere", "allow": ["use_bias"]}),
     "Llama 4 with yarn": ("Llama4ForCausalLM", SMALL | ROPE4 | {"rope_parameters": YARN}, {}),
     "Llama 4 with longrope": ("Llama4ForCausalLM", SMALL | ROPE4 | {"rope_parameters": LONGROPE}, {}),
