@@ -20,6 +20,6 @@ def refuse_context_parallel(who: str) -> None:
         return
     if str(getattr(current, "__module__", "")).startswith("torch.distributed.tensor.experimental"):
         raise ValueError(
-            f"{who}: expected whole sequences, got a call within context_parallel, which splits them between processes; "
-            "call it outside of the context and split the batch or the heads instead"
+            f"{who}: expected whole sequences, got a call within context_parallel, which splits them between "
+            "processes; call it outside of the context and split the batch or the heads instead"
         )

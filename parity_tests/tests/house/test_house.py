@@ -407,6 +407,17 @@ except ModuleNotFoundError as error:
     assert (done.stdout, done.stderr) == (want, "")
 
 
+def test_no_advice_names_a_project_that_no_index_has() -> None:
+    """What to install is said in one place, and installed from a clone."""
+    name = "attn-parity" + "["  # in two pieces, so that this file does not match itself
+    folders = [
+        path for folder in (*PACKAGES, "parity_tests", "benchmarks", "examples", "docs") for path in (ROOT / folder,)
+    ]
+    paths = [path for folder in folders for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    assert len(paths) > 400
+    assert not [path for path in (*paths, *ROOT.glob("*.md")) if name in path.read_text("utf-8")]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_names_of_a_package(package: str) -> None:
     module = import_module(package)
