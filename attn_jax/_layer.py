@@ -91,7 +91,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
 
     def __init__(
         self,
-        config: C | None = None,
+        config: C = None,  # type: ignore[assignment]
         *positional: Never,
         rngs: nnx.Rngs | None = None,
         dtype: Any = None,

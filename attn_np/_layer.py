@@ -86,11 +86,11 @@ class Layer(DecodingMixin[Array], Generic[C]):
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         cls.vjp = checked_vjp(cls.vjp)
         if "__call__" in vars(cls):
-            cls.__call__ = checked_call(vars(cls)["__call__"])  # type: ignore[method-assign]
+            cls.__call__ = checked_call(vars(cls)["__call__"])
 
     def __init__(
         self,
-        config: C | None = None,
+        config: C = None,  # type: ignore[assignment]
         *positional: Never,
         rng: np.random.Generator | int | None = None,
         dtype: str = "float32",
@@ -194,7 +194,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
-        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))  # type: ignore[operator]
+        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         object.__setattr__(cache, "spent", True)
         return y, cache_after
 

@@ -3,7 +3,7 @@
 import torch
 
 # As it was before anything replaced it, even if this file is imported in such a context.
-scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
+scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention  # type: ignore[attr-defined]
 
 
 def refuse_context_parallel(who: str) -> None:

@@ -33,7 +33,6 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
 def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's call that says what to write instead of arguments that it does not have."""
 
-    @wraps(call)
     def run(self: Any, *inputs: Any, **options: Any) -> Any:
         try:
             return call(self, *inputs, **options)
@@ -45,7 +44,7 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
     # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
     run.__code__ = run.__code__.replace(co_name=call.__qualname__)
-    return run
+    return wraps(call)(run)
 
 
 class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
@@ -66,7 +65,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
     def __init__(
         self,
-        config: C | None = None,
+        config: C = None,  # type: ignore[assignment]
         *positional: Never,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
