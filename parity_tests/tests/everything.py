@@ -69,6 +69,8 @@ EVERY: Mapping[str, int] = {
     "test_causes::test_two_mistakes_at_once_are_both_named": 2,
     "test_changed_fields::test_a_field_changes_what_it_did": 2,
     "test_consequences::test_a_right_port_may_tap_what_it_likes": 3,
+    "test_foreign_types::test_a_number_that_cannot_be_is_refused_in_words": 4,
+    "test_foreign_types::test_no_default_of_a_family_is_taken_silently": 4,
     "test_fuzz::test_a_config_of_anything": 2,
     "test_kernels_jax::test_edges_of_windows": 2,
     "test_kernels_jax::test_one_query": 3,
