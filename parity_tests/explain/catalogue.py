@@ -32,6 +32,7 @@ class Mistake:
         rank: which of several that fit is named first; lower is earlier.
         rounding: it rounds more than was promised, so that its bounds hold small errors of any kind.
         argument: the argument of a call that the name speaks of; where no call gives it, other names come first.
+        forms: it stands in the source, and perhaps in another form of the layer.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Mistake:
     rank: int = 0
     rounding: bool = False
     argument: str = ""
+    forms: bool = False
 
 
 @cache
@@ -65,7 +67,7 @@ def source_mistakes(variant: str) -> Iterator[Mistake]:
             alone = mutant.trees == ("attn_np",)
             rank = 0 if mutant.file == f"{variant}.py" else 1  # what the variant alone has is said first
             rounds = own.fix in (WIDE, ONCE)
-            yield Mistake(own.name, own.fix, planting(own), alone, rank, rounds, own.argument)
+            yield Mistake(own.name, own.fix, planting(own), alone, rank, rounds, own.argument, True)
 
 
 def planting(mutant: Mutant) -> Callable[[Setup], Setup]:

@@ -11,17 +11,27 @@ from dataclasses import replace
 import numpy as np
 
 from parity_tests.bounds.error_array import ErrArray
-from parity_tests.explain.advice import NARROW, as_if, its_lines, next_step, not_made_of, rounds_throughout
+from parity_tests.explain.advice import (
+    NARROW,
+    as_if,
+    its_lines,
+    next_step,
+    not_made_of,
+    rounds_throughout,
+    selecting,
+)
+from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
-from parity_tests.explain.search import Fit, Search
+from parity_tests.explain.search import REFUSALS, Fit, Search
+from parity_tests.explain.slopes import wrong_gradients
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
 from parity_tests.judge.judging import Anchor, Row
 
 MISTAKES_AT_ONCE = 3
-PAIRS = 4  # mistakes that are tried as the first of two
+PAIRS = 3  # mistakes that are tried as the first of two
 
 
 def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> Finding | None:
@@ -33,7 +43,16 @@ def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> 
         others: runs of the same candidate in other calls; a mistake that does not explain these is told only where
             none does.
     """
-    finding = explained(run, run.setup, causes=causes, others=others)
+    try:
+        finding = explained(run, run.setup, causes=causes, others=others)
+    except Exception as error:  # whatever a copy of the reference with a mistake in it does with a candidate's numbers
+        if not causes:
+            raise
+        finding = explained(run, run.setup, causes=False)
+        if finding is None:
+            raise
+        finding.failure = f"{type(error).__name__}: {error}"
+        return finding
     if finding is not None and causes:
         near = consequences(run.case, run.drawn).neighbours(finding.first.name)
         finding.made_of, finding.goes_into = near
@@ -49,6 +68,7 @@ def explained(
     causes: bool = True,
     most: int = MISTAKES_AT_ONCE,
     others: Sequence[Judged] = (),
+    among: Sequence[Mistake] | None = None,
 ) -> Finding | None:
     """What is wrong with a run against the reference of a setup.
 
@@ -59,6 +79,7 @@ def explained(
         causes: whether mistakes are searched.
         most: how many mistakes may still be found, one behind the other.
         others: runs of the same candidate in other calls.
+        among: the mistakes that are looked for, beside constants; all of the catalogue by default.
     """
     with tree_of(setup) as tree:
         rows, anchor = verdicts(run.against(setup), tree, backward)
@@ -73,22 +94,27 @@ def explained(
         finding.next_step = not_made_of(aside, run)
         return finding
     finding.causes = list(dropped(run))
-    search = Search(run, setup, finding, anchor, others)
+    search = Search(run, setup, finding, anchor, others, among)
     fits = search.fits() if finding.got is not None else []
     if fits and not finding.causes:
         finding.after = behind(run, fits[0], backward, most)
+        if finding.after is None and backward and judged_by_slopes(fits[0]):
+            finding.after = own_gradients(run, fits[0], rows, anchor)
     cut = list(cut_off(finding))
     finding.causes += [*cut, *told_once(fits)] if all_cut(run) else [*told_once(fits), *cut]
     finding.explains_all = bool(fits) and explains(fits[0], finding.after)
+    if fits and finding.after is None and backward and judged_by_slopes(fits[0]):
+        finding.explains_all = True
     order = None if finding.causes or finding.got is None else order_of(run, finding)
     if order is not None:
         finding.after = explained(moved(run, first.name, order), setup, backward, most > 1, most - 1)
         finding.causes = [other_order(finding, order)]
         finding.explains_all = finding.after is None or finding.after.explains_all
-    elif not finding.causes and most > 1:
+    elif not finding.causes and most > 1 and not search.selecting:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
-        finding.next_step = "; ".join(filter(None, (as_if(search.unwritten), next_step(run, first, anchor))))
+        told = selecting(search.selecting), as_if(search.unwritten), next_step(run, first, anchor)
+        finding.next_step = "; ".join(filter(None, told))
     elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
         meant = f"none, if it is meant to compute in {run.case.dtype}"
         finding.causes = [replace(cause, fix=meant) for cause in finding.causes]
@@ -104,6 +130,26 @@ def behind(run: Judged, fit: Fit, backward: bool, most: int) -> Finding | None:
     if fit.stop and most > 1:
         return explained(run, fit.setup, backward and fit.mistake.backward, True, most - 1)
     return None
+
+
+def judged_by_slopes(fit: Fit) -> bool:
+    """Whether a mistake of the forward pass explains it, and what stays is gradients, which follow no such mistake."""
+    return not fit.mistake.backward and not fit.place and fit.stop.rpartition(".")[2].startswith("d")
+
+
+def own_gradients(run: Judged, fit: Fit, rows: list[Row], anchor: Anchor) -> Finding | None:
+    """A gradient that is not that of the candidate's own forward pass, which a mistake explains; None where all are."""
+    grads = {row.name: row for row in rows if row.stage.endswith("gradient")}
+    wrong = [name for name in wrong_gradients(run, fit.mistake.made, anchor.wanted) if name in grads]
+    if not wrong:
+        return None
+    found = Finding(run.who, run.case.name, grads[wrong[0]], got=run.outcome.grads[wrong[0]])
+    found.want = np.asarray(anchor.wanted[wrong[0]].v)
+    found.patterns = [f"not the slope of its own outputs: {', '.join(wrong)}"]
+    found.causes = list(cut_off(found))
+    if not found.causes:
+        found.next_step = "mend the first, then judge it again: a gradient differs by itself"
+    return found
 
 
 def explains(fit: Fit, rest: Finding | None) -> bool:
@@ -235,8 +281,11 @@ def two_at_once(run: Judged, search: Search) -> tuple[list[Cause], Finding | Non
     if search.backward or search.first.stage == "tape":
         return [], None
     for _, mistake in sorted(search.shares, key=lambda x: x[0])[:PAIRS]:
-        setup = mistake.made(search.setup)
-        after = None if setup is None else explained(run, setup, False, most=1)
+        try:
+            setup = mistake.made(search.setup)
+            after = None if setup is None else explained(run, setup, False, most=1, among=search.beside(mistake))
+        except REFUSALS:  # its bounds cannot be had
+            continue
         if after is not None and after.causes and after.explains_all:
             text = "with this mistake and the next the reference gives these numbers, within its bounds"
             return [Cause(mistake.name, mistake.fix, 0.0, text)], after

@@ -27,6 +27,13 @@ WORDS = {
     "attention_factor": "attention factor",
     "max_distance": "largest distance",
 }
+# Fields that are None stand for a number that a method of the config gives.
+STANDS_FOR = {
+    "qk_norm_eps": "qk_eps",
+    "lambda_init": "lambda_init_value",
+    "attention_factor": "cos_sin_factor",
+    "scale": "score_scale",
+}
 FACTOR = "factor on "  # begins the names of FACTORS; one of 0 leaves out what it stands on
 STEPS = 12  # Gauss-Newton converges in five or six, or not at all
 STEP = 1e-6  # relative, for derivatives in float64
@@ -43,10 +50,11 @@ class Constant:
 
     Attributes:
         name, fix: what it is called, and what to do where a candidate has another.
-        value: the reference's; None where it has none.
+        value: the reference's, that of a default too; None where it has none.
         made: the setup with another value; None where that is refused.
         whole: it is a whole number.
         own: it stands in the variant's own file.
+        given: the config gives it; a default is less likely to be meant by what a candidate has.
     """
 
     name: str
@@ -55,6 +63,7 @@ class Constant:
     made: Callable[[Setup, float], Setup | None]
     whole: bool = False
     own: bool = False
+    given: bool = True
 
     def mistake(self, value: float, spread: float = 0.0) -> Mistake:
         """The mistake of having this value instead; with a spread of infinity it is only known to have no effect."""
@@ -63,24 +72,40 @@ class Constant:
         name = f"{self.name} {theirs} in place of {mine}"
         if value == 0 and self.name.startswith(FACTOR):
             name = f"{self.name.removeprefix(FACTOR)} left out"
-        return Mistake(name, self.fix, lambda setup: self.made(setup, value), rank=0 if self.own else 4)
+
+        def made(setup: Setup) -> Setup | None:
+            found = self.made(setup, value)
+            return None if found is None else replace(found, constants=found.constants | {self.name})
+
+        return Mistake(name, self.fix, made, rank=0 if self.own else 4 if self.given else 5)
 
 
 def constants_of(setup: Setup) -> Iterator[Constant]:
     """The numbers of the config, and the factors of the code."""
     config = setup.case.config
+    yield from (constant for constant in every_constant(config) if constant.name not in setup.constants)
+
+
+def every_constant(config: Any) -> Iterator[Constant]:
     for name, kind in ((f.name, str(f.type)) for f in fields(config)):
         value = getattr(config, name)
         if not isinstance(value, int | float | None) or isinstance(value, bool) or name == "dropout":
             continue
+        if name == "chunk_size" and "form" in config.fields():
+            continue
         if value is None and kind.replace("None", "").strip(" |") != "float":
             continue
-        start = 1 / sqrt(config.sizes()["k"]) if name == "scale" and value is None and "k" in config.sizes() else value
+        start = effective(config, name)
         words = WORDS.get(name, name)
         fix = f"set it to {start:.6g}; if yours is meant, build ours with {name}=" if start is not None else (
             f"leave it out; if it is meant, build ours with {name}="
         )  # fmt: skip
-        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int))
+        given = value is not None
+        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int), given=given)
+        follow = [other for other in STANDS_FOR if follows(config, other, name)] if given else []
+        for other in follow:
+            kept = f"{words} ({WORDS.get(other, other)} as it is)"
+            yield Constant(kept, fix, start, partial(with_value_alone, name, other), isinstance(value, int))
     for mutant in EPS:
         own = in_variant(mutant, config.variant)
         if own is not None and (eps := getattr(config, "norm_eps", None)) is not None:
@@ -93,6 +118,37 @@ def constants_of(setup: Setup) -> Iterator[Constant]:
 
 def with_value(name: str, setup: Setup, value: float) -> Setup | None:
     return other_field(setup, name, value)
+
+
+def with_value_alone(name: str, other: str, setup: Setup, value: float) -> Setup | None:
+    """Another value of a field, while a field that is None stands for what it stood for."""
+    held = other_field(setup, other, effective(setup.case.config, other))
+    return None if held is None else other_field(held, name, value)
+
+
+def effective(config: Any, name: str) -> float | None:
+    """The value of a field, of one that is None what it stands for; None where that is no number."""
+    value = getattr(config, name)
+    if value is not None:
+        return value
+    own = getattr(config, STANDS_FOR.get(name, ""), None)
+    if own is not None:
+        return own()
+    width = config.sizes().get("k")
+    if name != "scale" or width is None:
+        return None
+    return 1.0 if getattr(config, "norm", None) == "l2" else 1 / sqrt(width)
+
+
+def follows(config: Any, other: str, name: str) -> bool:
+    """Whether what a field stands for, being None, is another with another value of a second field."""
+    if getattr(config, other, 0.0) is not None or other == "scale":
+        return False
+    try:
+        changed = replace(config, **{name: type(getattr(config, name))(2 * getattr(config, name))})
+        return effective(changed, other) != effective(config, other)
+    except (ValueError, TypeError):
+        return False
 
 
 def factor_made(mutant: Any) -> Callable[[Setup, float], Setup]:
@@ -115,6 +171,8 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
     """
     own = constant.value
     start = residual(own) if own is not None else None
+    if start is not None and own and not used(constant, start, residual):
+        return None
     values = list(whole_numbers(constant) if constant.whole else decades(constant))
     sizes = {value: size for value in values if (size := norm(residual(value))) is not None}
     if not sizes or (start is not None and all(size == norm(start) for size in sizes.values())):
@@ -127,6 +185,26 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
     if best != 0:
         best = newton(best, residual)
     return shortest(best, residual)
+
+
+def selects_steps(constant: Constant, value: float, residual: Residual) -> bool:
+    """Whether a whole number only chooses between steps, as the bounds of buckets do: the next one, beside this value or
+    beside the reference's own, gives the very same numbers.
+    """
+    for at in (value, constant.value):
+        here = None if at is None else residual(at)
+        beside = [] if at is None or here is None else [residual(at + by) for by in (-1, 1)]
+        if any(other is not None and here is not None and np.array_equal(other, here) for other in beside):
+            return True
+    return False
+
+
+def used(constant: Constant, start: np.ndarray, residual: Residual) -> bool:
+    """Whether other values, far away, give other numbers."""
+    own = constant.value or 1
+    others = (1, 2, 3, 2 * int(own)) if constant.whole else (1024 * own, own / 1024)
+    far = [residual(value) for value in others if value != own]
+    return any(x is not None and not np.array_equal(x, start) for x in far)
 
 
 def spread_of(value: float, residual: Residual) -> float:
