@@ -7,14 +7,14 @@ the difference vanishes at its value, and the steps end there.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import exp, floor, log, log10, sqrt
+from math import exp, floor, isfinite, log, log10, sqrt
 from typing import Any
 
 import numpy as np
 
 from parity_tests.explain.catalogue import Mistake, in_variant, other_field
 from parity_tests.explain.verdicts import Setup
-from parity_tests.mistakes.constants import EPS, FACTORS
+from parity_tests.mistakes.constants import EPS, FACTORS, LOWERED, PLACES
 
 # What a field is called in a message.
 WORDS = {
@@ -67,7 +67,7 @@ class Constant:
 
     def mistake(self, value: float, spread: float = 0.0) -> Mistake:
         """The mistake of having this value instead; with a spread of infinity it is only known to have no effect."""
-        mine = "none" if self.value is None else f"{self.value:.6g}"
+        mine = "none" if self.value is None else f"{self.value:.6g}".replace("inf", "infinity")
         theirs = f"{value:.6g}" if spread < np.inf else "without an effect"
         name = f"{self.name} {theirs} in place of {mine}"
         if value == 0 and self.name.startswith(FACTOR):
@@ -110,6 +110,13 @@ def every_constant(config: Any) -> Iterator[Constant]:
         own = in_variant(mutant, config.variant)
         if own is not None and (eps := getattr(config, "norm_eps", None)) is not None:
             yield Constant(own.name, own.fix, eps, factor_made(own), own=True)
+    for method, mutant in PLACES:
+        if mutant.file == f"{config.variant}.py":
+            yield Constant(mutant.name, mutant.fix, getattr(config, method)(), factor_made(mutant), own=True)
+    for mutant in LOWERED:
+        own = in_variant(mutant, config.variant)
+        if own is not None:
+            yield Constant(own.name, own.fix, -np.inf, factor_made(own), own=True)
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:
@@ -170,8 +177,8 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
         residual: value -> candidate less reference, at the first array that differs; None where it cannot be computed.
     """
     own = constant.value
-    start = residual(own) if own is not None else None
-    if start is not None and own and not used(constant, start, residual):
+    start = residual(own) if own is not None and isfinite(own) else None
+    if start is not None and own and isfinite(own) and not used(constant, start, residual):
         return None
     values = list(whole_numbers(constant) if constant.whole else decades(constant))
     sizes = {value: size for value in values if (size := norm(residual(value))) is not None}
@@ -237,7 +244,7 @@ def written(value: float, own: float | None, spread: float) -> bool:
     if value == 0 or spread == np.inf:
         return True
     size = abs(value)
-    ratios = [size / abs(own)] if own else []
+    ratios = [size / abs(own)] if own and isfinite(own) else []
     others = [luck(x**power, abs(power) * spread, 0) for x in (size, *ratios) for power in (-2, -1, 2)]
     others += [luck(ratio, spread) for ratio in ratios]
     return luck(size, spread) <= LUCK or min(others) <= LUCK / len(others)
@@ -263,7 +270,7 @@ def luck(x: float, spread: float, decimals: int | None = None) -> float:
 
 def decades(constant: Constant) -> Iterator[float]:
     """Values around the reference's own, ten times apart, of both signs; nothing at all too."""
-    middle = abs(constant.value) if constant.value else 1.0
+    middle = abs(constant.value) if constant.value and isfinite(constant.value) else 1.0
     for power in range(-DECADES, DECADES + 1):
         yield from (middle * 10.0**power, -middle * 10.0**power)
     yield from (middle * 2.0, middle / 2.0, 0.0)

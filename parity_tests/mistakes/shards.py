@@ -34,7 +34,7 @@ def averaged(parts: int) -> str:
     cuts = [f"slice({cut.replace(' : ', ', ')})" for cut in cuts]
     each = ", ".join(PARTS.removeprefix("[").format(cut=cut) for cut in cuts)
     joint = f"concatenate([{each}], -1)"
-    return f"probs={joint} / maximum({{np}}.sum({joint}, {{axis}}=-1, {{keepdims}}=True), 1.0))"
+    return f"probs=(lambda p: p / maximum(p.sum(-1)[..., None], 1.0))({joint}))"
 
 
 parted = at(SHARED, "mha", "split", call="plain")

@@ -181,7 +181,8 @@ wrong("joint projection read group by group", "gqa", "group|head by head|joint",
 wrong("queries split the other way alone", "mha", "split",
       split=lambda self, flat, h, k, name: flat.reshape(*flat.shape[:2], k, h).swapaxes(-1, -2) if name == "q"
       else of(Port, "split")(self, flat, h, k, name))  # fmt: skip
-wrong("four heads for three", "mha", "number of heads|num_heads|heads", project=four_heads, share=lambda self, x: x)
+wrong("four heads for three", "mha", "number of heads|num_heads|heads", project=four_heads, share=lambda self, x: x,
+      calls=("plain",))  # fmt: skip
 wrong("keys tiled, values not", "gqa", "keys .*tiled|tiled", share=tiled_keys)
 
 # Masks and scores -----------------------------------------------------------------------------------------------------
