@@ -23,8 +23,8 @@ from parity_tests.explain.advice import (
 from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
-from parity_tests.explain.search import REFUSALS, Fit, Search
-from parity_tests.explain.slopes import wrong_gradients
+from parity_tests.explain.search import REFUSALS, STOPPED, THROUGH, Fit, Search
+from parity_tests.explain.slopes import slopes
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
@@ -98,13 +98,11 @@ def explained(
     fits = search.fits() if finding.got is not None else []
     if fits and not finding.causes:
         finding.after = behind(run, fits[0], backward, most)
-        if finding.after is None and backward and judged_by_slopes(fits[0]):
+        if finding.after is None and backward and first.stage in FORWARD and not (fits[0].stop or fits[0].place):
             finding.after = own_gradients(run, fits[0], rows, anchor)
     cut = list(cut_off(finding))
     finding.causes += [*cut, *told_once(fits)] if all_cut(run) else [*told_once(fits), *cut]
     finding.explains_all = bool(fits) and explains(fits[0], finding.after)
-    if fits and finding.after is None and backward and judged_by_slopes(fits[0]):
-        finding.explains_all = True
     order = None if finding.causes or finding.got is None else order_of(run, finding)
     if order is not None:
         finding.after = explained(moved(run, first.name, order), setup, backward, most > 1, most - 1)
@@ -132,21 +130,20 @@ def behind(run: Judged, fit: Fit, backward: bool, most: int) -> Finding | None:
     return None
 
 
-def judged_by_slopes(fit: Fit) -> bool:
-    """Whether a mistake of the forward pass explains it, and what stays is gradients, which follow no such mistake."""
-    return not fit.mistake.backward and not fit.place and fit.stop.rpartition(".")[2].startswith("d")
-
-
 def own_gradients(run: Judged, fit: Fit, rows: list[Row], anchor: Anchor) -> Finding | None:
     """A gradient that is not that of the candidate's own forward pass, which a mistake explains; None where all are."""
     grads = {row.name: row for row in rows if row.stage.endswith("gradient")}
-    wrong = [name for name in wrong_gradients(run, fit.mistake.made, anchor.wanted) if name in grads]
+    found_by = slopes(run, fit.mistake.made, anchor.wanted)
+    wrong = [name for name in found_by.wrong() if name in grads]
     if not wrong:
         return None
     found = Finding(run.who, run.case.name, grads[wrong[0]], got=run.outcome.grads[wrong[0]])
     found.want = np.asarray(anchor.wanted[wrong[0]].v)
     found.patterns = [f"not the slope of its own outputs: {', '.join(wrong)}"]
-    found.causes = list(cut_off(found))
+    text = "with the first mistake made, differences of the outputs in which this array stands still give the gradients"
+    stops = [Cause(STOPPED.format(name), THROUGH.format(name), 0.0, text) for name in found_by.stopped_at()]
+    found.causes = stops[:1] or list(cut_off(found))
+    found.explains_all = bool(stops)
     if not found.causes:
         found.next_step = "mend the first, then judge it again: a gradient differs by itself"
     return found

@@ -391,7 +391,12 @@ class Search:
     # Roundings
 
     def rounding(self, mistake: Mistake) -> Fit | None:
-        """Whether the candidate's errors are those that a smaller type makes in the reference."""
+        """Whether the candidate's errors are those that a smaller type makes in the reference, in any of its forms."""
+        forms = other_forms(self.setup.case.config) if mistake.forms else ()
+        every = (self.rounding_as(made) for made in (mistake, *(in_form(mistake, config) for config in forms)))
+        return next(filter(None, every), None)
+
+    def rounding_as(self, mistake: Mistake) -> Fit | None:
         setup, want = mistake.made(self.setup), self.want
         if setup is None or want is None or want.shape != np.shape(self.got):
             return None
@@ -399,6 +404,8 @@ class Search:
             with tree_of(setup) as tree, np.errstate(all="ignore"):
                 arrays = rounded_arrays(setup, self.backward, tree)
                 error, made = self.moved(arrays)
+                if not made.any():
+                    return None
                 if not balanced(error, want[self.places(arrays)]):
                     return None
                 correlation = likeness(error, made)
@@ -447,6 +454,7 @@ def in_form(mistake: Mistake, config: Any) -> Mistake:
     return replace(mistake, made=made)
 
 
+STOPPED = "no gradient through {}"
 THROUGH = "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() where {} is made"
 
 
@@ -454,7 +462,7 @@ def stops(whole: dict[str, Any]) -> list[Mistake]:
     """A gradient that goes no further than one array, for each whose gradient the backward pass records."""
     forward = {name for name in whole if scoped(name) in whole}
     return [
-        Mistake(f"no gradient through {name}", THROUGH.format(name), partial(replace, stopped=name), True, rank=3)
+        Mistake(STOPPED.format(name), THROUGH.format(name), partial(replace, stopped=name), True, rank=3)
         for name in sorted(forward)
     ]
 

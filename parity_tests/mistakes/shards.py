@@ -5,7 +5,7 @@ from parity_tests.mistakes.plant import SHARED, at
 VISIBLE = "    visible = hide_neg_inf(allowed, bias)\n    if softmax_fn is not None:"
 ALLOWED = "like=q, step=step, head_axis=q.ndim == 4, **masking)\n        masking = {"
 PROBS = "probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))"
-PARTS = "[softmax(scores[..., {cut}], None if visible is None else broadcast_to(visible, scores.shape)[..., {cut}])"
+PART = "softmax(scores[..., {cut}], None if visible is None else broadcast_to(visible, scores.shape)[..., {cut}])"
 
 
 def own(parts: int) -> str:
@@ -30,10 +30,8 @@ def from_first(parts: int) -> str:
 
 def averaged(parts: int) -> str:
     """Weights by parts, each adding up to 1, divided by the number of parts that have a key."""
-    cuts = [f"{i} * k.shape[1] // {parts} : {i + 1} * k.shape[1] // {parts}" for i in range(parts)]
-    cuts = [f"slice({cut.replace(' : ', ', ')})" for cut in cuts]
-    each = ", ".join(PARTS.removeprefix("[").format(cut=cut) for cut in cuts)
-    joint = f"concatenate([{each}], -1)"
+    size = f"-(-k.shape[1] // {parts})"
+    joint = f"concatenate([{PART} for i in range(0, k.shape[1], {size})], -1)".replace("{cut}", f"i : i + {size}")
     return f"probs=(lambda p: p / maximum(p.sum(-1)[..., None], 1.0))({joint}))"
 
 
