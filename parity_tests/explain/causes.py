@@ -28,7 +28,7 @@ from parity_tests.explain.slopes import slopes
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
-from parity_tests.judge.judging import Anchor, Row
+from parity_tests.judge.judging import NUMBERS, Anchor, Row
 
 MISTAKES_AT_ONCE = 3
 PAIRS = 3  # mistakes that are tried as the first of two
@@ -113,6 +113,8 @@ def explained(
     if not finding.causes:
         told = selecting(search.selecting), as_if(search.unwritten), next_step(run, first, anchor)
         finding.next_step = "; ".join(filter(None, told))
+    elif search.selecting:
+        finding.next_step = selecting(search.selecting)
     elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
         meant = f"none, if it is meant to compute in {run.case.dtype}"
         finding.causes = [replace(cause, fix=meant) for cause in finding.causes]
@@ -161,7 +163,7 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     theirs = run.outcome.names.get(first.name, run.outcome.names.get(source_of(first.name), ""))
     finding = Finding(run.who, run.case.name, first, rows=rows, theirs="" if theirs == first.name else theirs)
     got, want = run.results().get(first.name), anchor.wanted.get(first.name)
-    if got is None or want is None:
+    if got is None or want is None or got.dtype.kind not in NUMBERS:
         return finding
     finding.axes, finding.got = axes_of(run.case, first.name, got.ndim), got
     finding.hidden = anchor.hidden.get(first.name)

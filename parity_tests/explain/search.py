@@ -26,6 +26,7 @@ FAR = 1024  # times its bound: nothing that is right is so far away
 NEAR = 0.05
 # What a copy of the reference may raise where this call cannot have the mistake.
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, NameError)
+LONGER = {"t": 37, "s": 41}
 EMPTY = "row without a key is NaN"
 # Of the mistakes that may be the second of two so many are tried, those whose own effect points along what is left.
 SECONDS, ALONG = 12, 0.3
@@ -192,7 +193,7 @@ class Search:
             return
         places = self.compared & np.isfinite(got) & np.isfinite(array)
         left, whole = (float(np.sum((x - got)[places] ** 2)) for x in (array, right))
-        if whole and left < LESS**2 * whole:
+        if whole and left < LESS**2 * whole and array.any():  # of nothing but 0 any second mistake makes 0
             self.shares.append((left / whole, mistake))
 
     def beside(self, first: Mistake) -> list[Mistake]:
@@ -316,7 +317,9 @@ class Search:
     def distinct(self, fits: list[Fit]) -> list[Fit]:
         """Each mistake once: two that give the same results in a call with every argument and in one with few.
 
-        Every query sees a key there: what the two make of one that sees none is no difference that a port has.
+        These calls are longer than the run, so that two that only its length makes the same, as a window that is too
+        wide and none at all, are both told. Every query sees a key there: what the two make of one that sees none is no
+        difference that a port has.
         """
         found: list[tuple[Fit, list[dict[str, Any]]]] = []
         for fit in fits if len(fits) > 1 else []:
@@ -328,7 +331,7 @@ class Search:
     def results(self, mistake: Mistake, call: str) -> dict[str, Any]:
         """The results of a call with a mistake, by the names that the candidate has; without it where it cannot be."""
         case = replace(self.run.case, call=call).at("float64")
-        drawn = draw(case)
+        drawn = draw(case, lengths=LONGER)
         setup = Setup(case, replace(drawn, inputs={n: seeing(case, n, x) for n, x in drawn.inputs.items()}), EXACT)
         try:
             made = mistake.made(setup) or setup
