@@ -118,7 +118,7 @@ class Search:
         known += stops(self.whole) if self.backward else []
         found = [fit for m in known if not m.rounding and (fit := self.tried(m))]
         sure = any(not fit.stop for fit in found)
-        found += [fit for c in self.constants() if (c.own or not sure) and (fit := self.fitted_constant(c))]
+        found += [fit for c in self.constants() if (c.own or c.whole or not sure) and (fit := self.fitted_constant(c))]
         if all(fit.stop for fit in found):
             found = [fit for fit in found if not self.agreed(fit.stop)] or self.alone()
         if not found:
