@@ -28,8 +28,9 @@ from parity_tests.explain.slopes import slopes
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
-from parity_tests.judge.judging import NUMBERS, Anchor, Row
+from parity_tests.judge.judging import Anchor, Row
 
+REAL = "fiu"  # kinds of dtypes whose numbers have a picture
 MISTAKES_AT_ONCE = 3
 PAIRS = 3  # mistakes that are tried as the first of two
 
@@ -44,7 +45,8 @@ def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> 
             none does.
     """
     try:
-        finding = explained(run, run.setup, causes=causes, others=others)
+        with np.errstate(all="ignore"):
+            finding = explained(run, run.setup, causes=causes, others=others)
     except Exception as error:  # whatever a copy of the reference with a mistake in it does with a candidate's numbers
         if not causes:
             raise
@@ -163,7 +165,7 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     theirs = run.outcome.names.get(first.name, run.outcome.names.get(source_of(first.name), ""))
     finding = Finding(run.who, run.case.name, first, rows=rows, theirs="" if theirs == first.name else theirs)
     got, want = run.results().get(first.name), anchor.wanted.get(first.name)
-    if got is None or want is None or got.dtype.kind not in NUMBERS:
+    if got is None or want is None or got.dtype.kind not in REAL:
         return finding
     finding.axes, finding.got = axes_of(run.case, first.name, got.ndim), got
     finding.hidden = anchor.hidden.get(first.name)
