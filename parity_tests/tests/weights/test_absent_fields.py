@@ -3,10 +3,12 @@ model that is held against the library.
 
 Both are recorded: `library_defaults.json` holds the values of the library's own fields; `library_configs.json` the
 layers whose numbers are the library's, and what they become without each of their fields. `make peers` holds them
-against the library, and `python -m parity_tests.tests.weights.test_absent_fields` records them again.
+against the library, and `attn-parity peers --record` records them again.
 """
 
 import json
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +168,9 @@ def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("model_type", sorted(layout_of_model_type()))
 def test_what_is_recorded_is_the_librarys(model_type: str) -> None:
-    assert of_the_library(model_type) == DEFAULTS[model_type]
+    found, family = of_the_library(model_type), layout_of_model_type()[model_type]
+    assert model_type in DEFAULTS, f"run attn-parity peers --families {family} --record"
+    assert found == DEFAULTS[model_type]
 
 
 @pytest.mark.peers
@@ -174,12 +178,20 @@ def test_what_is_recorded_is_the_librarys(model_type: str) -> None:
 @pytest.mark.parametrize("model", models())
 def test_what_is_recorded_of_a_model_is_what_is_held_against_the_library(model: str) -> None:
     """By `test_peers`, which compares the numbers of these layers."""
+    assert model in RECORDED, f"run attn-parity peers --families {model.partition(',')[0]} --record"
     assert of_a_model(models()[model]) == RECORDED[model]
 
 
-if __name__ == "__main__":
-    found = {model_type: of_the_library(model_type) for model_type in sorted(layout_of_model_type())}
-    FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    held = {name: of_a_model(model) for name, model in sorted(models().items())}
+def record(families: Collection[str]) -> None:
+    """Write what the libraries of some families say; what is recorded of others stays."""
+    known = layout_of_model_type()
+    defaults = {name: x for name, x in DEFAULTS.items() if name in known}
+    for name in [name for name, family in known.items() if family in families]:
+        with suppress(pytest.skip.Exception):  # a model that the installed version lacks
+            defaults[name] = of_the_library(name)
+    FILE.write_text(json.dumps(dict(sorted(defaults.items())), indent=1) + "\n", "utf-8")
+    kept = {name: x for name, x in RECORDED.items() if name in models()}
+    held = {name: of_a_model(x) for name, x in models().items() if name.partition(", ")[0] in families}
+    held = dict(sorted((kept | held).items()))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x)}" for name, x in held.items())  # a line for each model
     CONFIGS.write_text("{\n" + lines + "\n}\n", "utf-8")
