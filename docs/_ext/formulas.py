@@ -25,7 +25,9 @@ WIDEST = 36 * EM  # a wider line is broken at its \qquad, then at its \quad
 SPELLINGS = {r"\tfrac": r"\frac", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\land": r"\wedge"}
 SPELLINGS |= dict.fromkeys((r"\big", r"\Big", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"), "")
 # A sum and what stands below it; mathtext leaves no room before the summand.
-SUM = re.compile(r"\\sum(?![A-Za-z])(?:\s*[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\\s{]))*(?!\s*[_^])(?!\s*\\,)")
+SUM = re.compile(
+    r"\\sum(?![A-Za-z])(?:\s*[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\\s{]))*(?!\s*[_^])(?!\s*\\,)"
+)
 COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
 
 

@@ -41,6 +41,7 @@ class Source:
     forward: str
     backward: str
 
+
 def lines_apart(texts: Iterable[str]) -> list[list[int]]:
     """For each text the numbers of the lines that some other text does not have."""
     lines = [text.splitlines() for text in texts]

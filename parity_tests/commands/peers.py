@@ -10,7 +10,9 @@ from parity_tests.commands._shared import console, listed
 
 def main(
     families: Annotated[str | None, typer.Option(help="Comma-separated names of layouts; all by default.")] = None,
-    record: Annotated[bool, typer.Option("--record", help="Write them, and the libraries' defaults, where tests and pages read them.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write them, and the libraries' defaults, where tests and pages read them.")
+    ] = False,
 ) -> None:
     """Hold layers against transformers, Flax, Keras, Equinox and torch: random weights, nothing downloaded.
 
@@ -55,6 +57,6 @@ def main(
     console.print(out)
     if record and agree:
         measure.RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n", "utf-8")
-        importlib.import_module("parity_tests.tests.weights.test_absent_fields").record(chosen)
+        importlib.import_module("parity_tests.peers._recorded").record(chosen)
         console.print("recorded; make sync writes them to the documentation's table of layouts")
     raise typer.Exit(0 if agree else 1)
