@@ -17,17 +17,18 @@ from parity_tests.explain.search import EMPTY
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
-from parity_tests.judge.judging import Row, reference
+from parity_tests.judge.judging import Row, reference, worst
 from parity_tests.ports.adapters import port
 from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Untested, untested
+from parity_tests.report.plain import Reported, finding_dict, rows_dict
 
 OWN_CALLS = (*CALLS, "self")
 
 
-class ParityError(AssertionError):
+class ParityError(Reported, AssertionError):
     """An implementation differs from the reference by more than rounding explains.
 
     Attributes:
@@ -38,9 +39,14 @@ class ParityError(AssertionError):
         super().__init__(told(finding) + (f"\n  {note}" if note else ""))
         self.finding = finding
 
+    def as_dict(self) -> dict[str, Any]:
+        """The first difference, what explains it, and every verdict of that call."""
+        found = {"agree": False, "words": str(self), "finding": finding_dict(self.finding)}
+        return found | rows_dict(self.finding.rows or [self.finding.first])
+
 
 @dataclass
-class Verdict:
+class Verdict(Reported):
     """What `assert_parity` found where it found no difference.
 
     Attributes:
@@ -61,7 +67,19 @@ class Verdict:
 
     @property
     def worst(self) -> Row:
-        return max(self.rows, key=lambda row: row.ratio)
+        return worst(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures, what was not judged or tested, and every array's verdict."""
+        found = {
+            "agree": True,
+            "words": str(self),
+            "untested": [str(part) for part in self.untested],
+            "not_given": list(self.not_given),
+            "notes": self.notes,
+            "calls": {call: list(trace.drawn.inputs) for call, trace in self.traces.items()},
+        }
+        return found | rows_dict(self.rows)
 
     def of_keys(self) -> str:
         """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
