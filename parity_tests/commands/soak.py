@@ -103,11 +103,11 @@ def soak_ports(
     json: Path | None,
 ) -> int:
     """Judge correct ports with random taps, and return the exit status."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    from concurrent.futures import as_completed
 
     from attn_np import contract
     from parity_tests.commands._shared import console, progress
+    from parity_tests.judge.workers import workers
     from parity_tests.ports.free import RUNS, soaked_ports
     from parity_tests.report.plain import dumps
 
@@ -115,7 +115,7 @@ def soak_ports(
     per_round = SUBSETS * sum(len(contract.examples(name)) for name in names)
     tasks = [((name,), types, places, seed + n, SUBSETS) for n in range(-(-ports // per_round)) for name in names]
     judged, free, alarms = 0, 0, []
-    with progress() as bar, ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with progress() as bar, workers(jobs) as pool:
         task = bar.add_task("judging", total=per_round * len(tasks) // len(names))
         for future in as_completed([pool.submit(soaked_ports, t) for t in tasks]):
             found = future.result()

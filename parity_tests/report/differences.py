@@ -1,14 +1,13 @@
 """How findings and comparisons are shown: words and tables for the terminal, JSON for machines."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from parity_tests.explain.findings import FAR, Finding
+from parity_tests.explain.findings import FAR
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.frameworks import versions
 from parity_tests.judge.result import Result

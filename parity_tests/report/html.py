@@ -36,8 +36,8 @@ from parity_tests.report.cells import (
     shade,
     words,
 )
-from parity_tests.report.plain import dumps
 from parity_tests.report.pictures import finding_view, marked
+from parity_tests.report.plain import dumps
 
 LIMIT = 1_000_000  # bytes of a report
 WINDOW = 48  # cells of a picture along each axis ...

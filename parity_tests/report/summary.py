@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -142,7 +141,7 @@ def verdict(result: Result) -> str:
 
 
 def write_json(path: Path, result: Result) -> None:
-    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null is what is not finite."""
+    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null: not finite."""
     content = rows_dict(result.rows) | {
         "summary": result.summary(),
         "skipped": result.skipped,
