@@ -57,7 +57,8 @@ def glyphs(latex: str) -> tuple[float, float, float, tuple[tuple[str, tuple[floa
 def spelled(source: str, display: bool) -> str:
     r"""A formula as mathtext reads it. A fraction of a displayed formula has its full size outside of scripts."""
     source = re.sub(r"\\[A-Za-z]+", lambda command: SPELLINGS.get(command[0], command[0]), text_size(source, display))
-    return SUM.sub(lambda total: total[0] + r"\,", source)
+    source = re.sub(r"'(?=\s*_)", r"^{\\prime}", source)  # mathtext sets what follows a prime behind it
+    return SUM.sub(lambda total: total[0] + r"\;", source)
 
 
 def text_size(source: str, display: bool) -> str:
