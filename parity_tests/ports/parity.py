@@ -25,6 +25,7 @@ from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Untested, untested
 from parity_tests.report.plain import Reported, finding_dict, rows_dict
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
 
 
@@ -158,7 +159,6 @@ def assert_parity(
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
-    __tracebackhide__ = True
     made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
@@ -205,7 +205,6 @@ def judged_in_types(
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
     """
-    __tracebackhide__ = True
     found = made(dtype)
     rows, why = [], ""
     if dtype is None and found.dtype != "float64":
@@ -225,7 +224,6 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
     Raises:
         ParityError: one of them differs.
     """
-    __tracebackhide__ = True
     rows: list[Row] = []
     for trace in traces:
         finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
@@ -263,7 +261,6 @@ def judged_wide(
     Raises:
         ParityError: it differs, and computes in float64 alone.
     """
-    __tracebackhide__ = True
     try:
         found = copied()
         traces = list(run(found))
