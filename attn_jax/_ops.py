@@ -56,6 +56,11 @@ def amin_detached(x: Array, axis: int) -> Array:
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
 
 
+def largest_first(x: Array) -> Array:
+    """The entries of the last axis from the largest to the smallest, without a gradient."""
+    return jnp.sort(jax.lax.stop_gradient(x), axis=-1, descending=True)
+
+
 def detach(x: Array) -> Array:
     """The array itself, without a gradient."""
     return jax.lax.stop_gradient(x)

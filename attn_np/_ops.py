@@ -69,6 +69,11 @@ def detach(x: Array) -> Array:
     return x
 
 
+def largest_first(x: Array) -> Array:
+    """The entries of the last axis from the largest to the smallest, without a gradient."""
+    return np.sort(x, axis=-1)[..., ::-1]
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     return np.any(x, axis=axes)

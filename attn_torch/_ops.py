@@ -51,6 +51,11 @@ def amin_detached(x: Array, axis: int) -> Array:
     return torch.amin(x.detach(), dim=axis)
 
 
+def largest_first(x: Array) -> Array:
+    """The entries of the last axis from the largest to the smallest, without a gradient."""
+    return torch.sort(x.detach(), dim=-1, descending=True).values
+
+
 def detach(x: Array) -> Array:
     """The array itself, without a gradient."""
     return x.detach()
