@@ -127,7 +127,7 @@ def steep_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
         return where(below_one, middle, low), where(below_one, high, middle)
 
     low = zeros(top.shape, top)
-    y, _ = iterate(halve, (low, (low + 1.0) / count), HALVINGS[dtype_name(z)])
+    y, _ = iterate(halve, (low, 1.0 / where(support, low + 1.0, 0.0).sum(-1)[..., None]), HALVINGS[dtype_name(z)])
     probs = weights(y)
     # Scores have no gradient so far. The slope p^(2 - alpha) of the smallest weight may be any number: it is never
     # used alone, only as a share of all slopes, and what the other scores get is taken from the smallest.
@@ -201,7 +201,8 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
 
     The weights are ((alpha - 1) score - tau)^(1 / (alpha - 1)) where that is positive, with tau such that they add up
     to 1 (Peters, Niculae and Martins 2019, arXiv:1905.05702, equation 10). At 1.5 and 2 tau has a closed
-    form on the support, otherwise it is found by bisection. Masks, overflow and 16 bits are those of `softmax`.
+    form on the support, otherwise it, or above 2 the smallest weight, is found by bisection. Masks, overflow and 16
+    bits are those of `softmax`.
 
     Args:
         scores: of any shape.

@@ -30,7 +30,7 @@ from attn_torch._sparse_weights import entmax15, sparsemax
 # After this many halvings an interval of length log n is shorter than a rounding error.
 HALVINGS = {"float64": 60, "float32": 32}
 COUNT_HALVINGS = 31  # and one of as many whole numbers as there are scores holds only one
-LOG_MAX = {"float64": 709.0, "float32": 88.0}  # the logarithm of the largest number
+LOG_MAX = {"float64": 708.0, "float32": 87.0}  # the exponential is a number in this type, with one to spare
 
 
 def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
@@ -121,7 +121,7 @@ def steep_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
         return where(below_one, middle, low), where(below_one, high, middle)
 
     low = zeros(top.shape, top)
-    y, _ = iterate(halve, (low, (low + 1.0) / count), HALVINGS[dtype_name(z)])
+    y, _ = iterate(halve, (low, 1.0 / where(support, low + 1.0, 0.0).sum(-1)[..., None]), HALVINGS[dtype_name(z)])
     probs = weights(y)
     # Scores have no gradient so far. The slope p^(2 - alpha) of the smallest weight may be any number: it is never
     # used alone, only as a share of all slopes, and what the other scores get is taken from the smallest.
@@ -136,7 +136,8 @@ def steep_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
     gap = where(at_smallest, logs, 0.0).sum(-1)[..., None] - logs
     share = where(support, exp((alpha - 2.0) * maximum(gap, -LOG_MAX["float64"] / (alpha - 2.0))), 0.0)
     share = share / share.sum(-1)[..., None]
-    shift = where(support, z - fixed, 0.0)
+    shift = where(support, z, 0.0)
+    shift = shift - detach(shift)
     shift = slope * (shift - where(at_smallest, shift, 0.0).sum(-1)[..., None])
     probs = probs + (shift - share * shift.sum(-1)[..., None])
     if allowed is not None:
@@ -195,7 +196,8 @@ def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis
 
     The weights are ((alpha - 1) score - tau)^(1 / (alpha - 1)) where that is positive, with tau such that they add up
     to 1 (Peters, Niculae and Martins 2019, arXiv:1905.05702, equation 10). At 1.5 and 2 tau has a closed
-    form on the support, otherwise it is found by bisection. Masks, overflow and 16 bits are those of `softmax`.
+    form on the support, otherwise it, or above 2 the smallest weight, is found by bisection. Masks, overflow and 16
+    bits are those of `softmax`.
 
     Args:
         scores: of any shape.
