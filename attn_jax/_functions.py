@@ -9,12 +9,12 @@ from attn_jax._layer import checked_specs
 from attn_jax._ops import (
     Array,
     Tape,
-    arange,
     broadcast_to,
     concrete,
     dtype_name,
     einsum,
     known_range,
+    signed,
     stack,
     to_dtype,
     upcast,
@@ -74,9 +74,8 @@ def positions_as_pattern(
         if pattern is not None:
             masking = {"causal": False, "window": None}
             default = s - t
-            # signed, by the sum with 0: differences of unsigned numbers would wrap
             pattern = (
-                ShiftedQueriesPerSequence(pattern, offset + arange(1, q) - default)
+                ShiftedQueriesPerSequence(pattern, signed(offset) - default)
                 if is_array
                 else ShiftedQueries(pattern, offset - default)
             )

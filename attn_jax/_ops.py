@@ -194,6 +194,11 @@ def clip(x: Array, low: int, high: int) -> Array:
     return jnp.clip(x, low, high)
 
 
+def signed(x: Array) -> Array:
+    """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
+    return x if x.dtype == bool else x.astype(jax.dtypes.canonicalize_dtype(np.int64))
+
+
 def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile and vmap they are not."""
     return not isinstance(x, Tracer)

@@ -181,6 +181,11 @@ def clip(x: Array, low: int, high: int) -> Array:
     return np.clip(x, low, high)
 
 
+def signed(x: Array) -> Array:
+    """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
+    return x if x.dtype == bool else x.astype(np.int64, copy=False)
+
+
 def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile and vmap they are not."""
     return True

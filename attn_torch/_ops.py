@@ -167,6 +167,11 @@ def clip(x: Array, low: int, high: int) -> Array:
     return torch.clamp(x, low, high)
 
 
+def signed(x: Array) -> Array:
+    """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
+    return x if x.dtype == torch.bool else x.long()
+
+
 def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile, vmap and other tracing they are not."""
     if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
@@ -178,7 +183,10 @@ def concrete(x: Array) -> bool:
 
 def known_range(x: Array) -> tuple[Any, Any] | None:
     """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
-    return (x.min().item(), x.max().item()) if concrete(x) and x.numel() else None
+    if not concrete(x) or not x.numel():
+        return None
+    x = x if x.dtype.is_floating_point else signed(x)  # PyTorch has no least number of wide unsigned ones
+    return x.min().item(), x.max().item()
 
 
 def allows_data_dependent_shapes(x: Array) -> bool:
