@@ -65,7 +65,8 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     if not axes:
         return x  # torch reduces over all
-    return torch.any(x, dim=axes) if 0 in x.shape else torch.amax(x, dim=axes)  # four times as fast as any on a CPU
+    nonempty = all(statically_known_true(x.shape[axis] > 0) for axis in axes)
+    return torch.amax(x, dim=axes) if nonempty else torch.any(x, dim=axes)  # in a fourth of the time of any on a CPU
 
 
 def reorder(x: Array, order: Sequence[int]) -> Array:
