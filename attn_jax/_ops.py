@@ -194,6 +194,11 @@ def clip(x: Array, low: int, high: int) -> Array:
     return jnp.clip(x, low, high)
 
 
+def lengths_are_numbers() -> bool:
+    """Whether lengths have values that can be written down; in a program that PyTorch compiles they may be symbols."""
+    return True
+
+
 def signed(x: Array) -> Array:
     """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
     return x if x.dtype == bool else x.astype(jax.dtypes.canonicalize_dtype(np.int64))

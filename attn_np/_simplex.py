@@ -135,7 +135,9 @@ def steep_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
     at_smallest = place == argmax(where(support, -probs, -2.0), -1)[..., None]
     logs = ops.log(where(support, probs, 1.0))
     slope = where(
-        support & (at_smallest ^ True), exp((alpha - 2.0) * -maximum(logs, -LOG_MAX[dtype_name(z)] / (alpha - 2.0))), 0.0
+        support & (at_smallest ^ True),
+        exp((alpha - 2.0) * -maximum(logs, -LOG_MAX[dtype_name(z)] / (alpha - 2.0))),
+        0.0,
     )
     gap = where(at_smallest, logs, 0.0).sum(-1)[..., None] - logs
     share = where(support, exp((alpha - 2.0) * maximum(gap, -LOG_MAX["float64"] / (alpha - 2.0))), 0.0)

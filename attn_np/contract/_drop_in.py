@@ -80,7 +80,9 @@ def broadcast_size(who: str, name: str, *sizes: int, fix: str = "broadcast them"
     """
     whole = sizes[0]
     for size in sizes[1:]:
-        if size == whole:  # first: two symbols of a compiled program may be known to be equal, and not whether they are 1
+        if (
+            size == whole
+        ):  # first: two symbols of a compiled program may be known to be equal, and not whether they are 1
             continue
         fits = size == 1 or whole == 1
         require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, fix)
