@@ -37,8 +37,8 @@ def walk_back(sides: tuple[Lookup, Lookup], result: ModuleComparison) -> None:
             guilty.append(row)
         elif any(reaches(sides, row, two) for two in row.returned):
             row.backward = "passes"
-    for row in wrong:
-        row.verdict = "follows"
+    for row in result.gradients:
+        row.verdict = row.verdict if row.verdict == "agrees" else "follows"
     for row in guilty:
         inner = any(part.a != row.a and inside_of(part.a, row.a) for part in guilty)
         row.verdict = "follows" if inner else "differs"

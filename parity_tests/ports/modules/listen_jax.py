@@ -219,10 +219,11 @@ class Ear:
         self.turns, self.probes = Turns(mode), probes
         self.started, self.ended = Counter[str](), Counter[str]()
 
-    def enter(self, name: str, names: Mapping[str, str], args: Any, kwargs: Any) -> Any:
+    def enter(self, name: str, parameters: tuple[str, ...], args: Any, kwargs: Any) -> Any:
         """The arguments of a call."""
         if self.probes is None:
             return args, kwargs
+        names = place_names(parameters, args)
         turn = self.started[name]
         self.started[name] += 1
         return (
@@ -234,11 +235,11 @@ class Ear:
         probe = (self.probes or {}).get(place)
         return x if probe is None or probe.shape != x.shape else x + probe.astype(x.dtype)
 
-    def leave(self, name: str, module: Any, names: Mapping[str, str], args: Any, kwargs: Any, output: Any) -> Any:
+    def leave(self, name: str, module: Any, parameters: tuple[str, ...], args: Any, kwargs: Any, output: Any) -> Any:
         """The output of a call."""
         if self.probes is None:
-            inputs = renamed_places(arrays(dict(flat(args))), names) | arrays(kwargs)
-            self.calls.append(call_of(name, module, inputs, arrays(output)))
+            inputs = renamed_places(arrays(args), place_names(parameters, args)) | arrays(kwargs)
+            self.calls.append(call_of(name, module, inputs, arrays(output), parameters))
             return self.turns.settle(name, output, like)
         turn = self.ended[name]
         self.ended[name] += 1
@@ -267,9 +268,8 @@ def nnx_listening(module: nnx.Module, ear: Ear) -> Iterator[None]:
             name = names.get(id(self), "") if type(self) is cls else ""
             if not name:
                 return inner(self, *args, **kwargs)
-            places = place_names(parameters, args)
-            args, kwargs = ear.enter(name, places, args, kwargs)
-            return ear.leave(name, self, places, args, kwargs, inner(self, *args, **kwargs))
+            args, kwargs = ear.enter(name, parameters, args, kwargs)
+            return ear.leave(name, self, parameters, args, kwargs, inner(self, *args, **kwargs))
 
         return listened
 
@@ -289,9 +289,9 @@ def linen_interceptor(ear: Ear) -> Any:
         name = dotted(context.module.path)
         if context.method_name != "__call__" or not name:
             return inner(*args, **kwargs)
-        places = place_names(parameters_of(context.orig_method), args)
-        args, kwargs = ear.enter(name, places, args, kwargs)
-        return ear.leave(name, context.module, places, args, kwargs, inner(*args, **kwargs))
+        parameters = parameters_of(context.orig_method)
+        args, kwargs = ear.enter(name, parameters, args, kwargs)
+        return ear.leave(name, context.module, parameters, args, kwargs, inner(*args, **kwargs))
 
     return listened
 

@@ -205,7 +205,7 @@ def listening(
             sub: Any, args: Any, kwargs: Any, name: str = name, parameters: tuple[str, ...] = parameters
         ) -> Any:
             names = place_names(parameters, args)
-            call = call_of(name, sub, renamed_places(arrays(args), names) | arrays(kwargs), {})
+            call = call_of(name, sub, renamed_places(arrays(args), names) | arrays(kwargs), {}, parameters)
             running.append(call)
             if not gradients:
                 return None

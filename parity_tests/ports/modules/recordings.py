@@ -33,6 +33,7 @@ class Call:
         numbers: the attributes that are a float, such as the eps of a norm.
         input_grads, output_grads: the gradients of a random projection of the module's output with respect to what
             this call gets, through this call alone, and gives. One that is left out is 0.
+        parameters: what the module takes, by name.
     """
 
     name: str
@@ -42,12 +43,13 @@ class Call:
     numbers: dict[str, float] = field(default_factory=dict)
     input_grads: Arrays = field(default_factory=dict)
     output_grads: Arrays = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
 
 
-def call_of(name: str, module: Any, inputs: Arrays, outputs: Arrays) -> Call:
+def call_of(name: str, module: Any, inputs: Arrays, outputs: Arrays, parameters: tuple[str, ...] = ()) -> Call:
     """The call of a submodule."""
     numbers = {key: x for key, x in vars(module).items() if type(x) is float}
-    return Call(name, type(module).__name__, inputs, outputs, numbers)
+    return Call(name, type(module).__name__, inputs, outputs, numbers, parameters=parameters)
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Recording:
             values |= {f"{kind}/{name}": x for name, x in part.items()}
         for kind, run in (("exact", self.exact), ("own", self.own), ("moved", self.moved)):
             if run is not None:
-                about["runs"][kind] = [[call.name, call.kind, call.numbers] for call in run.calls]
+                about["runs"][kind] = [[call.name, call.kind, call.numbers, call.parameters] for call in run.calls]
                 values |= {f"{kind}/{name}": narrowest(x, self.probe) for name, x in flat_run(run)}
         if self.tokens is not None:
             values["tokens"] = self.tokens
@@ -174,9 +176,9 @@ def load_modules(path: str | PathLike[str]) -> Recording:
 
     def run(kind: str) -> Run:
         calls = []
-        for i, (name, cls, numbers) in enumerate(about["runs"][kind]):
+        for i, (name, cls, numbers, parameters) in enumerate(about["runs"][kind]):
             arrays = {key: wide(part(f"{kind}/{i}/{key}/")) for key in PARTS}
-            calls.append(Call(name, cls, numbers=numbers, **arrays))
+            calls.append(Call(name, cls, numbers=numbers, parameters=tuple(parameters), **arrays))
         return Run(calls, wide(part(f"{kind}/input_grads/")), wide(part(f"{kind}/weight_grads/")))
 
     attention = {

@@ -1,7 +1,7 @@
 """Rows of a comparison: two calls that are the same, or two gradients, and how far they are apart."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from parity_tests.ports.modules.names import Names, Pair, pairs
 from parity_tests.ports.modules.recordings import Arrays, Call, Recording, Run
 
 INTEGERS = "biu"
+NOTHING_ALIKE = Distance(np.inf, 0.0, None, (0.0, 0.0), shapes=((), ()))
 
 
 @dataclass(frozen=True)
@@ -148,16 +149,32 @@ def first_outputs(sides: tuple[Lookup, Lookup], i: int, j: int) -> Distance | No
     return min((apart(sides, (i, j), "outputs", two) for two in ways), key=lambda far: far.ratio, default=None)
 
 
+def unlike(calls: tuple[Call, Call], given: list[tuple[Two, Distance]]) -> Iterator[str]:
+    """The numbers that both modules take under one name, of which one got none, or others of another shape.
+
+    Masks may have any shape, and may be left out where a module makes its own.
+    """
+    paired_up = [{two.a for two, _ in given}, {two.b for two, _ in given}]
+    for n, call in enumerate(calls):
+        other = calls[1 - n]
+        for name, x in call.inputs.items():
+            if x.dtype.kind != "f" or name in paired_up[n] or "mask" in name or name.partition(".")[0].isdecimal():
+                continue
+            if name in other.inputs and n == 0 or name not in other.inputs and name in other.parameters:
+                yield name
+
+
 def row_of(sides: tuple[Lookup, Lookup], match: Match) -> Row | None:
     """The verdict on two calls by themselves; None where one returns no array."""
     places = match.a, match.b
     calls = sides[0].calls[match.a], sides[1].calls[match.b]
     given, returned = (paired(sides, places, part) for part in ("inputs", "outputs"))
+    given += [(Two(name, name), NOTHING_ALIKE) for name in unlike(calls, given)]
     if not calls[0].outputs or not calls[1].outputs:
         return None
     if not returned:  # of no two arrays one can be the other
         shapes = tuple(next(iter(call.outputs.values())).shape for call in calls)
-        returned = [(Two("", ""), Distance(np.inf, 0.0, np.inf, (0.0, 0.0), shapes=shapes))]  # type: ignore[arg-type]
+        returned = [(Two("", ""), replace(NOTHING_ALIKE, shapes=shapes))]
     worst = [
         max((told for _, told in part), key=lambda x: (x.ratio, x.less_precise or ""), default=None)
         for part in (given, returned)
