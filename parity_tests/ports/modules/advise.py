@@ -34,9 +34,7 @@ def take_over(sides: tuple[Lookup, Lookup], result: ModuleComparison) -> None:
         hand_over(sides, result, *found)
 
 
-def hand_over(
-    sides: tuple[Lookup, Lookup], result: ModuleComparison, row: Row, whose: str, layer: Attention
-) -> None:
+def hand_over(sides: tuple[Lookup, Lookup], result: ModuleComparison, row: Row, whose: str, layer: Attention) -> None:
     """Let the reference judge attention that is known, and say how to judge it alone."""
     own_type = None
     for dtype, kind in (("float64", "exact"), ("float32", "own")):
@@ -171,7 +169,9 @@ def cause(sides: tuple[Lookup, Lookup], result: ModuleComparison, first: Row, la
         lines.append(f"{where or 'it gives '}{found[0]} in a, {found[1]} in b")
     elif any(found) and found[0] != found[1]:
         known = "a" if found[0] else "b"
-        lines.append(f"{where or 'it gives '}{found[0] or found[1]} in {known}, and something else in {'b' if known == 'a' else 'a'}")
+        lines.append(
+            f"{where or 'it gives '}{found[0] or found[1]} in {known}, and something else in {'b' if known == 'a' else 'a'}"
+        )
     return "; ".join(lines)
 
 
@@ -199,5 +199,3 @@ def sources(
         for two in row.returned[:1]:
             x = sides[side].calls[row.places[side]].outputs[(two.a, two.b)[side]]
             yield Source(short(row, first), x)
-
-

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from parity_tests.ports.modules.comparison import ModuleComparison, inside_of
+from parity_tests.ports.modules.names import common
 from parity_tests.ports.modules.recordings import Recording
 from parity_tests.ports.modules.rows import Lookup, Row, Two, gradient_apart
 
@@ -55,17 +56,6 @@ def reaches(sides: tuple[Lookup, Lookup], row: Row, two: Two) -> bool:
 
 def owner_of(weight: str) -> str:
     return weight.rpartition(".")[0]
-
-
-def common(names: list[str]) -> str:
-    """The innermost module that holds all of some modules."""
-    words = [name.split(".") if name else [] for name in names]
-    same: list[str] = []
-    for parts in zip(*words, strict=False):
-        if len(set(parts)) > 1:
-            break
-        same.append(parts[0])
-    return ".".join(same)
 
 
 def tied(recording: Recording, weight: str) -> Iterator[str]:

@@ -58,7 +58,9 @@ def sources_like(given: Sequence[Source], shape: tuple[int, ...]) -> list[Source
             for half, name in enumerate(("first", "second")):
                 found.append(Source(f"the {name} half of {source.name}", np.split(x, 2, -1)[half]))
         elif x.size > 1 and fits(x.shape, shape):
-            found.append(Source(source.name, np.broadcast_to(x.reshape(shape) if x.size == math.prod(shape) else x, shape)))
+            found.append(
+                Source(source.name, np.broadcast_to(x.reshape(shape) if x.size == math.prod(shape) else x, shape))
+            )
     return found[-MOST_SOURCES:]
 
 
@@ -69,7 +71,9 @@ def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return len(shape) <= len(whole) and all(n in (1, m) for n, m in zip(shape[::-1], whole[::-1], strict=False))
 
 
-def formula_of(y: np.ndarray, bound: float, given: Sequence[Source], params: Arrays, numbers: Mapping[str, float]) -> str:
+def formula_of(
+    y: np.ndarray, bound: float, given: Sequence[Source], params: Arrays, numbers: Mapping[str, float]
+) -> str:
     """The formula that an array follows, in words; "" where it follows none."""
     tried = sources_like(given, y.shape)
 
@@ -93,7 +97,11 @@ def formula_of(y: np.ndarray, bound: float, given: Sequence[Source], params: Arr
 
 
 def simple(
-    tried: Sequence[Source], given: Sequence[Source], shape: tuple[int, ...], params: Arrays, numbers: Mapping[str, float]
+    tried: Sequence[Source],
+    given: Sequence[Source],
+    shape: tuple[int, ...],
+    params: Arrays,
+    numbers: Mapping[str, float],
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Formulas without a free number, by name: the likeliest first."""
     for source in tried:
@@ -212,5 +220,7 @@ def relation(x: np.ndarray, y: np.ndarray, bound: float) -> str:
     square = float(np.vdot(x, x))
     factor = float(np.vdot(x, y)) / square if square else 0.0
     if x.size > 1 and abs(factor) > 1e-6 and factor != 1 and gap(factor * x, y) <= bound * max(1.0, abs(factor)):
-        return f"those of a times the constant factor {number(abs(factor), x.shape[-1])}{' and -1' if factor < 0 else ''}"
+        return (
+            f"those of a times the constant factor {number(abs(factor), x.shape[-1])}{' and -1' if factor < 0 else ''}"
+        )
     return ""

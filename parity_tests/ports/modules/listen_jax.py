@@ -201,9 +201,7 @@ def places_of(calls: list[Call]) -> Iterator[tuple[Place, Call]]:
 
 def probes_of(calls: list[Call], dtype: str) -> dict[Place, Any]:
     """Zeros to add to what calls get and give: their gradient is that of the sum."""
-    return {
-        place: jnp.zeros(getattr(call, f"{place[2]}s")[place[3]].shape, dtype) for place, call in places_of(calls)
-    }
+    return {place: jnp.zeros(getattr(call, f"{place[2]}s")[place[3]].shape, dtype) for place, call in places_of(calls)}
 
 
 class Ear:

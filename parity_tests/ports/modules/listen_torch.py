@@ -201,9 +201,7 @@ def listening(
     for name, sub in module.named_modules():
         parameters = parameters_of(sub.forward)
 
-        def before(
-            sub: Any, args: Any, kwargs: Any, name: str = name, parameters: tuple[str, ...] = parameters
-        ) -> Any:
+        def before(sub: Any, args: Any, kwargs: Any, name: str = name, parameters: tuple[str, ...] = parameters) -> Any:
             names = place_names(parameters, args)
             call = call_of(name, sub, renamed_places(arrays(args), names) | arrays(kwargs), {}, parameters)
             running.append(call)

@@ -144,6 +144,17 @@ def spellings(name: str) -> list[str]:
     return [name, *(f"{head}{dot}{word}" for word in words if word != leaf)]
 
 
+def common(names: list[str]) -> str:
+    """The innermost module that holds all of some modules."""
+    words = [name.split(".") if name else [] for name in names]
+    same: list[str] = []
+    for parts in zip(*words, strict=False):
+        if len(set(parts)) > 1:
+            break
+        same.append(parts[0])
+    return ".".join(same)
+
+
 def copied(a: Any, found: list[Pair]) -> Arrays:
     """The weights of a under the names and in the axes of b."""
     return {pair.b: pair.move(a.weights[pair.a]) for pair in found}

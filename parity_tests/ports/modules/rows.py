@@ -130,7 +130,9 @@ def paired(sides: tuple[Lookup, Lookup], places: tuple[int, int], part: str) -> 
             right.remove(name)
     near = [two for a in left for b in right if (two := nearest(a, b)) is not None]
     # Of equally near ones, those of one place.
-    for two, told in sorted(near, key=lambda pair: (pair[1].ratio, abs(left.index(pair[0].a) - right.index(pair[0].b)))):
+    for two, told in sorted(
+        near, key=lambda pair: (pair[1].ratio, abs(left.index(pair[0].a) - right.index(pair[0].b)))
+    ):
         if two.a in left and two.b in right:
             found.append((two, told))
             left.remove(two.a)
@@ -228,5 +230,3 @@ def known(recording: Recording, name: str, pair: Pair | None) -> Known | None:
 def gradient_row(a: str, b: str, of: str, far: Distance) -> Row:
     verdict = "agrees" if far.ok and not far.less_precise else "differs" if not far.ok else "less precise"
     return Row(a, b, (f"gradient of the {of}",) * 2, "name", None, far, verdict=verdict)
-
-

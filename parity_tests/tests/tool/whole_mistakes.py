@@ -81,62 +81,198 @@ def heads_first(self: Any, x: Any) -> Any:
 wrong("embedding times sqrt(width)", "llama", "", embedded=lambda self, ids: self.embed(ids) * sqrt(WIDTH))
 wrong("no final norm", "llama", "", final=lambda self, x: x)
 wrong("final norm is a LayerNorm", "llama", "norm", centred=lambda self, x: x - x.mean(-1, keepdim=True))
-wrong("eps 1e-5 for 1e-6", "llama", "layers.1.norm1", length=lambda self, x: torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+wrong(
+    "eps 1e-5 for 1e-6",
+    "llama",
+    "layers.1.norm1",
+    length=lambda self, x: torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
+)
 wrong("weight 1 + w", "llama", "layers.0.norm2", scaled=lambda self, x: x * (1 + self.weight))
-wrong("weight before the norm", "llama", "layers.1.norm2", centred=lambda self, x: x * self.weight, scaled=lambda self, x: x)
+wrong(
+    "weight before the norm",
+    "llama",
+    "layers.1.norm2",
+    centred=lambda self, x: x * self.weight,
+    scaled=lambda self, x: x,
+)
 wrong("gelu for silu", "llama", "layers.1.mlp", inner=lambda self, x: F.gelu(self.gate(x)) * self.up(x))
 wrong("gate and up exchanged", "llama", "layers.0.mlp", inner=lambda self, x: F.silu(self.up(x)) * self.gate(x))
-wrong("no residual around attention", "llama", "layers.1", attended=lambda self, x, m, p, b: self.attn(self.norm1(x), m, p, bias=b))
+wrong(
+    "no residual around attention",
+    "llama",
+    "layers.1",
+    attended=lambda self, x, m, p, b: self.attn(self.norm1(x), m, p, bias=b),
+)
 wrong("residual of what is normed", "llama", "layers.0", fed=lambda self, x: self.norm2(x) + self.mlp(self.norm2(x)))
 wrong("network fed without its norm", "llama", "layers.1", fed=lambda self, x: x + self.mlp(x))
 wrong("scale of the width", "llama", "layers.1.attn", scale=lambda self: WIDTH**-0.5)
 wrong("not causal", "llama", "layers.0.attn", allowed=lambda self, mask: mask | True)
-wrong("rotary pairs side by side", "llama", "layers.1.attn", rotated=lambda self, x, cos, sin: torch.stack([
-    x[..., ::2] * cos - x[..., 1::2] * sin, x[..., 1::2] * cos + x[..., ::2] * sin], -1).flatten(-2))
+wrong(
+    "rotary pairs side by side",
+    "llama",
+    "layers.1.attn",
+    rotated=lambda self, x, cos, sin: torch.stack(
+        [x[..., ::2] * cos - x[..., 1::2] * sin, x[..., 1::2] * cos + x[..., ::2] * sin], -1
+    ).flatten(-2),
+)
 wrong("logits capped", "llama", "", logits=lambda self, x: 30 * torch.tanh(self.head(x) / 30))
-wrong("padding attended to", "llama", "layers.1.attn", allowed=lambda self, mask: torch.ones(TIME, TIME, dtype=torch.bool).tril() & (mask | True), padded=True)
-wrong("gate stopped", "llama", "layers.1.mlp", inner=lambda self, x: self.activation(self.gate(x)).detach() * self.up(x), gradient=True)
-wrong("residual stopped", "llama", "layers.0", attended=lambda self, x, m, p, b: x.detach() + self.attn(self.norm1(x), m, p, bias=b), gradient=True)
-wrong("weights of attention stopped", "llama", "layers.1.attn", weighed=lambda self, s: s.softmax(-1).detach(), gradient=True)
-wrong("length of the norm stopped", "llama", "layers.1.norm1", length=lambda self, x: type(self).length(self, x).detach(), gradient=True)
-wrong("a tenth of the embedding's gradient", "llama", "", embedded=lambda self, ids: 0.1 * self.embed(ids) + 0.9 * self.embed(ids).detach(), gradient=True, padded=True)
-wrong("network's input stopped", "llama", "layers.1", fed=lambda self, x: x + self.mlp(self.norm2(x.detach())), gradient=True, padded=True)
+wrong(
+    "padding attended to",
+    "llama",
+    "layers.1.attn",
+    allowed=lambda self, mask: torch.ones(TIME, TIME, dtype=torch.bool).tril() & (mask | True),
+    padded=True,
+)
+wrong(
+    "gate stopped",
+    "llama",
+    "layers.1.mlp",
+    inner=lambda self, x: self.activation(self.gate(x)).detach() * self.up(x),
+    gradient=True,
+)
+wrong(
+    "residual stopped",
+    "llama",
+    "layers.0",
+    attended=lambda self, x, m, p, b: x.detach() + self.attn(self.norm1(x), m, p, bias=b),
+    gradient=True,
+)
+wrong(
+    "weights of attention stopped",
+    "llama",
+    "layers.1.attn",
+    weighed=lambda self, s: s.softmax(-1).detach(),
+    gradient=True,
+)
+wrong(
+    "length of the norm stopped",
+    "llama",
+    "layers.1.norm1",
+    length=lambda self, x: type(self).length(self, x).detach(),
+    gradient=True,
+)
+wrong(
+    "a tenth of the embedding's gradient",
+    "llama",
+    "",
+    embedded=lambda self, ids: 0.1 * self.embed(ids) + 0.9 * self.embed(ids).detach(),
+    gradient=True,
+    padded=True,
+)
+wrong(
+    "network's input stopped",
+    "llama",
+    "layers.1",
+    fed=lambda self, x: x + self.mlp(self.norm2(x.detach())),
+    gradient=True,
+    padded=True,
+)
 wrong("norm's weight stopped", "llama", "norm", scaled=lambda self, x: x * self.weight.detach(), gradient=True)
 
 # GPT-2 ----------------------------------------------------------------------------------------------------------------
 
 wrong("positions from 2", "gpt2", "", positions=lambda self, mask: (mask.cumsum(-1) + 1).clamp(0))
 wrong("no positions", "gpt2", "", embedded=lambda self, ids, positions: self.wte(ids))
-wrong("positions that do not know of padding", "gpt2", "", positions=lambda self, mask: torch.arange(TIME).expand(BATCH, TIME), padded=True)
+wrong(
+    "positions that do not know of padding",
+    "gpt2",
+    "",
+    positions=lambda self, mask: torch.arange(TIME).expand(BATCH, TIME),
+    padded=True,
+)
 wrong("erf for tanh", "gpt2", "h.1.mlp", inner=lambda self, x: F.gelu(self.up(x)))
 wrong("q and k exchanged", "gpt2", "h.0.attn", parts=lambda self, x: [x.chunk(3, -1)[n] for n in (1, 0, 2)])
 wrong("fused projection read heads first", "gpt2", "h.1.attn", parts=heads_first)
-wrong("norm after attention", "gpt2", "h.1", attended=lambda self, x, m, p, b: self.norm1(x + self.attn(x, m, p, bias=b)))
+wrong(
+    "norm after attention", "gpt2", "h.1", attended=lambda self, x, m, p, b: self.norm1(x + self.attn(x, m, p, bias=b))
+)
 wrong("variance over n - 1", "gpt2", "h.1.norm2", length=variance_of_x)
-wrong("heads not moved back", "gpt2", "h.1.attn", merged=lambda self, x: x.flatten(2).reshape(BATCH, TIME, -1), padded=True)
+wrong(
+    "heads not moved back",
+    "gpt2",
+    "h.1.attn",
+    merged=lambda self, x: x.flatten(2).reshape(BATCH, TIME, -1),
+    padded=True,
+)
 wrong("head before the last norm", "gpt2", "", logits=lambda self, x: self.head(x))
 wrong("derivative of another activation", "gpt2", "h.0.mlp", inner=straight_through, gradient=True)
-wrong("tied weight stopped in the head", "gpt2", "", logits=lambda self, x: F.linear(self.ln_f(x), self.head.weight.detach()), gradient=True)
-wrong("positions stopped", "gpt2", "", embedded=lambda self, ids, p: self.wte(ids) + self.wpe(p).detach(), gradient=True)
-wrong("mean of the norm stopped", "gpt2", "h.1.norm1", centred=lambda self, x: x - x.mean(-1, keepdim=True).detach(), gradient=True, padded=True)
+wrong(
+    "tied weight stopped in the head",
+    "gpt2",
+    "",
+    logits=lambda self, x: F.linear(self.ln_f(x), self.head.weight.detach()),
+    gradient=True,
+)
+wrong(
+    "positions stopped", "gpt2", "", embedded=lambda self, ids, p: self.wte(ids) + self.wpe(p).detach(), gradient=True
+)
+wrong(
+    "mean of the norm stopped",
+    "gpt2",
+    "h.1.norm1",
+    centred=lambda self, x: x - x.mean(-1, keepdim=True).detach(),
+    gradient=True,
+    padded=True,
+)
 
 # BERT -----------------------------------------------------------------------------------------------------------------
 
-wrong("no kinds of tokens", "bert", "embeddings", summed=lambda self, ids, kinds: self.word(ids) + self.place(torch.arange(TIME)))
+wrong(
+    "no kinds of tokens",
+    "bert",
+    "embeddings",
+    summed=lambda self, ids, kinds: self.word(ids) + self.place(torch.arange(TIME)),
+)
 wrong("pooler takes the last token", "bert", "pooler", taken=lambda self, x: x[:, -1])
 wrong("pooler without tanh", "bert", "pooler", squashed=lambda self, x: x, padded=True)
-wrong("norm before attention", "bert", "layer.1", attended=lambda self, x, m, p, b: x + self.attn(self.norm1(x), m, p, bias=b), padded=True)
+wrong(
+    "norm before attention",
+    "bert",
+    "layer.1",
+    attended=lambda self, x, m, p, b: x + self.attn(self.norm1(x), m, p, bias=b),
+    padded=True,
+)
 wrong("padding is not hidden", "bert", "layer.0.attn", allowed=lambda self, mask: mask | True, padded=True)
-wrong("causal", "bert", "layer.1.attn", allowed=lambda self, mask: mask & torch.ones(TIME, TIME, dtype=torch.bool).tril(), padded=True)
+wrong(
+    "causal",
+    "bert",
+    "layer.1.attn",
+    allowed=lambda self, mask: mask & torch.ones(TIME, TIME, dtype=torch.bool).tril(),
+    padded=True,
+)
 wrong("relu for gelu", "bert", "layer.1.mlp", inner=lambda self, x: F.relu(self.up(x)), padded=True)
-wrong("keys stopped", "bert", "layer.0.attn", projected=lambda self, x, source: (lambda q, k, v: (q, k.detach(), v))(*type(self).projected(self, x, source)), gradient=True, padded=True)
+wrong(
+    "keys stopped",
+    "bert",
+    "layer.0.attn",
+    projected=lambda self, x, source: (lambda q, k, v: (q, k.detach(), v))(*type(self).projected(self, x, source)),
+    gradient=True,
+    padded=True,
+)
 
 # T5 -------------------------------------------------------------------------------------------------------------------
 
-wrong("decoder with an encoder's buckets", "t5", "decoder", buckets=lambda self, t: (lambda d: (d > 0) * 4 + d.abs().clamp(0, 3))(torch.arange(t) - torch.arange(t)[:, None]))
-wrong("bias in the first block alone", "t5", "encoder", bias_of=lambda self, n, bias: bias if n == 0 else None, padded=True)
+wrong(
+    "decoder with an encoder's buckets",
+    "t5",
+    "decoder",
+    buckets=lambda self, t: (lambda d: (d > 0) * 4 + d.abs().clamp(0, 3))(torch.arange(t) - torch.arange(t)[:, None]),
+)
+wrong(
+    "bias in the first block alone",
+    "t5",
+    "encoder",
+    bias_of=lambda self, n, bias: bias if n == 0 else None,
+    padded=True,
+)
 wrong("cross-attention to itself", "t5", "decoder.block.1", crossed=from_source_of_itself)
-wrong("padding of the source is not hidden", "t5", "decoder.block.1.cross", allowed=lambda self, mask: mask | True, padded=True)
+wrong(
+    "padding of the source is not hidden",
+    "t5",
+    "decoder.block.1.cross",
+    allowed=lambda self, mask: mask | True,
+    padded=True,
+)
 wrong("logits not scaled", "t5", "", logits=lambda self, x: self.head(x))
 wrong("source stopped", "t5", "", encoded=lambda self, x: x.detach(), gradient=True, padded=True)
 

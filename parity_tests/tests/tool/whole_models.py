@@ -59,7 +59,11 @@ class Attention(nn.Module):
     def projected(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.fused:
             return tuple(self.split(y, HEADS) for y in self.parts(self.qkv(x)))  # type: ignore[return-value]
-        return self.split(self.q(x), HEADS), self.split(self.k(source), self.groups), self.split(self.v(source), self.groups)
+        return (
+            self.split(self.q(x), HEADS),
+            self.split(self.k(source), self.groups),
+            self.split(self.v(source), self.groups),
+        )
 
     def parts(self, x: Tensor) -> Any:
         return x.chunk(3, -1)
@@ -277,8 +281,7 @@ class Stack(nn.Module):
         super().__init__()
         self.decoder, self.table = decoder, nn.Embedding(8, HEADS)
         self.block = nn.ModuleList(
-            Block(distant(), MLP(F.relu, gated=False), False, distant() if decoder else None)
-            for _ in range(LAYERS)
+            Block(distant(), MLP(F.relu, gated=False), False, distant() if decoder else None) for _ in range(LAYERS)
         )
         self.norm = Norm(False)
 
