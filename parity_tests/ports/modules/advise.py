@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-
 from parity_tests.bounds.error_array import widened
 from parity_tests.ports.modules.comparison import ModuleComparison, inside_of
 from parity_tests.ports.modules.formulas import Source, formula_of, relation

@@ -27,7 +27,6 @@ probability of $2^{-40}$.
 way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -36,13 +35,12 @@ import numpy as np
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
 from parity_tests.ports.modules.aligned import Change
-from parity_tests.ports.modules.recordings import Arrays, Recording, real
+from parity_tests.ports.modules.recordings import Arrays, Recording, blocks, real
 
 NORMAL = 10.6
 LESS_PRECISE = np.sqrt(UNIT["tf32"] / UNIT["float32"])
 # What is this low is there to hide a score, whichever of its numbers a type has for that.
 LOWEST = -3.38e38
-BLOCK = 2**18
 
 
 @dataclass(frozen=True)
@@ -150,13 +148,6 @@ def finite(x: np.ndarray) -> np.ndarray:
 
 def largest(x: np.ndarray) -> float:
     return max((float(np.max(np.abs(finite(part)), initial=0.0)) for (part,) in blocks(x)), default=0.0)
-
-
-def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """The numbers of arrays of one shape, some at a time: what is computed of them takes no memory of their size."""
-    flat = [x.reshape(-1) for x in arrays]
-    for start in range(0, flat[0].size, BLOCK):
-        yield tuple(x[start : start + BLOCK] for x in flat)
 
 
 def gap(x: np.ndarray, y: np.ndarray) -> float:

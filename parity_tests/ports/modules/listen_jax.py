@@ -143,7 +143,7 @@ def jax_function_side(function: Any, call: Caller, weights: bool) -> Side:
     """A function of JAX arrays, and of a dictionary of weights before them."""
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
-        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, ear: Ear) -> Any:  # noqa: ARG001 - it calls none
+        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, ear: Ear) -> Any:
             first = (dict(own),) if weights else ()
             return call(function, *first, *args, **kwargs) if call else function(*first, *args, **kwargs)
 

@@ -19,6 +19,7 @@ from parity_tests.ports.trace import narrowest
 
 FORMAT = "attn-modules/2"
 Arrays = dict[str, np.ndarray]
+BLOCK = 2**18
 PARTS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
@@ -216,6 +217,13 @@ def real(x: np.ndarray, tokens: np.ndarray | None) -> np.ndarray:
     else:
         return x
     return np.where(tokens.reshape(shape), x, np.zeros((), x.dtype))
+
+
+def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """The numbers of arrays of one shape, some at a time: what is computed of them takes no memory of their size."""
+    flat = [x.reshape(-1) for x in arrays]
+    for start in range(0, flat[0].size, BLOCK):
+        yield tuple(x[start : start + BLOCK] for x in flat)
 
 
 # Nested values --------------------------------------------------------------------------------------------------------

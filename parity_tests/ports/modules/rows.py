@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.bounds.error_array import widened
 from parity_tests.ports.modules.aligned import Change, changes, unchanged
 from parity_tests.ports.modules.bounds import Distance, Known, distance, measure
 from parity_tests.ports.modules.match import Match, numbered
@@ -162,7 +161,7 @@ def unlike(calls: tuple[Call, Call], given: list[tuple[Two, Distance]]) -> Itera
         for name, x in call.inputs.items():
             if x.dtype.kind != "f" or name in paired_up[n] or "mask" in name or name.partition(".")[0].isdecimal():
                 continue
-            if name in other.inputs and n == 0 or name not in other.inputs and name in other.parameters:
+            if (name in other.inputs and n == 0) or (name not in other.inputs and name in other.parameters):
                 yield name
 
 
@@ -223,7 +222,8 @@ def known(recording: Recording, name: str, pair: Pair | None) -> Known | None:
     x = recording.exact.weight_grads.get(name)
     if x is None:
         return None
-    x = widened(x) if pair is None else pair.move(widened(x))
+    x = np.asarray(x, np.float64)  # mostly as it is
+    x = x if pair is None else pair.move(x)
     return Known(x, x, None, recording.probe, recording.weight_errors[name])
 
 

@@ -1,7 +1,7 @@
 """The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -12,7 +12,18 @@ from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.candidates import from_torch
-from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, is_array, mapped, real
+from parity_tests.ports.modules.recordings import (
+    Arrays,
+    Attention,
+    Call,
+    Recording,
+    Run,
+    blocks,
+    flat,
+    is_array,
+    mapped,
+    real,
+)
 
 # See `parity_tests.ports.modules.bounds`.
 ROUNDINGS = 16
@@ -207,14 +218,13 @@ def record(
         side.who, own, exact, side.run(args, kwargs, params, Mode(probe, tokens=tokens)), None, arrays, params,
         side.in_first, tokens=tokens,
     )  # fmt: skip
-    gaps = of_weights(exact, result.own)
-    errors = {name: float(np.max(np.abs(gap), initial=0.0)) for name, gap in gaps}
-    spreads = dict.fromkeys(errors, 0.0)
+    errors = of_weights(exact, result.own)
+    spreads = dict.fromkeys(errors, (0.0, 0.0))
     if side.constants:
         say("float64, with moved constants")
         result.moved = side.run(args, kwargs, params, Mode("float64", exact=True, moved=True, tokens=tokens))
-        spreads |= {name: float(np.sqrt(np.mean(gap**2))) for name, gap in of_weights(exact, result.moved) if gap.size}
-    result.weight_errors = {name: (errors[name], spreads[name]) for name in errors}
+        spreads = of_weights(exact, result.moved)
+    result.weight_errors = {name: (errors[name][0], spreads[name][1]) for name in errors}
     if side.adapted:  # an input that the calling function leaves out has no gradient there
         used = [name for name, x in exact.input_grads.items() if x.any()]
         for run in (exact, result.own, result.moved):
@@ -224,12 +234,22 @@ def record(
     return result
 
 
-def of_weights(exact: Run, other: Run) -> Iterator[tuple[str, np.ndarray]]:
-    """How far the gradients of the weights are apart in two runs. The other run's go: they are as large as the model."""
+def of_weights(exact: Run, other: Run) -> dict[str, tuple[float, float]]:
+    """How far the gradients of the weights are apart in two runs: the largest difference, and the root mean square.
+
+    The other run's gradients go: they are as large as the model.
+    """
+    found = {}
     for name in list(other.weight_grads):
-        with np.errstate(invalid="ignore"):
-            gap = widened(other.weight_grads.pop(name)) - exact.weight_grads[name]
-        yield name, gap[np.isfinite(gap)]
+        most, squares, count = 0.0, 0.0, 0
+        for x, y in blocks(other.weight_grads.pop(name), exact.weight_grads[name]):
+            with np.errstate(invalid="ignore"):
+                gap = widened(x) - y
+            gap = gap[np.isfinite(gap)]
+            most, squares = max(most, float(np.max(np.abs(gap), initial=0.0))), squares + float(np.sum(gap**2))
+            count += gap.size
+        found[name] = most, (squares / count) ** 0.5 if count else 0.0
+    return found
 
 
 def dtype_of(x: Any) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from parity_tests import ModuleComparison, compare_modules
 from parity_tests.tests.tool import whole_flax
-from parity_tests.tests.tool.whole_models import HEAD, HEADS, LENGTH, WIDTH, WORDS, model
+from parity_tests.tests.tool.whole_models import HEAD, HEADS, WIDTH, WORDS, model
 
 BATCH, TIME, TARGET = 2, 7, 5
 

@@ -292,7 +292,7 @@ class Stack(nn.Module):
     def bias(self, t: int) -> Tensor:
         return self.table(self.buckets(t)).permute(2, 0, 1)[None]
 
-    def bias_of(self, n: int, bias: Tensor) -> Tensor | None:  # noqa: ARG002 - every block has the same
+    def bias_of(self, n: int, bias: Tensor) -> Tensor | None:
         return bias
 
     def final(self, x: Tensor) -> Tensor:
