@@ -57,7 +57,7 @@ def compare_modules(
             that `names` gives them. None leaves each side its own.
         calls: functions that call a and b, as `call(module, *inputs)`, where they are not called alike.
         framework: whose arrays a function takes: "numpy", "torch" or "jax".
-        tokens: which positions of a padded batch hold tokens, `b t`, as a mask of 1 and 0 or of booleans. The others are
+        tokens: which positions of a padded batch hold tokens, `b t`, as a mask of 1 and 0 or of booleans. Others are
             compared nowhere, and take no part in the output whose gradients are compared. By default an input of this
             form by the name of `attention_mask`, but where there are inputs of a decoder as well; False compares all.
 

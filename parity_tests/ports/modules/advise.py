@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from parity_tests.bounds.error_array import widened
 from parity_tests.ports.modules.comparison import ModuleComparison, inside_of
 from parity_tests.ports.modules.formulas import Source, formula_of, relation
@@ -166,11 +168,9 @@ def cause(sides: tuple[Lookup, Lookup], result: ModuleComparison, first: Row, la
     lines = [f"{where}{part if not where else 'inputs'} in b that are {told}"] if told else []
     if all(found) and found[0] != found[1]:
         lines.append(f"{where or 'it gives '}{found[0]} in a, {found[1]} in b")
-    elif any(found) and found[0] != found[1]:
-        known = "a" if found[0] else "b"
-        lines.append(
-            f"{where or 'it gives '}{found[0] or found[1]} in {known}, and something else in {'b' if known == 'a' else 'a'}"
-        )
+    elif found[0] != found[1]:
+        known, other = "ab" if found[0] else "ba"
+        lines.append(f"{where or 'it gives '}{found[0] or found[1]} in {known}, and something else in {other}")
     return "; ".join(lines)
 
 
@@ -193,8 +193,16 @@ def sources(
     for two in first.given:
         x = call.inputs[(two.a, two.b)[side]]
         yield Source(f"its input{'' if len(first.given) == 1 else f' {two.a}'}", x)
-    before = [row for row in parts_of(result, first) if row.places[0] < late.places[0] and row.verdict == "agrees"]
-    for row in before[-LAST:]:
-        for two in row.returned[:1]:
-            x = sides[side].calls[row.places[side]].outputs[(two.a, two.b)[side]]
-            yield Source(short(row, first), x)
+    known = {row.places[side]: row for row in result.rows if row.how != "order"}
+    whole = (first.a, first.b)[side]
+    before = []
+    for n, part in enumerate(sides[side].calls[: late.places[side]]):
+        if part.name == whole or not inside_of(part.name, whole) or not part.outputs:
+            continue
+        own = part.name[len(whole) + 1 if whole else 0 :]
+        name = short(known[n], first) if n in known else f"{own} (in {'ab'[side]} alone)"
+        y = next(iter(part.outputs.values()))
+        if before and np.array_equal(before[-1].value, y):  # what a module's last part gives, the module gives
+            before.pop()
+        before.append(Source(name, y))
+    yield from before[-LAST:]

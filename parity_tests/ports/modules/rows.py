@@ -173,19 +173,32 @@ def row_of(sides: tuple[Lookup, Lookup], match: Match) -> Row | None:
     given += [(Two(name, name), NOTHING_ALIKE) for name in unlike(calls, given)]
     if not calls[0].outputs or not calls[1].outputs:
         return None
-    if not returned:  # of no two arrays one can be the other
-        shapes = tuple(next(iter(call.outputs.values())).shape for call in calls)
-        returned = [(Two("", ""), replace(NOTHING_ALIKE, shapes=shapes))]
+    done = {two.a for two, _ in returned}, {two.b for two, _ in returned}
+    first = next(iter(calls[0].outputs)), next(iter(calls[1].outputs))
+    for a, b in dict.fromkeys([*((name, name) for name in calls[0].outputs if not name.isdecimal()), first]):
+        # What stands in one place, and of which neither can be the other.
+        if b in calls[1].outputs and a not in done[0] and b not in done[1]:
+            shapes = calls[0].outputs[a].shape, calls[1].outputs[b].shape
+            returned.append((Two(a, b), replace(NOTHING_ALIKE, shapes=shapes)))
+    if not returned:
+        return None
     worst = [
-        max((told for _, told in part), key=lambda x: (x.ratio, x.less_precise or ""), default=None)
+        max((far for _, far in part), key=lambda x: (x.ratio, x.less_precise or ""))
         for part in (given, returned)
+        if part
     ]
-    assert worst[1] is not None
     pairs_of = [[two for two, told in part if told.shapes is None] for part in (given, returned)]
     return Row(
-        calls[0].name, calls[1].name, (calls[0].kind, calls[1].kind), match.how, worst[0], worst[1], places,
-        given=pairs_of[0], returned=pairs_of[1],
-    )  # fmt: skip
+        calls[0].name,
+        calls[1].name,
+        (calls[0].kind, calls[1].kind),
+        match.how,
+        worst[0] if given else None,
+        worst[-1],
+        places,
+        given=pairs_of[0],
+        returned=pairs_of[1],
+    )
 
 
 def gradient_apart(sides: tuple[Lookup, Lookup], row: Row, part: str, two: Two) -> Distance | None:

@@ -139,7 +139,7 @@ def with_whole(calls: list[Call], kind: str, inputs: Arrays, outputs: Arrays) ->
 
 
 def gradients_of_whole(result: Run, outputs: Arrays, tokens: np.ndarray | None) -> None:
-    """Give the call of the whole the gradients that were taken: its inputs' and, at its first output, the projection's."""
+    """Give the call of the whole the gradients of its inputs and, at its first output, that of the projection."""
     first = next((name for name, x in outputs.items() if x.dtype.kind == "f"), None)
     if first is not None and (result.input_grads or result.weight_grads):
         result.calls[-1].input_grads = dict(result.input_grads)

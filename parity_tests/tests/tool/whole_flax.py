@@ -88,7 +88,8 @@ class Llama(nnx.Module):
         self.embed = nnx.Embed(WORDS, WIDTH, rngs=rngs)
         layer = {"gelu": 1, "no_residual": 0, "interleaved": 1, "stopped_up": 0}
         self.layers = nnx.List([
-            Block(rngs, **{flag: wrong.get(flag, False) and i == at for flag, at in layer.items()}) for i in range(LAYERS)
+            Block(rngs, **{flag: wrong.get(flag, False) and i == at for flag, at in layer.items()})
+            for i in range(LAYERS)
         ])  # fmt: skip
         self.norm = Norm(wrong.get("plus_one", False))
         self.head = nnx.Linear(WIDTH, WORDS, use_bias=False, rngs=rngs)

@@ -284,7 +284,8 @@ for flag, at, gradient in (
 ):  # fmt: skip
     wrong(flag, "nnx", at, **{flag: True}, gradient=gradient)
 for flag, at, gradient in (
-    ("from_one", "", False), ("erf", "h.1.mlp", False), ("tiled", "h.0.attn", False), ("stopped_probs", "h.1.attn", True),
+    ("from_one", "", False), ("erf", "h.1.mlp", False), ("tiled", "h.0.attn", False),
+    ("stopped_probs", "h.1.attn", True),
 ):  # fmt: skip
     wrong(flag, "linen", at, **{flag: True}, gradient=gradient)
 
