@@ -138,11 +138,11 @@ def norms(source: Source, params: Arrays, numbers: Mapping[str, float]) -> Itera
         for eps in eps_of:
             unit = top / np.sqrt(square + eps)
             for with_scale, scaled in [
-                *((f"weight {name}", unit * p.reshape(-1)) for name, p in scales.items()),
-                *((f"weight 1 + {name}", unit * (1 + p.reshape(-1))) for name, p in scales.items()),
-                ("no weight", unit),
+                *((f"scaled by {name}", unit * p.reshape(-1)) for name, p in scales.items()),
+                *((f"scaled by 1 + {name}", unit * (1 + p.reshape(-1))) for name, p in scales.items()),
+                ("not scaled", unit),
             ]:
-                told = f"{kind} of {source.name} with eps {eps:g} and {with_scale}"
+                told = f"{kind} of {source.name} with eps {eps:g}, {with_scale}"
                 for name, p in biases.items():
                     yield f"{told}, plus {name}", scaled + p.reshape(-1)
                 yield f"{told}{', without its bias' if biases else ''}", scaled

@@ -1,19 +1,15 @@
 """A line on the terminal for models that take a while."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import numpy as np
-
-from parity_tests.ports.modules.sides import Side
-
-# Numbers in the weights of a side from which on it is told what runs.
-LARGE = 10_000_000
+from parity_tests.ports.modules.recordings import Arrays
+from parity_tests.ports.modules.sides import LARGE, Side, size_of
 
 
-def progress(name: str, side: Side, weights: Mapping[str, np.ndarray] | None = None) -> Callable[[str], None]:
+def progress(name: str, side: Side, weights: Arrays | None = None) -> Callable[[str], None]:
     """Says in which type a side runs: on the terminal alone, in one line that the next replaces."""
-    size = sum(x.size for x in (side.weights or weights or {}).values())
+    size = size_of(side.weights or weights or {})
     if size < LARGE or not sys.stderr.isatty():
         return lambda _: None
 

@@ -1,5 +1,6 @@
 """The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from parity_tests.ports.modules.recordings import (
 
 # See `parity_tests.ports.modules.bounds`.
 ROUNDINGS = 16
+# Numbers in the weights of a module from which on it is told what runs, and memory counts.
+LARGE = 10_000_000
 Caller = Callable[..., Any] | None
 
 
@@ -211,18 +214,22 @@ def record(
     arrays = named(args, kwargs)
     own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")
     probe = "float32" if own == "float64" else own
-    say("float64")
-    exact = side.run(args, kwargs, params, Mode("float64", exact=True, tokens=tokens))
-    say(probe)
+
+    def run(mode: Mode) -> Run:
+        say(f"{mode.dtype}{', with moved constants' if mode.moved else ''}")
+        result = side.run(args, kwargs, params, mode)
+        if size_of(params) >= LARGE:  # the copy that ran may hold itself, and another follows
+            gc.collect()
+        return result
+
+    exact = run(Mode("float64", exact=True, tokens=tokens))
     result = Recording(
-        side.who, own, exact, side.run(args, kwargs, params, Mode(probe, tokens=tokens)), None, arrays, params,
-        side.in_first, tokens=tokens,
-    )  # fmt: skip
+        side.who, own, exact, run(Mode(probe, tokens=tokens)), None, arrays, params, side.in_first, tokens=tokens
+    )
     errors = of_weights(exact, result.own)
     spreads = dict.fromkeys(errors, (0.0, 0.0))
     if side.constants:
-        say("float64, with moved constants")
-        result.moved = side.run(args, kwargs, params, Mode("float64", exact=True, moved=True, tokens=tokens))
+        result.moved = run(Mode("float64", exact=True, moved=True, tokens=tokens))
         spreads = of_weights(exact, result.moved)
     result.weight_errors = {name: (errors[name][0], spreads[name][1]) for name in errors}
     if side.adapted:  # an input that the calling function leaves out has no gradient there
@@ -232,6 +239,11 @@ def record(
                 run.input_grads = {name: run.input_grads[name] for name in used}
     result.attention = side.attention(params)
     return result
+
+
+def size_of(weights: Arrays) -> int:
+    """How many numbers some weights are."""
+    return sum(x.size for x in weights.values())
 
 
 def of_weights(exact: Run, other: Run) -> dict[str, tuple[float, float]]:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import attn_jax
 import attn_torch
 from attn_np._ops import DTYPES
-from parity_tests import assert_parity, compare_modules, compare_recordings, load_modules, record_modules
+from parity_tests import compare_modules, compare_recordings, load_modules, record_modules
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
 from parity_tests.commands.app import app
@@ -28,16 +28,9 @@ from parity_tests.ports.modules.match import by_order
 from parity_tests.ports.modules.names import Pair, translated
 from parity_tests.ports.modules.recordings import Call
 from parity_tests.ports.modules.sides import ROUNDINGS, moved, rounded
-from parity_tests.ports.parity import ParityError
 from parity_tests.report.modules import show_modules
 from parity_tests.tests.tool.llama_ports import (
-    BASE,
     BLOCKS,
-    EPS,
-    GROUPS,
-    HEAD,
-    HEADS,
-    HIDDEN,
     LINEN_BLOCKS,
     MISTAKES,
     MLP,
@@ -160,28 +153,6 @@ def test_what_has_no_name_is_matched_by_weights() -> None:
         if mistake:
             assert result.first is not None and (result.first.a, result.first.b) == ("mlp", "ffn")
             assert "matched by weights; names= makes it sure" in str(result)
-
-
-def test_what_is_matched_by_order_alone_is_never_the_first_difference() -> None:
-    """The activations hold no weights, have names of their own and give other numbers."""
-
-    class Net(torch.nn.Module):
-        def __init__(self, name: str, activation: torch.nn.Module) -> None:
-            super().__init__()
-            self.up, self.down = torch.nn.Linear(WIDTH, 5), torch.nn.Linear(5, WIDTH)
-            self.name = name
-            self.add_module(name, activation)
-
-        def forward(self, x: Any) -> Any:
-            return self.down(self.get_submodule(self.name)(self.up(x)))
-
-    result = compare_modules(Net("act", torch.nn.SiLU()), Net("nonlinear", torch.nn.GELU()), (hidden(),))
-    assert [(row.a, row.verdict) for row in result.rows if row.how == "order"] == [("act", "unsure")]
-    assert [row.a for row in result.differences] == [""]
-    assert "matched by order alone, and other numbers: act (a), nonlinear (b)" in str(result)
-    assert "act (in a alone) in a" not in result.cause and "silu" in result.cause and "gelu" in result.cause
-    same = compare_modules(Net("act", torch.nn.SiLU()), Net("nonlinear", torch.nn.SiLU()), (hidden(),))
-    assert [row.how for row in same.rows if row.a == "act"] == ["numbers"]
 
 
 def test_order_counts_between_what_is_known() -> None:

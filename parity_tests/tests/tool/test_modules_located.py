@@ -1,5 +1,6 @@
 """Where two modules part: pairs of arrays, gradients, causes, padding; each small enough to be looked at."""
 
+import io
 import math
 import warnings
 from itertools import permutations
@@ -200,6 +201,28 @@ def test_an_input_that_is_left_out_is_the_callers_mistake(given: bool) -> None:
     assert [row.a for row in result.differences] == [""], str(result)
 
 
+def test_what_is_matched_by_order_alone_is_never_the_first_difference() -> None:
+    """The activations hold no weights, have names of their own and give other numbers."""
+
+    class Net(nn.Module):
+        def __init__(self, name: str, activation: nn.Module) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 5), nn.Linear(5, 6)
+            self.name = name
+            self.add_module(name, activation)
+
+        def forward(self, x: Any) -> Any:
+            return self.down(self.get_submodule(self.name)(self.up(x)))
+
+    result = compare_modules(Net("act", nn.SiLU()), Net("nonlinear", nn.GELU()), (hidden(2, 3, 6),))
+    assert [(row.a, row.verdict) for row in result.rows if row.how == "order"] == [("act", "unsure")]
+    assert [row.a for row in result.differences] == [""]
+    assert "matched by order alone, and other numbers: act (a), nonlinear (b)" in str(result)
+    assert "act (in a alone) in a" not in result.cause and "silu" in result.cause and "gelu" in result.cause
+    same = compare_modules(Net("act", nn.SiLU()), Net("nonlinear", nn.SiLU()), (hidden(2, 3, 6),))
+    assert [row.how for row in same.rows if row.a == "act"] == ["numbers"]
+
+
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +337,7 @@ def test_a_forward_that_was_put_on_an_instance_finds_the_copy() -> None:
     assert not result.agree and result.first is not None and result.first.a == ""
     assert compare_modules(m, m, x).agree
     among: dict[str, Any] = {"m": made()}
-    exec("def f(y): return m[1](m[0](y))", among)  # noqa: S102 - a function of another file
+    exec("def f(y): return m[1](m[0](y))", among)
     among["m"].forward = among["f"]
     assert compare_modules(among["m"], made(), x).agree
     assert not any(hook for sub in among["m"].modules() for hook in (sub._forward_hooks, sub._forward_pre_hooks))
@@ -467,3 +490,19 @@ def test_what_is_not_alike_is_told_by_its_first_place_and_not_by_all() -> None:
     )
     assert result.advice.endswith("embed agree; blocks.0 is the first that gets other inputs")
     assert "blocks.2" not in str(result)
+
+
+def test_large_models_say_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal alone, and in one line that is cleared."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for kind, large, told in ((Terminal, 30, True), (Terminal, 10**7, False), (io.StringIO, 30, False)):
+        out = kind()
+        monkeypatch.setattr("parity_tests.ports.modules.progress.LARGE", large)
+        monkeypatch.setattr("sys.stderr", out)
+        compare_modules(Bl(False), Bl(False), (hidden(2, 6),))
+        assert ("a (torch Bl, 0 million weights) runs in float64" in out.getvalue()) == told
+        assert "\n" not in out.getvalue() and (not told or out.getvalue().endswith("\r\033[K"))
