@@ -1,6 +1,8 @@
 """The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
 
+import ctypes
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -218,8 +220,8 @@ def record(
     def run(mode: Mode) -> Run:
         say(f"{mode.dtype}{', with moved constants' if mode.moved else ''}")
         result = side.run(args, kwargs, params, mode)
-        if size_of(params) >= LARGE:  # the copy that ran may hold itself, and another follows
-            gc.collect()
+        if size_of(params) >= LARGE:
+            give_back()
         return result
 
     exact = run(Mode("float64", exact=True, tokens=tokens))
@@ -239,6 +241,17 @@ def record(
                 run.input_grads = {name: run.input_grads[name] for name in used}
     result.attention = side.attention(params)
     return result
+
+
+def give_back() -> None:
+    """Free the copy that ran, which may hold itself, and give its memory to what runs next.
+
+    The C library keeps what is freed in pieces that the next copy, in another type, does not fit.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def size_of(weights: Arrays) -> int:

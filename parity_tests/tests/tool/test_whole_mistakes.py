@@ -6,7 +6,7 @@ from parity_tests.tests.tool.whole_mistakes import MISTAKES, Mistake, compared, 
 
 
 def test_the_list_covers_what_it_should() -> None:
-    """Sixty, of every part of a model, with and without padding, of outputs and of gradients alone, in all frameworks."""
+    """Sixty, in every family and framework, with and without padding, of outputs and of gradients alone."""
     assert len(MISTAKES) == 60 and len({(m.name, m.kind) for m in MISTAKES}) == 60
     count = {kind: sum(m.kind == kind for m in MISTAKES) for kind in ("llama", "gpt2", "bert", "t5", "nnx", "linen")}
     assert min(count.values()) >= 4, count
