@@ -125,7 +125,9 @@ def fitted(decoding: Decoding, got: np.ndarray, want: ErrArray, mistake: StepMis
             with suppress(*REFUSALS):
                 shares.append(share_of(decoding, got, want, pieces))
     fits = [share for share in shares if share is not None]
-    return Cause(mistake.name, mistake.fix, min(fits), "our steps with this mistake give these numbers") if fits else None
+    return (
+        Cause(mistake.name, mistake.fix, min(fits), "our steps with this mistake give these numbers") if fits else None
+    )
 
 
 def share_of(decoding: Decoding, got: np.ndarray, want: ErrArray, pieces: Iterable[np.ndarray]) -> float | None:
@@ -157,7 +159,9 @@ def known(decoding: Decoding, got: np.ndarray, want: ErrArray, places: tuple[str
             share = made(decoding, got, want, mistake, place)
             if share is not None:
                 told.add(mistake.fix)
-                yield Cause(mistake.name + PLACES[place], mistake.fix, share, "our steps with this mistake give these numbers")
+                yield Cause(
+                    mistake.name + PLACES[place], mistake.fix, share, "our steps with this mistake give these numbers"
+                )
         if told:
             return
 

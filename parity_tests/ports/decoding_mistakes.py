@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_np._decode import Cache
 from attn_np._ops import DTYPES
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.ports.steps import Arrays, Decoding, View
@@ -190,6 +191,13 @@ POSITIONS = (
         queries(lambda v: v.query_at - row(v)),
     ),
     seen(
+        "one position for all queries of a step, and of the prompt: one row of a bias, or of a rotation",
+        "give each query the row of its own position",
+        queries(lambda v: v.query_at - row(v) + len(row(v)) - 1),
+        queries(lambda v: v.query_at - row(v)),
+        where=ALL,
+    ),
+    seen(
         "new keys of a step are at position 0: they are not rotated",
         "rotate a step's new keys by their positions before they are cached",
         keys(in_steps(lambda v: 0)),
@@ -251,6 +259,11 @@ def empty_slots(view: View) -> np.ndarray:
     """The slots of a cache for all positions that nothing was written to."""
     there = view.piece < view.piece.max()
     return view.visible | ((view.columns >= view.stop) & there)
+
+
+def all_slots(view: View) -> np.ndarray:
+    """Every slot of a cache for all positions."""
+    return np.broadcast_to(view.piece < view.piece.max(), view.visible.shape)
 
 
 def empty_ring(view: View) -> np.ndarray:
@@ -365,12 +378,14 @@ VIEWS = (
         "slots that were never written are seen",
         "hide the slots behind the last cached position: a key of 0 has a weight, too",
         visible(empty_slots),
+        visible(all_slots),
         visible(empty_ring),
     ),
     seen(
         "slots that were never written are seen, also by the prompt",
         "hide the slots behind the last cached position: a key of 0 has a weight, too",
         visible(empty_slots),
+        visible(all_slots),
         visible(empty_ring),
         where=ALL,
     ),
@@ -452,10 +467,14 @@ def reordered(decoding: Decoding) -> Iterator[Pieces]:
     if not decoding.has_entries:
         for once in (False, True):
             yield decoding.layered(
-                touch=lambda i, _, x, once=once: {n: np.flip(z, axes[n]) if not (once and i) else z for n, z in x.items()}
+                touch=lambda i, _, x, once=once: {
+                    n: np.flip(z, axes[n]) if not (once and i) else z for n, z in x.items()
+                }
             )
             yield decoding.layered(
-                touch=lambda i, _, x, once=once: {n: np.flip(z, axes[n]) if i and not (once and i > 1) else z for n, z in x.items()}
+                touch=lambda i, _, x, once=once: {
+                    n: np.flip(z, axes[n]) if i and not (once and i > 1) else z for n, z in x.items()
+                }
             )
         return
     for times in EXCHANGES:
@@ -532,42 +551,64 @@ def partly(decoding: Decoding, which: int, where: str) -> Iterator[Pieces]:
 
 
 class Tapped(dict[str, Any]):
-    """A tape that changes one of the arrays on it."""
+    """A tape that changes some of the arrays on it."""
 
-    def __init__(self, name: str, change: Callable[[Any], Any]) -> None:
+    def __init__(self, **changes: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.name, self.change = name, change
+        self.changes = changes
 
     def tap(self, name: str, value: Any) -> Any:
-        self[name] = self.change(value) if name == self.name else value
+        self[name] = self.changes[name](value) if name in self.changes else value
         return self[name]
 
 
-def fading(decoding: Decoding, kept: Callable[[int], int], where: str = STEPS) -> Iterator[Pieces]:
-    """A run in which only the first positions of a piece, as many as `kept` says of its length, fade the state."""
-    fixed = getattr(decoding.config, "decay_rule", None) is not None
+def unfading(decoding: Decoding) -> Any:
+    """A layer of fixed decays whose state does not fade; the layer itself where decays are on its tape."""
     config = decoding.config
-    if fixed:
-        heads = decoding.config.sizes()["h"]
-        config = replace(decoding.config, decay=(float(np.nextafter(1.0, 0.0)),) * heads)
-        unfading = numpy_layer(replace(decoding.case, given=config), decoding.drawn.params)
+    if not hasattr(config, "decay_rule"):
+        return decoding.layer
+    given = replace(config, decay=(float(np.nextafter(1.0, 0.0)),) * config.sizes()["h"])
+    return numpy_layer(replace(decoding.case, given=given), decoding.drawn.params)
+
+
+def one_by_one(decoding: Decoding, where: str, advance: Callable[[int, Any, Any, Cache], Any]) -> Iterator[Pieces]:
+    """A run whose pieces, those after the prompt or all, are computed position by position by another rule."""
     cache, outputs = decoding.empty(), []
     for i, x, at in decoding.pieces():
-        n = x.shape[1]
-        count = kept(n) if i or where == ALL else n
-        if fixed:
+        if where == STEPS and i == 0:
+            y, cache = decoding.advance(decoding.layer, x, at, cache)
+        else:
             parts = []
-            for j in range(n):
-                layer = decoding.layer if j < count else unfading
-                y, cache = decoding.advance(layer, x[:, j : j + 1], at[:, j : j + 1], cache)
+            for j in range(x.shape[1]):
+                y, cache = advance(j, x[:, j : j + 1], at[:, j : j + 1], cache)
                 parts.append(y)
             y = np.concatenate(parts, 1)
-        else:
-            held = np.arange(n) >= count
-            tape = Tapped("log_decay", lambda z, held=held: np.where(held.reshape(-1, *[1] * (z.ndim - 2)), 0.0, z))
-            y, cache = decoding.advance(decoding.layer, x, at, cache, tape)
         outputs.append(y)
     yield iter(outputs)
+
+
+def fading(decoding: Decoding, most: int, where: str = STEPS) -> Iterator[Pieces]:
+    """A run in which only the first positions of a piece, so many at most, fade the state."""
+    still = unfading(decoding)
+
+    def advance(j: int, x: Any, at: Any, cache: Cache) -> Any:
+        if j < most:
+            return decoding.advance(decoding.layer, x, at, cache)
+        return decoding.advance(still, x, at, cache, Tapped(log_decay=np.zeros_like))
+
+    return one_by_one(decoding, where, advance)
+
+
+def read_before(decoding: Decoding, where: str, faded: bool) -> Iterator[Pieces]:
+    """A run in which a query reads the state before its own position writes, maybe once it has faded."""
+    layer = decoding.layer if faded else unfading(decoding)
+    nothing = {name: np.zeros_like for name in ("v", "beta", *(() if faded else ("log_decay",)))}
+
+    def advance(_: int, x: Any, at: Any, cache: Cache) -> Any:
+        y, _ = decoding.advance(layer, x, at, cache, Tapped(**nothing))
+        return y, decoding.advance(decoding.layer, x, at, cache)[1]
+
+    return one_by_one(decoding, where, advance)
 
 
 def fades(decoding: Decoding) -> bool:
@@ -592,9 +633,7 @@ HELD = (
         "reorder the cache with the sequences (beams), all of its arrays, once",
         reordered,
     ),
-    StepMistake(
-        "the cache of the first batch row used for all rows", "cache each sequence by itself", of_first_row
-    ),
+    StepMistake("the cache of the first batch row used for all rows", "cache each sequence by itself", of_first_row),
     StepMistake(
         "the state of earlier steps is not used: each step starts from 0",
         "begin a step with the state that the step before returned",
@@ -623,12 +662,17 @@ HELD = (
     StepMistake(
         "decay once per step, not for each of its positions",
         "let the state decay at each new position of a step",
-        of_state(when(fades, lambda d: chain(fading(d, lambda n: 1), fading(d, lambda n: 1, ALL)))),
+        of_state(when(fades, lambda d: chain(fading(d, 1), fading(d, 1, ALL)))),
+    ),
+    StepMistake(
+        "the state is read before the position writes into it",
+        "write a position's key and value into the state first, then let its query read",
+        of_state(lambda d: chain(*(read_before(d, where, faded) for where in (STEPS, ALL) for faded in (False, True)))),
     ),
     StepMistake(
         "the state does not decay in steps",
         "let the state decay at each new position of a step",
-        of_state(when(fades, lambda d: fading(d, lambda n: 0))),
+        of_state(when(fades, lambda d: fading(d, 0))),
     ),
 )
 

@@ -194,7 +194,9 @@ class Decoding:
         piece = np.concatenate([np.searchsorted(self.stops, np.arange(c), "right"), np.full(spare, len(self.plan))])
         at = np.concatenate([self.at, np.full((b, spare), -1)], 1)
         true_key = np.where(np.arange(c + spare) < stop, at, -1)
-        key_at = np.where(true_key >= 0, true_key, np.maximum(np.arange(c + spare) - np.argmax(self.at >= 0, 1)[:, None], 0))
+        key_at = np.where(
+            true_key >= 0, true_key, np.maximum(np.arange(c + spare) - np.argmax(self.at >= 0, 1)[:, None], 0)
+        )
         true_query = self.plan[number]
         view = View(
             number, stop - n, stop, piece, np.maximum(true_query, 0), key_at, true_query, true_key,
@@ -215,7 +217,9 @@ class Decoding:
         key = key_at.tobytes(), padding
         if key not in self._entries:
             b, c = key_at.shape
-            step = self.placed(self.blank(c, int(key_at.max()) + 1), key_at, key_at, np.ones((b, c, c), bool), np.arange(c))
+            step = self.placed(
+                self.blank(c, int(key_at.max()) + 1), key_at, key_at, np.ones((b, c, c), bool), np.arange(c)
+            )
             step = step if padding else replace(step, is_appended=self.at >= 0)
             self.layer(self.x, step=step, tape={})
             self._entries[key] = {name: x[:, :c] for name, x in step.arrays.items()}
@@ -288,4 +292,3 @@ class Decoding:
             return y, replace(cache, arrays={"state": state})
         step = begin_step(Roomy(self.config), before, x, at >= 0 if (at < 0).any() else None)
         return end_step(step, layer(x, step=step, tape={} if tape is None else tape))
-

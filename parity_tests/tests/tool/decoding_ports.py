@@ -76,8 +76,6 @@ def tuples(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
         cache = tuple(z.flip(0) for z in cache)
     if wrong == "kept" and old is not None:
         cache = old
-    if wrong == "values alone" and old is not None:
-        cache = (torch.cat([old[0], old[0][:, :, -1:].expand(-1, -1, t, -1)], 2), v)
     if wrong == "is_causal":
         return merged(p, scaled_dot_product_attention(q, k, v, is_causal=True)), cache
     if wrong == "prompt sees all" and old is None:
@@ -196,7 +194,9 @@ def ring(p: Any, x: torch.Tensor, cache: Any, wrong: str = "", window: int = 3) 
         slot = count % slots
         if wrong == "one slot on" and count >= slots:
             slot = (count + 1) % slots
-        k_ring, v_ring = (torch.cat([z[:, :, :slot], new, z[:, :, slot + 1 :]], 2) for z, new in ((k_ring, k), (v_ring, v)))
+        k_ring, v_ring = (
+            torch.cat([z[:, :, :slot], new, z[:, :, slot + 1 :]], 2) for z, new in ((k_ring, k), (v_ring, v))
+        )
         held = [*held[:slot], count, *held[slot + 1 :]]
         places = torch.tensor(held)
         mask = (places >= 0) & (places <= count) & (places >= count - window)
@@ -221,7 +221,13 @@ def t5(p: Any, x: np.ndarray, cache: Any, wrong: str = "") -> Any:
     large = 4 + np.log(np.maximum(distance, 1) / 4) / log(16 / 4) * 4
     bucket = np.where(distance < 4, distance, np.minimum(large.astype(int), 7))
     bias = p["w_bias"][bucket].transpose(2, 0, 1)
-    bias = bias[:, :t] if wrong == "first rows" else bias[:, s - 1 :].repeat(t, 1) if wrong == "last row" else bias[:, s - t :]
+    bias = (
+        bias[:, :t]
+        if wrong == "first rows"
+        else bias[:, s - 1 :].repeat(t, 1)
+        if wrong == "last row"
+        else bias[:, s - t :]
+    )
     scores = np.einsum("bthk,bshk->bhts", q, k) + bias
     scores = np.where(np.arange(s) <= np.arange(s - t, s)[:, None], scores, -np.inf)
     e = np.exp(scores - scores.max(-1, keepdims=True))
@@ -469,7 +475,6 @@ MISTAKES: tuple[tuple[str, str, str], ...] = (
     ("ring", "short", r"ring.*(short|small)|slot.*(short|few)"),
     ("ring", "unmasked ring", r"slot|unwritten|empty"),
     ("padded", "shared", r"one position for all sequences"),
-    ("padded", "slots", r"one position for all sequences|padding counts"),
     ("padded", "unmasked", r"padding is seen"),
     ("grouped", "tiled in steps", r"head.*steps|tile.*steps|h % g"),
     ("static", "old mask", r"mask of the prompt|from the first key|at the first key"),
