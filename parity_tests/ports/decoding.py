@@ -42,7 +42,7 @@ def assert_decoding_parity(
 ) -> Verdict:
     """Judge an implementation's decoding: the outputs of its steps must be those of one pass over the whole sequence.
 
-    A sequence is given in pieces, a prompt of about half of it, then two positions and then single ones, to a cache
+    A sequence is given in pieces, a prompt of about half of it, then three positions and then single ones, to a cache
     with room for just this many. Outputs are compared with the reference's full pass and with our steps over the same
     pieces, in float64 and in the candidate's own type, as `assert_parity` does. Where `step` takes `valid`, the same is
     done with sequences of different lengths: the prompt of the first has padding on its left. Gradients are judged

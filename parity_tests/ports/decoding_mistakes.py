@@ -1,4 +1,4 @@
-"""What goes wrong in steps with a cache: each mistake is made in our own decoding, in every way in which it is written."""
+"""What goes wrong in steps with a cache: each mistake is made in our own decoding, in every way it is written."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -602,7 +602,7 @@ def fading(decoding: Decoding, most: int, where: str = STEPS) -> Iterator[Pieces
 def read_before(decoding: Decoding, where: str, faded: bool) -> Iterator[Pieces]:
     """A run in which a query reads the state before its own position writes, maybe once it has faded."""
     layer = decoding.layer if faded else unfading(decoding)
-    nothing = {name: np.zeros_like for name in ("v", "beta", *(() if faded else ("log_decay",)))}
+    nothing = dict.fromkeys(("v", "beta", *(() if faded else ("log_decay",))), np.zeros_like)
 
     def advance(_: int, x: Any, at: Any, cache: Cache) -> Any:
         y, _ = decoding.advance(layer, x, at, cache, Tapped(**nothing))

@@ -1,4 +1,4 @@
-"""Our own decoding of a call, piece by piece, as it should be or in another way: what every mistake of steps is made of.
+"""Our own decoding of a call, piece by piece, as it should be or in another way.
 
 What a layer caches is either one entry for each position, such as keys and values, or states. With entries a piece may
 be seen as its queries and all entries so far, each at a position, and who sees whom: `View`. Another layer may compute
@@ -21,19 +21,21 @@ from parity_tests.judge.cases import Case, Drawn, given
 from parity_tests.judge.consequences import wide
 
 Arrays = dict[str, np.ndarray]
+# The positions of the first step: as few as tell a key too many from all of them.
+STEP = 3
 
 
 def schedule(b: int, t: int, ragged: bool) -> list[np.ndarray]:
     """The positions of each piece, `b n`; -1 for padding.
 
-    A prompt of about half, then two positions, then single ones. In a ragged batch the first sequence is behind by the
-    padding on the left of its prompt, and the others end before it does.
+    A prompt of about half, then three positions, then single ones. In a ragged batch the first sequence is behind by
+    the padding on the left of its prompt, and the others end before it does.
     """
     lags = lag_of(b, t, ragged)
     columns = t + int(lags.max())
     at = np.arange(columns) - lags
     at = np.where((at >= 0) & (at < t), at, -1)
-    starts = [0, t // 2, *range(t // 2 + 2, columns)] if t > 1 else [0]
+    starts = [0, t // 2, *range(t // 2 + STEP, columns)] if t > 1 else [0]
     return [at[:, start:end] for start, end in zip(starts, [*starts[1:], columns], strict=True)]
 
 
@@ -228,7 +230,7 @@ class Decoding:
     def blank(self, columns: int, longest: int) -> Cache:
         """An empty cache with a slot for each column."""
         letters = {letter for axes in self.config.cache_axes().values() for letter in axes.split()}
-        sizes = {letter: self.x.shape[-1] for letter in letters - {"b", "s", *self.config.sizes()}}
+        sizes = dict.fromkeys(letters - {"b", "s", *self.config.sizes()}, self.x.shape[-1])
         like = np.zeros((), np.float64)
         empty = empty_cache(Roomy(self.config), self.x.shape[0], columns, sizes, like, like)
         return replace(empty, max_length=max(self.at.shape[1], longest))

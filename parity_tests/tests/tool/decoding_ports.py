@@ -1,13 +1,13 @@
 """Decoding by hand, with caches of many kinds; right, and with the mistakes that people make.
 
-`python -m parity_tests.tests.tool.decoding_ports` prints what the judge says of each mistake. A mistake is a line of the
-port's own code, none an edit of the library's source, and what counts as its right cause stands beside it.
+`python -m parity_tests.tests.tool.decoding_ports` prints what the judge says of each mistake. A mistake is a line of
+the port's own code, none an edit of the library's source, and what counts as its right cause stands beside it.
 """
 
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
 from math import log
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import conv1d, scaled_dot_product_attention, silu, softplus
+from torch.nn.functional import scaled_dot_product_attention, silu, softplus
 
 from parity_tests.ports.decoding import assert_decoding_parity
 from parity_tests.ports.parity import ParityError
@@ -473,12 +473,12 @@ MISTAKES: tuple[tuple[str, str, str], ...] = (
     ("window", "window in steps only", r"window.*(steps|prompt)"),
     ("window", "wider", r"window one key too wide.*steps"),
     ("ring", "short", r"ring.*(short|small)|slot.*(short|few)"),
-    ("ring", "unmasked ring", r"slot|unwritten|empty"),
+    ("ring", "unmasked ring", r"never written"),
     ("padded", "shared", r"one position for all sequences"),
     ("padded", "unmasked", r"padding is seen"),
     ("grouped", "tiled in steps", r"head.*steps|tile.*steps|h % g"),
     ("static", "old mask", r"mask of the prompt|from the first key|at the first key"),
-    ("static", "all slots", r"unwritten|empty slots|beyond"),
+    ("static", "all slots", r"never written"),
     ("static", "first row", r"first (batch )?row|first sequence"),
     ("t5", "first rows", r"rows|bias.*position|position.*bias|positions? of .*quer"),
     ("t5", "last row", r"rows|one row|one position"),
