@@ -108,10 +108,10 @@ def assert_decoding_parity(
 
     def other(trace: Trace, at_once: bool = True, times: int = 1) -> Trace | None:
         """The last of some runs in one piece or in the same ones, without gradients; None where it raises."""
-        found = ported(trace.case.dtype, trace.case.example == RAGGED, gradients=False, at_once=at_once)
         try:
+            found = ported(trace.case.dtype, trace.case.example == RAGGED, gradients=False, at_once=at_once)
             return [record(found.candidate, trace.case, trace.drawn, partial=True) for _ in range(times)][-1]
-        except Exception:  # whatever a cache raises that is given more than it has room for
+        except Exception:  # whatever a cache raises that has no room, or a module that cannot be copied
             return None
 
     def check(found: Port, traces: list[Trace], note: str) -> list[Row]:

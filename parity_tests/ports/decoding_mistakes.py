@@ -715,13 +715,21 @@ PLACES: tuple[Callable[[View], Any], ...] = (
     lambda v: 0,
     lambda v: 1,
     lambda v: v.columns,
-    lambda v: v.columns - np.argmax(v.true_key >= 0, 1)[:, None],
 )
+
+
+def counted(view: View) -> View:
+    """Padding is a position as any other."""
+    view = both(lambda v: v.start + row(v), lambda v: v.columns)(view)
+    return padding_seen(lambda v: v.columns, lambda v: True)(view)
+
+
 PADDING_MISTAKES = (
     seen(
         "padding is seen",
         "leave padding out of the cache, or hide its keys in every later step, too",
         *(padding_seen(at, lambda v: True) for at in PLACES),
+        counted,
         where=ALL,
     ),
     seen(
@@ -729,6 +737,7 @@ PADDING_MISTAKES = (
         "hide the keys of padding in every later step, too",
         *(padding_seen(at, lambda v: True) for at in PLACES),
         *(padding_seen(at, lambda v: v.piece == 0) for at in PLACES),
+        counted,
     ),
     seen(
         "one position for all sequences",
