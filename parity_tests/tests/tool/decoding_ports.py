@@ -76,6 +76,22 @@ def tuples(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
         cache = tuple(z.flip(0) for z in cache)
     if wrong == "kept" and old is not None:
         cache = old
+    if wrong == "exchanged" and old is not None:
+        k, v = torch.cat([old[1], k[:, :, -t:]], 2), torch.cat([old[0], v[:, :, -t:]], 2)
+        cache = (k, v)
+    if wrong == "last step alone":
+        cache = tuple(z[:, :, -t:] for z in cache)
+    if wrong == "keys flipped" and old is not None:
+        cache = (cache[0].flip(0), cache[1])
+    if wrong == "float16 keys":
+        cache = (cache[0].to(torch.float16).to(k.dtype), cache[1])
+    if wrong == "prompt's last twice" and old is None:
+        cache = tuple(torch.cat([z, z[:, :, -1:]], 2) for z in cache)
+    if wrong == "scaled twice" and old is not None:
+        q = q / q.shape[-1] ** 0.5
+    if wrong == "no output bias" and old is not None:
+        y = scaled_dot_product_attention(q, k, v, attn_mask=causal(t, s))
+        return torch.einsum("bhtv,hvo->bto", y, p["w_o"]), cache
     if wrong == "is_causal":
         return merged(p, scaled_dot_product_attention(q, k, v, is_causal=True)), cache
     if wrong == "prompt sees all" and old is None:
@@ -96,8 +112,11 @@ def rotary(p: Any, x: torch.Tensor, cache: Any, wrong: str = "", window: int | N
     wrong_here = wrong if past else ""
     if wrong == "one position":
         at = torch.full_like(at, past)
-    k = k if wrong_here == "keys bare" else turned(k, at)
-    q = turned(q, at + {"query ahead": 1, "query behind": -1}.get(wrong_here, 0))
+    if wrong_here == "by all positions":
+        at = at + x.shape[1]
+    base = 500.0 if wrong_here == "other base" else 10000.0
+    k = k if wrong_here == "keys bare" else turned(k, at, base)
+    q = turned(q, at + {"query ahead": 1, "query behind": -1}.get(wrong_here, 0), base)
     if wrong_here == "again":
         cache = {"k": [turned(torch.cat(cache["k"], 2), torch.arange(past))], "v": cache["v"]}
     cache = {"k": [*cache["k"], k], "v": [*cache["v"], v]}
@@ -111,6 +130,8 @@ def rotary(p: Any, x: torch.Tensor, cache: Any, wrong: str = "", window: int | N
         width = window if past else None
     if wrong_here == "wider" and window is not None:
         width = window + 1
+    if wrong_here == "narrower" and window is not None:
+        width = window - 1
     return merged(p, weighed(q, keys, values, causal(x.shape[1], past + x.shape[1], width))), cache
 
 
@@ -122,6 +143,8 @@ def padded(p: Any, x: torch.Tensor, cache: Any, valid: torch.Tensor, wrong: str 
     at = (real.cumsum(1) - 1).clamp(min=0)[:, -t:]
     if wrong == "shared" and cache is not None:
         at = torch.arange(s - t, s).expand(x.shape[0], t)
+    if wrong == "from one" and cache is not None:
+        at = real.cumsum(1)[:, -t:]
     if wrong == "slots":
         at = torch.arange(s - t, s).expand(x.shape[0], t)
     q, k = turned(q, at.to(x.dtype)), turned(k, at.to(x.dtype))
@@ -169,6 +192,8 @@ def static(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     cache.k = cache.k.index_copy(2, at, k)
     cache.v = cache.v.index_copy(2, at, v)
     mask = torch.arange(room) <= at[:, None]
+    if wrong == "strictly earlier" and cache.count:
+        mask = torch.arange(room) < at[:, None]
     if wrong == "old mask" and cache.count:
         mask = torch.arange(room) <= torch.arange(t)[:, None]
     if wrong == "all slots" and cache.count:
@@ -243,6 +268,8 @@ def alibi(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     t, s = q.shape[2], k.shape[2]
     here = torch.arange(t) if wrong == "from zero" else torch.arange(past, s)
     distance = (here[:, None] - torch.arange(s)).abs().to(x.dtype)
+    distance = -distance if wrong == "other sign" and past else distance
+    distance = distance[-1:].expand(t, -1) if wrong == "last row" and past else distance
     slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=x.dtype)[:, None, None]
     return merged(p, weighed(q, k, v, causal(t, s), -slopes * distance)), (k, v)
 
@@ -264,11 +291,14 @@ def retention(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     for i in range(t):
         added = k[:, :, i, :, None] * v[:, :, i, None]
         fades = gamma if wrong != "decay once" or i == 0 or cache is None else 1.0
-        state = state * fades + added
+        fresh = wrong == "fades at once" and cache is not None
+        state = (state + added) * gamma if fresh else state * fades + added
         rows.append(torch.einsum("bhk,bhkv->bhv", q[:, :, i] / K**0.5, state))
     if wrong == "last alone" and t > 1:
         state = (torch.zeros_like(state) if cache is None else cache) * gamma + added
     y = torch.stack(rows, 2)
+    if wrong == "norm left out" and cache is not None:
+        return merged(p, silu(heads(p, x, "gate")) * y), state
     y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     return merged(p, silu(heads(p, x, "gate")) * y), state
 
@@ -285,7 +315,7 @@ def gated_delta(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     if wrong == "window of the step" and t < width - 1 and cache is not None:
         kept = conv
     mixed = {n: sum(z[:, i : i + t] * p[f"w_{n}_conv"][i] for i in range(width)) for n, z in seen.items()}
-    q, k, v = (silu(mixed[n]) for n in "qkv")
+    q, k, v = (silu(mixed[n]) if wrong != "no silu" or cache is None else mixed[n] for n in "qkv")
     q, k = (z / (z.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
     beta = torch.einsum("btd,dh->bth", x, p["w_beta"]).sigmoid()
     a = torch.einsum("btd,dh->bth", x, p["w_a"]) + p["dt_bias"]
@@ -362,6 +392,10 @@ def latent(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     k = torch.cat([k_nope, k_rot[:, None].expand(-1, k_nope.shape[1], -1, -1)], -1)
     kept = z.to(torch.bfloat16).to(x.dtype) if wrong == "bfloat16" else z
     mask = causal(x.shape[1], z.shape[1])
+    if wrong == "normed again":
+        kept = z / (z.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * p["w_kv_norm"] if past else z
+    if wrong == "scale of the content" and past:
+        q_nope, q_rot = (part * (9 / 5) ** 0.5 for part in (q_nope, q_rot))
     return merged(p, weighed(torch.cat([q_nope, q_rot], -1), k, v, mask)), (kept, k_rot)
 
 
@@ -501,6 +535,30 @@ MISTAKES: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+# Written down when the mistakes above were all named, and judged before anything was done for them.
+LATER: tuple[tuple[str, str, str], ...] = (
+    ("tuples", "exchanged", r"keys and values|exchanged|swapped"),
+    ("tuples", "last step alone", r"last step|earlier|grow|cache is not"),
+    ("tuples", "keys flipped", r"batch rows"),
+    ("tuples", "float16 keys", r"float16"),
+    ("tuples", "prompt's last twice", r"twice"),
+    ("tuples", "scaled twice", r"scale"),
+    ("tuples", "no output bias", r"bias.*steps"),
+    ("rotary", "by all positions", r"position.*large"),
+    ("rotary", "other base", r"base.*steps"),
+    ("window", "narrower", r"window one key too narrow in steps"),
+    ("static", "strictly earlier", r"newest key"),
+    ("padded", "from one", r"position.*(large|padding|sequences)"),
+    ("alibi", "other sign", r"sign|bias.*steps|slope.*steps"),
+    ("alibi", "last row", r"one position for all queries|one row"),
+    ("retention", "fades at once", r"fades at its own position"),
+    ("retention", "norm left out", r"norm"),
+    ("gated_delta", "no silu", r"silu"),
+    ("mla", "normed again", r"norm"),
+    ("mla", "scale of the content", r"scale"),
+)
+
+
 def verdict_on(kind: str, wrong: str, cause: str) -> tuple[str, list[str], float]:
     """What the judge says of a mistake: "named", "unnamed", "wrong cause" or "missed"; the causes and the seconds."""
     began = time.perf_counter()
@@ -516,7 +574,7 @@ def verdict_on(kind: str, wrong: str, cause: str) -> tuple[str, list[str], float
 
 
 def report(only: str = "") -> Iterator[str]:
-    for kind, wrong, cause in MISTAKES:
+    for kind, wrong, cause in (*MISTAKES, *LATER):
         if only in f"{kind} {wrong}":
             said, causes, seconds = verdict_on(kind, wrong, cause)
             yield f"{kind:12} {wrong:22} {said:16} {seconds:5.1f} s  {'; '.join(causes)}"
