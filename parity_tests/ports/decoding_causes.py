@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from parity_tests.explain.findings import MOST, Cause, Finding
 from parity_tests.explain.search import REFUSALS
 from parity_tests.explain.verdicts import Setup, tree_of
 from parity_tests.judge.candidates import numpy_layer
+from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import reference
 from parity_tests.ports.decoding_mistakes import CACHE_MISTAKES, PADDING_MISTAKES, StepMistake
 from parity_tests.ports.parity import CHANCE
@@ -168,8 +170,18 @@ def known(decoding: Decoding, got: np.ndarray, want: ErrArray, places: tuple[str
 
 def made(decoding: Decoding, got: np.ndarray, want: ErrArray, mistake: Mistake, place: str) -> float | None:
     """How near a candidate is to our pieces, of which some are computed with a mistake; None where it is not."""
+    forms = ["recurrent"] if getattr(decoding.config, "form", "recurrent") != "recurrent" else []
+    cases = [decoding.case, *(replace(decoding.case, given=replace(decoding.config, form=form)) for form in forms)]
+    shares = [share for case in cases if (share := made_in(case, decoding, got, want, mistake, place)) is not None]
+    return min(shares, default=None)
+
+
+def made_in(
+    case: Case, decoding: Decoding, got: np.ndarray, want: ErrArray, mistake: Mistake, place: str
+) -> float | None:
+    """As `made`, where a layer computes in one of the forms that are equal without a mistake."""
     try:
-        setup = mistake.made(Setup(decoding.case, decoding.drawn, EXACT))
+        setup = mistake.made(Setup(case, decoding.drawn, EXACT))
         if setup is None or setup.drawn.inputs is not decoding.drawn.inputs:
             return None
         with tree_of(setup) as tree, np.errstate(all="ignore"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,13 @@ def attended(decoding: Decoding, change: Change, where: str, touch: Any = None) 
         yield decoding.attended(change(view) if here else view, touch if here else None)
 
 
-def seen(name: str, fix: str, *changes: Change, where: str = STEPS) -> StepMistake:
-    """A mistake in the positions of a piece, or in who sees whom; in a cache of entries."""
+def seen(
+    name: str, fix: str, *changes: Change, where: str = STEPS, of: Callable[[Decoding], bool] = lambda _: True
+) -> StepMistake:
+    """A mistake in the positions of a piece, or in who sees whom; in a cache of entries, of layers of some kind."""
 
     def runs(decoding: Decoding) -> Iterator[Pieces]:
-        return (attended(decoding, change, where) for change in changes if decoding.has_entries)
+        return (attended(decoding, change, where) for change in changes if decoding.has_entries and of(decoding))
 
     return StepMistake(name, fix, runs, where != STEPS)
 
@@ -138,6 +140,16 @@ def stuck(view: View) -> View:
     return both(lambda v: prompt + row(v), in_steps(lambda v: prompt + offset(v)))(view)
 
 
+def rotates(decoding: Decoding) -> bool:
+    """Whether a layer rotates queries and keys."""
+    return getattr(decoding.config, "rope_base", None) is not None
+
+
+def adds(decoding: Decoding) -> bool:
+    """Whether it does not, so that its positions are distances."""
+    return not rotates(decoding)
+
+
 ROTATION = "rotate a key once, by its own position, when it enters the cache"
 POSITIONS = (
     seen(
@@ -201,22 +213,32 @@ POSITIONS = (
         "new keys of a step are at position 0: they are not rotated",
         "rotate a step's new keys by their positions before they are cached",
         keys(in_steps(lambda v: 0)),
+        of=rotates,
     ),
     seen(
         "queries of a step are at position 0: they are not rotated",
         "rotate a step's queries by their positions",
         queries(lambda v: 0),
+        of=rotates,
+    ),
+    seen(
+        "distances of a step are counted from position 0, or have the other sign",
+        "count a step's distances from its own positions: they grow from the query back to the first key",
+        queries(lambda v: 0),
+        of=adds,
     ),
     seen(
         "queries and new keys of a step are at position 0: they are not rotated",
         "rotate a step's queries and keys by their positions",
         both(lambda v: 0, in_steps(lambda v: 0)),
+        of=rotates,
     ),
     seen(
         "cached keys are rotated again in every step",
         ROTATION,
         keys(turned_again),
         keys(lambda v: np.where(v.columns < v.start, 2 * v.key_at, v.key_at)),
+        of=rotates,
     ),
     seen(
         "new keys are placed before the cached ones",
@@ -324,6 +346,11 @@ VIEWS = (
         "the cache is not seen",
         "attend to the cached keys and values too, not to those of this step alone",
         visible(lambda v: v.visible & v.new),
+    ),
+    seen(
+        "the cache holds the last step alone",
+        "append to the cache what a step adds, and keep what it held",
+        visible(lambda v: v.visible & (v.piece >= v.number - 1)),
     ),
     seen(
         "mask of the prompt in steps: keys after the prompt are not seen",
@@ -462,7 +489,7 @@ EXCHANGES: tuple[Callable[[np.ndarray, int], np.ndarray], ...] = (
 
 
 def reordered(decoding: Decoding) -> Iterator[Pieces]:
-    """Runs in which cached sequences change places, in every step or once."""
+    """Runs in which cached sequences change places, in every step or once; of all arrays or of some."""
     axes = batch_axes(decoding)
     if not decoding.has_entries:
         for once in (False, True):
@@ -477,14 +504,49 @@ def reordered(decoding: Decoding) -> Iterator[Pieces]:
                 }
             )
         return
-    for times in EXCHANGES:
+    for times, names in product(EXCHANGES, subsets(decoding)):
 
-        def touch(view: View, arrays: Arrays, times: Any = times) -> Arrays:
-            piece = view.piece[: next(iter(arrays.values())).shape[1]]
-            odd = (times(piece, view.number) % 2 == 1) & (piece < view.number)
-            return {n: np.where(odd.reshape(-1, *[1] * (x.ndim - 2)), x[::-1], x) for n, x in arrays.items()}
+        def touch(view: View, arrays: Arrays, times: Any = times, names: tuple[str, ...] = names) -> Arrays:
+            return {n: np.where(odd(view, times, x), x[::-1], x) if n in names else x for n, x in arrays.items()}
 
         yield attended(decoding, lambda v: v, STEPS, touch)
+
+
+def odd(view: View, times: Any, x: np.ndarray) -> np.ndarray:
+    """`c` and axes of 1, the cached columns that were exchanged an odd number of times."""
+    piece = view.piece[: x.shape[1]]
+    return ((times(piece, view.number) % 2 == 1) & (piece < view.number)).reshape(-1, *[1] * (x.ndim - 2))
+
+
+def exchanged(decoding: Decoding) -> Iterator[Pieces]:
+    """Runs in which two cached arrays of one shape change places, in every step or where they are read."""
+    names = [*decoding.config.cache_axes()]
+    for times in (EXCHANGES[1], EXCHANGES[3]) if decoding.has_entries and len(names) == 2 else ():
+
+        def touch(view: View, arrays: Arrays, times: Any = times) -> Arrays:
+            a, b = (arrays[name] for name in names)
+            here = odd(view, times, a)
+            return dict(zip(names, (np.where(here, b, a), np.where(here, a, b)), strict=True))
+
+        yield attended(decoding, lambda v: v, STEPS, touch)
+
+
+def twice(decoding: Decoding) -> Iterator[Pieces]:
+    """Runs in which the cache holds the last position of the prompt twice; what follows may count both."""
+
+    def again(view: View) -> View:
+        return replace(view, visible=view.visible | (view.columns == len(view.columns) - 1))
+
+    def counting(view: View) -> View:
+        return both(lambda v: v.query_at + 1, in_steps(lambda v: v.key_at + 1))(again(view))
+
+    def touch(view: View, arrays: Arrays) -> Arrays:
+        last = int(np.sum(view.piece == 0)) - 1
+        count = {name: len(view.columns) - x.shape[1] for name, x in arrays.items()}
+        return {n: np.concatenate([x, *[x[:, last : last + 1]] * count[n]], 1) for n, x in arrays.items()}
+
+    for change in (again, counting) if decoding.has_entries else ():
+        yield attended(decoding, change, STEPS, touch)
 
 
 def of_first_row(decoding: Decoding) -> Iterator[Pieces]:
@@ -632,6 +694,16 @@ HELD = (
         "batch rows of the cache are in another order than those of the step",
         "reorder the cache with the sequences (beams), all of its arrays, once",
         reordered,
+    ),
+    StepMistake(
+        "cached keys and values are exchanged",
+        "return the cache in the order in which the next step takes it: keys, values",
+        exchanged,
+    ),
+    StepMistake(
+        "the last position of the prompt is in the cache twice",
+        "begin the steps with the position after the prompt: its last one is in the cache already",
+        twice,
     ),
     StepMistake("the cache of the first batch row used for all rows", "cache each sequence by itself", of_first_row),
     StepMistake(

@@ -256,6 +256,7 @@ class Decoding:
         held = {name: np.zeros_like(x) for name, x in cache.arrays.items()}
         for name, x in arrays.items():
             held[name][:, : view.stop] = x[:, : view.stop]
+            held[name][:, columns : x.shape[1]] = x[:, columns:]
         step = self.placed(replace(cache, arrays=held), view.query_at, view.key_at, view.visible, np.array(c))
         return self.layer(self.x[:, view.start : view.stop], step=step, tape={})
 

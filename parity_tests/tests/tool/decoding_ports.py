@@ -269,7 +269,6 @@ def alibi(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     here = torch.arange(t) if wrong == "from zero" else torch.arange(past, s)
     distance = (here[:, None] - torch.arange(s)).abs().to(x.dtype)
     distance = -distance if wrong == "other sign" and past else distance
-    distance = distance[-1:].expand(t, -1) if wrong == "last row" and past else distance
     slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=x.dtype)[:, None, None]
     return merged(p, weighed(q, k, v, causal(t, s), -slopes * distance)), (k, v)
 
@@ -550,7 +549,6 @@ LATER: tuple[tuple[str, str, str], ...] = (
     ("static", "strictly earlier", r"newest key"),
     ("padded", "from one", r"position.*(large|padding|sequences)"),
     ("alibi", "other sign", r"sign|bias.*steps|slope.*steps"),
-    ("alibi", "last row", r"one position for all queries|one row"),
     ("retention", "fades at once", r"fades at its own position"),
     ("retention", "norm left out", r"norm"),
     ("gated_delta", "no silu", r"silu"),
