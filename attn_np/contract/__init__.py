@@ -1,8 +1,10 @@
 """The contract of all three packages: configs, axes, checks and examples, with the standard library alone."""
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -85,8 +87,18 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to five configs of a variant, by a short name; for nearly every pair of axes one where their sizes differ."""
-    return get(variant).EXAMPLES
+    """Two to five configs of a variant, by a short name; for nearly every pair of axes one where their sizes differ.
+
+    Those of a preset are those of its variant that may have its fields, with them.
+    """
+    found = get(variant).EXAMPLES
+    if variant not in presets():
+        return found
+    fields, own = presets()[variant][1].fields, {}
+    for name, example in found.items():
+        with contextlib.suppress(ValueError):  # an example whose other fields do not go with the preset's
+            own[name] = replace(example, **fields)
+    return own
 
 
 @cache

@@ -36,7 +36,11 @@ def main(
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 
     writable(json, overwrite=overwrite)
-    variants = listed(variant, contract.variants(), "the name of a variant")
+    behind = {name: of for name, (of, _) in contract.presets().items()}
+    names = (
+        listed(variant, (*contract.variants(), *behind), "the name of a variant") if variant else contract.variants()
+    )
+    variants = tuple(dict.fromkeys(behind.get(name, name) for name in names))
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)
         seen = set()
