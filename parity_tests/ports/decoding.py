@@ -78,7 +78,7 @@ def assert_decoding_parity(
     if length is not None and (not isinstance(length, int) or length < 2):
         raise ValueError(f"assert_decoding_parity: expected length= from 2, got {length!r}; leave it out or raise it")
     notes: list[str] = []
-    t = length or usual_length(made, notes)
+    t = judged_length(made, length, notes)
     kind = framework or framework_of(candidate)
 
     def ported(dtype: str | None, ragged: bool = False, gradients: bool = True, at_once: bool = False) -> Port:
@@ -123,14 +123,19 @@ def assert_decoding_parity(
     return verdict
 
 
-def usual_length(config: Config, notes: list[str]) -> int:
-    """A sequence that makes a cache grow several times, and goes more than twice around a ring of slots."""
+def judged_length(config: Config, length: int | None, notes: list[str]) -> int:
+    """The length that is asked for, or one that makes a cache grow several times and goes more than twice around a ring
+    of slots; what a shorter one leaves open gets a note.
+    """
     slots, most = config.cache_slots() or 0, getattr(config, "max_positions", None) or LONGEST
     around = 2 * slots + 3
-    if around > min(LONGEST, most):
+    usual = min(max(11, around if around <= LONGEST else 0), most)
+    t = length or usual
+    if t <= slots:
         notes.append(f"the edge of the window not crossed: pass length={around} or more")
-        around = 0
-    return min(max(11, around), most)
+    elif t < around:
+        notes.append(f"a ring of {slots} slots not gone round twice: pass length={around} or more")
+    return t
 
 
 def stepped(module: Any, query: Any, step: Any, init: Any, ragged: bool, at_once: bool = False) -> Any:

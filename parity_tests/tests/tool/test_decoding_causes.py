@@ -13,10 +13,11 @@ from parity_tests import ParityError, assert_decoding_parity, assert_parity
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import Case, draw
 from parity_tests.ports.decoding_causes import beyond, wanted
-from parity_tests.ports.decoding_mistakes import CACHE_MISTAKES
+from parity_tests.ports.step_mistakes import CACHE_MISTAKES
 from parity_tests.ports.steps import Decoding, decodes, in_order
 from parity_tests.ports.trace import Trace
-from parity_tests.tests.tool.decoding_ports import KINDS, MISTAKES, SMALL, judged, turned
+from parity_tests.tests.tool.decoding_ports import SMALL, turned
+from parity_tests.tests.tool.decoding_realistic import KINDS, LATER, MISTAKES, judged
 from parity_tests.tests.tool.test_decoding_parity import LINEAR
 
 QUICK = [kind for kind in KINDS if kind != "jax"]  # JAX compiles each operation for each length
@@ -34,7 +35,7 @@ def test_a_right_cache_of_each_kind_agrees(kind: str) -> None:
     assert {row.stage for row in verdict.rows} >= {"output"} and verdict.worst.ratio <= 1
 
 
-@pytest.mark.parametrize(("kind", "wrong", "cause"), [row for row in MISTAKES if row[0] != "jax"])
+@pytest.mark.parametrize(("kind", "wrong", "cause"), [row for row in (*MISTAKES, *LATER) if row[0] != "jax"])
 def test_a_mistake_in_a_cache_by_hand_is_named(kind: str, wrong: str, cause: str) -> None:
     with pytest.raises(ParityError) as caught:
         judged(kind, wrong)

@@ -212,7 +212,9 @@ def test_padding_in_a_batch_is_judged(wrong: str, name: str) -> None:
 def test_a_window_is_crossed_by_default() -> None:
     """A ring that loses a key too early shows behind twice the window, not in ten positions."""
     assert padded(window=6).worst.ratio <= 1
-    assert padded("edge", window=6, length=11).worst.ratio <= 1
+    short = padded("edge", window=6, length=11)
+    assert short.worst.ratio <= 1 and short.notes == ["a ring of 7 slots not gone round twice: pass length=17 or more"]
+    assert padded(window=6, length=7).notes == ["the edge of the window not crossed: pass length=17 or more"]
     with pytest.raises(ParityError, match="first wrong at position"):
         padded("edge", window=6)
 
