@@ -118,7 +118,9 @@ def joint(how: Callable[..., Sequence[np.ndarray] | None], *names: str) -> Chang
             read = how(*parts)
             if read is None or any(new.shape != part.shape for new, part in zip(read, parts, strict=True)):
                 return None
-            held |= {key: np.ascontiguousarray(new if kind == "w" else new[0]) for key, new in zip(keys, read, strict=True)}
+            held |= {
+                key: np.ascontiguousarray(new if kind == "w" else new[0]) for key, new in zip(keys, read, strict=True)
+            }
         same = all(np.array_equal(held[name], x) for name, x in drawn.params.items())
         return None if same else (case, replace(drawn, params=held))
 

@@ -96,7 +96,9 @@ def drawn(seed: int) -> Call:
         return tuple(n if own else 1 for n, own in zip((b, h, t, s), rng.random(4) < 0.6, strict=True))
 
     if asks(0.3):
-        arrays["mask"] = rng.random(of_scores()) < 0.8 if some(0.5) else np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1))
+        arrays["mask"] = (
+            rng.random(of_scores()) < 0.8 if some(0.5) else np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1))
+        )
     if asks(0.3):
         arrays["bias"] = rng.normal(size=of_scores())
         arrays["bias"][..., rng.random(arrays["bias"].shape[-1]) < 0.1] = -np.inf

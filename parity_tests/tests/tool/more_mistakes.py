@@ -337,7 +337,9 @@ wrong("windows put back without moving their axes", "swin", "put back|permut|win
 wrong("exponential of the difference", "differential", "lambda|exponential",
       combined=lambda self, one, two: self.lib.exp(one - two))  # fmt: skip
 wrong("factor of the first layer", "differential", "depth|lambda_init", start_in_factor=lambda self: 0.2)
-wrong("tanh of queries and keys each", "additive", "tanh", features=lambda self, q, k: self.lib.tanh(q) + self.lib.tanh(k))
+wrong(
+    "tanh of queries and keys each", "additive", "tanh", features=lambda self, q, k: self.lib.tanh(q) + self.lib.tanh(k)
+)
 wrong("mask after the softmax", "additive", "after the softmax|mask", calls=("full",),
       weights=lambda self, scores, mask: of(ports.BahdanauPort, "weights")(self, scores, None) * (
           1.0 if mask is None else self.lib.where(mask, 1.0 + 0 * scores, 0 * scores)))  # fmt: skip

@@ -296,7 +296,9 @@ def test_a_mistake_whose_bounds_cannot_be_had_is_passed_over(monkeypatch: pytest
         raise TypeError("the error bounds do not decide this")
 
     first = SimpleNamespace(shares=[(0.1, SimpleNamespace(made=lambda setup: setup))], backward=False)
-    search = SimpleNamespace(**vars(first), first=SimpleNamespace(stage="output"), setup=None, beside=lambda mistake: [])
+    search = SimpleNamespace(
+        **vars(first), first=SimpleNamespace(stage="output"), setup=None, beside=lambda mistake: []
+    )
     monkeypatch.setattr(causes, "explained", cannot)
     assert causes.two_at_once(None, search) == ([], None)  # pyright: ignore[reportArgumentType]
 
