@@ -13,7 +13,9 @@ from parity_tests.ports.empty_rows import (
     LEFT_OUT,
     ONLY_EMPTY_FIRST,
     described_fill,
+    elsewhere,
     fill_used,
+    hidden_in,
     only_empty,
     sees_nothing,
 )
@@ -49,13 +51,15 @@ def difference(
     if seeing is not None and sees_nothing(trace):
         others = list(seeing())
         other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
-        fill = fill_used(found, trace)
-        if other is None:
-            return only_empty(looked_at(trace), fill), note, ONLY_EMPTY_FIRST
+        hidden, finding = hidden_in(trace), looked_at(trace)
+        fill = fill_used(found, trace, hidden)
+        if other is None and not elsewhere(finding, hidden):
+            return only_empty(finding, fill), note, ONLY_EMPTY_FIRST
         if fill is not None or any(np.isnan(x).any() for x in trace.outcome.outputs.values()):
             words = ALSO_EMPTY if fill is None else f"{ALSO_EMPTY}, {described_fill(fill)}"
             note = "\n  ".join(filter(None, (note, f"{words}; {LEFT_OUT}")))
-        traces, trace = others, other
+        if other is not None:
+            traces, trace = others, other
     finding = looked_at(trace, True, [each.judged() for each in traces if each is not trace])
     if not finding.causes and isinstance(names.weights, Mapping):
         finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))

@@ -24,18 +24,35 @@ def sees_nothing(trace: Trace) -> bool:
     return any(not np.array_equal(seeing(trace.case, name, x), x) for name, x in trace.drawn.inputs.items())
 
 
-def fill_used(found: Port, trace: Trace) -> float | None:
-    """The number by which a candidate hides keys, seen where it is computed; None where it cannot be seen."""
+def hidden_in(trace: Trace) -> np.ndarray | None:
+    """Who is hidden from whom in a call, `b h t s`; None where the reference has no such scores."""
     tape: dict[str, np.ndarray] = {}
     reference(trace.case, trace.drawn, tape, EXACT, backward=False)
     allowed = tape.get("allowed")
-    if allowed is None:
+    if allowed is None or np.ndim(allowed) not in (3, 4):
         return None
     allowed = np.asarray(allowed)
-    allowed = allowed[:, None] if allowed.ndim == 3 else allowed
-    if allowed.ndim != 4 or allowed.all():
+    return ~(allowed[:, None] if allowed.ndim == 3 else allowed)
+
+
+def elsewhere(finding: Finding, hidden: np.ndarray | None) -> bool:
+    """Whether an output that differs does so for a query that sees a key, too."""
+    got, want, bound = finding.got, finding.want, finding.bound
+    if finding.first.stage != "output" or hidden is None or got is None or want is None or bound is None:
+        return False
+    empty = hidden.all((1, 3))  # b t
+    if got.shape != want.shape or got.shape[:2] != empty.shape:
+        return False
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(got - want) <= bound)
+    return bool(wrong.reshape(*empty.shape, -1).any(-1)[~empty].any())
+
+
+def fill_used(found: Port, trace: Trace, hidden: np.ndarray | None) -> float | None:
+    """The number by which a candidate hides keys, seen where it is computed; None where it cannot be seen."""
+    if hidden is None or not hidden.any():
         return None
-    found.watch.hidden, found.watch.fill = ~allowed, None
+    found.watch.hidden, found.watch.fill = hidden, None
     try:
         found.candidate.run(trace.case, trace.drawn, False)
     finally:

@@ -15,13 +15,16 @@ from flax import linen
 import attn_np
 import attn_torch
 from attn_np import contract
-from parity_tests import ParityError, Verdict, assert_decoding_parity, assert_parity
+from parity_tests import ParityError, Verdict, assert_decoding_parity, assert_parity, replay
 from parity_tests.explain import causes
 from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.causes import explain
 from parity_tests.explain.search import FILLED, Fit, told_by_fill
+from parity_tests.explain.verdicts import verdicts
+from parity_tests.judge.cases import Case
 from parity_tests.mistakes import MUTANTS
 from parity_tests.ports import differences, empty_rows
+from parity_tests.ports.trace import candidate, record
 from parity_tests.tests.tool.test_library import LINEAR
 
 SMALLEST = float(np.finfo(np.float32).min)
@@ -118,6 +121,21 @@ def test_another_mistake_is_not_hidden_by_such_queries(fill: float, monkeypatch:
     assert run.drawn.inputs["mask"].any(-1).all()
 
 
+def test_a_mistake_beside_a_key_that_nobody_sees_is_no_matter_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every query sees its own place, every key is seen, and this port agrees."""
+
+    class Unseen(Filled):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            lost = mask is not None and bool((~mask.any(-2)).any())
+            return super().forward(x, mask) * (1.5 if lost else 1.0)
+
+    monkeypatch.setattr(differences, "explain", unsearched)
+    torch.manual_seed(0)
+    with pytest.raises(ParityError) as caught:
+        judged(Unseen(-1e9), calls=("full",))
+    assert not str(caught.value).startswith("only queries")
+
+
 def test_a_dropout_is_no_matter_of_such_queries() -> None:
     class Dropping(Filled):
         def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -177,6 +195,13 @@ def test_a_verdict_says_that_a_numpy_function_has_no_gradients() -> None:
     assert "gradients not judged" in str(verdict) and "vjp=" in verdict.notes[0]
     verdict = assert_parity(attention, "dot_product", vjp=attention_vjp)
     assert (gradients(verdict), verdict.notes) == ({"dquery", "dkey", "dvalue"}, [])
+
+
+def test_a_trace_is_replayed_with_gradients_by_hand() -> None:
+    case = Case("dot_product", "given", "plain", "float64", 0, contract.config("dot_product"))
+    trace = replay(record(candidate("numpy"), case), attention, vjp=attention_vjp)
+    assert set(trace.outcome.grads) == {"dquery", "dkey", "dvalue"}
+    assert all(row.ok for row in verdicts(trace.judged())[0])
 
 
 @pytest.mark.parametrize("wrong", ["query", "key", "value"])
