@@ -75,7 +75,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, A
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the annotations behind all that a test has printed: they are read at the beginning of a line alone."""
     reports = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]
-    for text in [text for report in reports for name, text in report.user_properties if name == ANNOTATION]:
+    held = [entry for report in reports for entry in getattr(report, "user_properties", ())]  # an import's has none
+    for text in [text for name, text in held if name == ANNOTATION]:
         terminalreporter.ensure_newline()
         terminalreporter.line(text)
 

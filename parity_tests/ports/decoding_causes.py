@@ -17,7 +17,7 @@ from parity_tests.explain.verdicts import Setup, tree_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import reference
-from parity_tests.ports.parity import CHANCE
+from parity_tests.ports.differences import CHANCE
 from parity_tests.ports.step_mistakes import CACHE_MISTAKES, PADDING_MISTAKES, StepMistake
 from parity_tests.ports.steps import Decoding
 from parity_tests.ports.trace import Trace
