@@ -30,7 +30,7 @@ class Plan:
         device: "cpu", or "accelerator" for every accelerator that is found.
         seed: of all random numbers.
         everything: all examples, not the first of each variant.
-        real: also the real layer in examples/.
+        real: also the real layer in examples/, where its variant is among those to judge.
         calls: which of "plain", "full" and "shared".
         repeat: how many seeds, from `seed` on.
         products: "full", or "tf32": matrix products of float32 may round their factors to TF32, and are judged so.
@@ -92,7 +92,8 @@ def tasks(plan: Plan) -> list[Task]:
         (plan, variant, example) for variant in plan.variants for example in list(contract.examples(variant))[:most]
     ]
     found.sort(key=lambda task: not contract.examples(task[1])[task[2]].children())
-    return [(plan, REAL, "")] * plan.real + found
+    real = plan.real and checkpoint.EXAMPLE_VARIANT in plan.variants
+    return [(plan, REAL, "")] * real + found
 
 
 def scope(plan: Plan) -> str:
