@@ -115,6 +115,8 @@ def joint(how: Callable[..., Sequence[np.ndarray] | None], *names: str) -> Chang
             if any(key not in held for key in keys):
                 continue
             parts = [held[key] if kind == "w" else held[key][None] for key in keys]
+            if len({len(part) for part in parts}) > 1 or parts[0].shape[1] % parts[1].shape[1]:
+                return None  # of inputs of different widths
             read = how(*parts)
             if read is None or any(new.shape != part.shape for new, part in zip(read, parts, strict=True)):
                 return None

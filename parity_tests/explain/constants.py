@@ -209,7 +209,7 @@ def selects_steps(constant: Constant, value: float, residual: Residual) -> bool:
 def used(constant: Constant, start: np.ndarray, residual: Residual) -> bool:
     """Whether other values, far away, give other numbers."""
     own = constant.value or 1
-    others = (1, 2, 3, 2 * int(own)) if constant.whole else (1024 * own, own / 1024)
+    others = (1, 2, 3, 2 * int(own), 4 * int(own), WHOLE - 1) if constant.whole else (1024 * own, own / 1024)
     far = [residual(value) for value in others if value != own]
     return any(x is not None and not np.array_equal(x, start) for x in far)
 
