@@ -169,9 +169,7 @@ class HoldingTape(dict[str, Any]):
         return self[name]
 
 
-def exact(
-    setup: Setup, backward: bool, tree: str = "attn_np", held: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def exact(setup: Setup, backward: bool, tree: str = "attn_np", held: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Every array of the reference by name, in float64 without bounds: twenty times faster than with them.
 
     `held` are arrays that have other values than those that the reference computes.

@@ -10,7 +10,9 @@ PART = "softmax(scores[..., {cut}], None if visible is None else broadcast_to(vi
 
 def own(parts: int) -> str:
     """Whether a key is in the part of a query."""
-    query, key = (f"arange({x}.shape[1], q){axis} // -(-{x}.shape[1] // {parts})" for x, axis in (("q", "[:, None]"), ("k", "")))
+    query, key = (
+        f"arange({x}.shape[1], q){axis} // -(-{x}.shape[1] // {parts})" for x, axis in (("q", "[:, None]"), ("k", ""))
+    )
     return f"({query} == {key})"
 
 

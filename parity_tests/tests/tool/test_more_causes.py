@@ -1,4 +1,4 @@
-"""Sixty-five mistakes more, and what must never be told: a second mistake, a value of the search, an error of its own."""
+"""Sixty-five mistakes more, and what must not be told: a second mistake, a value of the search, an error of its own."""
 
 from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
@@ -170,7 +170,7 @@ def judged(setup: Setup, tape: tuple[str, ...] = (), backward: bool = False) -> 
     outcome.tape |= {name: arrays[name] for name in tape}
     names = (*setup.drawn.params, *setup.drawn.inputs)
     outcome.grads |= {f"d{name}": arrays[f"d{name}"] for name in names if f"d{name}" in arrays}
-    outcome.dtypes |= {name: "float64" for name in (*outcome.outputs, *outcome.grads)}
+    outcome.dtypes |= dict.fromkeys((*outcome.outputs, *outcome.grads), "float64")
     return Judged("it", setup.case, setup.drawn, outcome, precision_of("float64"), partial=True)
 
 
@@ -296,7 +296,9 @@ def test_a_mistake_whose_bounds_cannot_be_had_is_passed_over(monkeypatch: pytest
         raise TypeError("the error bounds do not decide this")
 
     first = SimpleNamespace(shares=[(0.1, SimpleNamespace(made=lambda setup: setup))], backward=False)
-    search = SimpleNamespace(**vars(first), first=SimpleNamespace(stage="output"), setup=None, beside=lambda mistake: [])
+    search = SimpleNamespace(
+        **vars(first), first=SimpleNamespace(stage="output"), setup=None, beside=lambda mistake: []
+    )
     monkeypatch.setattr(causes, "explained", cannot)
     assert causes.two_at_once(None, search) == ([], None)  # pyright: ignore[reportArgumentType]
 
