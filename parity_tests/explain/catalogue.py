@@ -31,7 +31,7 @@ class Mistake:
         backward: it is one of the backward pass only.
         rank: which of several that fit is named first; lower is earlier.
         rounding: it rounds more than was promised, so that its bounds hold small errors of any kind.
-        argument: the argument of a call that the name speaks of; where no call gives it, other names come first.
+        argument: the argument of a call that the name speaks of; where no call gives it, it is not this mistake.
         forms: it stands in the source, and perhaps in another form of the layer.
     """
 

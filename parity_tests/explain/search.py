@@ -28,6 +28,7 @@ NEAR = 0.05
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, NameError)
 LONGER = {"t": 37, "s": 41}
 EMPTY = "row without a key is NaN"
+FILLED = "hidden scores filled with"
 # Of the mistakes that may be the second of two so many are tried, those whose own effect points along what is left.
 SECONDS, ALONG = 12, 0.3
 ENOUGH = 8  # numbers that must differ before a mistake that explains one stage alone is named
@@ -114,7 +115,7 @@ class Search:
     def fits(self) -> list[Fit]:
         """The mistakes that fit, best first; roundings only where nothing else does."""
         every = catalogue(self.run.case.variant) if self.among is None else self.among
-        known = [m for m in every if self.backward or not m.backward]
+        known = [m for m in every if (self.backward or not m.backward) and self.can_be(m)]
         known += stops(self.whole) if self.backward else []
         found = [fit for m in known if not m.rounding and (fit := self.tried(m))]
         sure = any(not fit.stop for fit in found)
@@ -125,7 +126,11 @@ class Search:
             found = [fit for m in known if not m.rounding and (fit := self.tried(beside_nan(m)))] if self.nan() else []
         if not found:
             found = [fit for m in known if m.rounding and (fit := self.rounding(m))]
-        return self.distinct(self.confirmed(self.best(found)))
+        return self.distinct(told_by_fill(self.confirmed(self.best(found))))
+
+    def can_be(self, mistake: Mistake) -> bool:
+        """Whether the argument that a mistake speaks of, if any, is given in one of the calls."""
+        return not mistake.argument or any(mistake.argument in run.drawn.inputs for run in (self.run, *self.others))
 
     def nan(self) -> bool:
         """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
@@ -135,15 +140,13 @@ class Search:
     def best(self, found: list[Fit]) -> list[Fit]:
         """Those that explain all before those that explain the first difference alone; the tightest bounds first.
 
-        A mistake about an argument that no call gives is told only where no other fits. Of two that hold the candidate
-        the one with tighter bounds says more; bounds 2^8 times as wide hold the candidate of any tighter one.
+        Of two that hold the candidate the one with tighter bounds says more; bounds 2^8 times as wide hold the
+        candidate of any tighter one.
         """
         whole = [fit for fit in found if not fit.stop]
         if not whole and found:
             furthest = max(self.order.get(fit.stop, len(self.order)) for fit in found)
             whole = [fit for fit in found if self.order.get(fit.stop, len(self.order)) == furthest]
-        calls = {name for run in (self.run, *self.others) for name in run.drawn.inputs}
-        whole = [fit for fit in whole if not fit.mistake.argument or fit.mistake.argument in calls] or whole
         whole.sort(key=lambda fit: (fit.tightness, fit.mistake.rank))
         return [fit for fit in whole if fit.tightness <= whole[0].tightness + 4]
 
@@ -446,6 +449,18 @@ class Search:
         if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
             return True
         return likeness(error, made) > 0
+
+
+def told_by_fill(fits: list[Fit]) -> list[Fit]:
+    """The same fits, with one in place of those that fill hidden scores with one number or another: where several fit,
+    the numbers do not tell which it was.
+    """
+    fills = [fit for fit in fits if fit.mistake.name.startswith(FILLED)]
+    fills = [fit for fit in fills if fit.mistake.fix == fills[0].mistake.fix]
+    if len(fills) < 2:
+        return fits
+    one = replace(fills[0], mistake=replace(fills[0].mistake, name=f"{FILLED} a finite number"))
+    return [one if fit is fills[0] else fit for fit in fits if fit not in fills[1:]]
 
 
 def in_form(mistake: Mistake, config: Any) -> Mistake:

@@ -8,7 +8,7 @@ Two ways, both from the same reference code run on error-carrying arrays:
   the candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -79,6 +79,16 @@ class Row:
             f"{where}: error/bound {self.ratio:.3g} at {self.index}: got {self.got!r}, expected {self.expected!r}, "
             f"bound {self.bound:.3g}"
         )
+
+
+def rank(ratio: float) -> float:
+    """A ratio as it is compared with others: what is not a number is worse than any."""
+    return np.inf if np.isnan(ratio) else ratio
+
+
+def worst(rows: Iterable[Row]) -> Row:
+    """The row that is furthest beyond its bound, or nearest to it."""
+    return max(rows, key=lambda row: rank(row.ratio))
 
 
 def ratios(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> np.ndarray:
