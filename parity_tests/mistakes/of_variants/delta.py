@@ -64,6 +64,13 @@ MUTANTS = (
         "recurrent",
     ),
     planted(
+        "writing strength without its sigmoid",
+        "scale what is written by a sigmoid, between 0 and 1",
+        "beta=sigmoid(linear(",
+        "beta=(linear(",
+        "recurrent",
+    ),
+    planted(
         "values written at full strength",
         "scale what is written by beta, the sigmoid of its projection",
         "beta=sigmoid(linear(",
