@@ -115,6 +115,8 @@ def joint(how: Callable[..., Sequence[np.ndarray] | None], *names: str) -> Chang
             if any(key not in held for key in keys):
                 continue
             parts = [held[key] if kind == "w" else held[key][None] for key in keys]
+            if len({len(part) for part in parts}) > 1 or parts[0].shape[1] % parts[1].shape[1]:
+                return None  # of inputs of different widths
             read = how(*parts)
             if read is None or any(new.shape != part.shape for new, part in zip(read, parts, strict=True)):
                 return None
@@ -140,7 +142,7 @@ def cut(flat: np.ndarray, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def by_group(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
     """Joint `d (g (r + 2) k)`: the queries of a group, its key and its value; with one query each, head by head."""
-    (d, h, width), g = q.shape, k.shape[1]
+    d, g = len(q), k.shape[1]
     groups = [x.reshape(d, g, -1, x.shape[-1]) for x in (q, k, v)]
     return [x.reshape(d, g, -1) for x in groups]
 
@@ -398,7 +400,7 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
     *(
         (
             f"heads of the {whose} alone split the other way",
-            "split this width, too, as (heads, head_dim); its pattern is '(h k)', the head's width fastest, not '(k h)'",
+            "split this width, too, as (heads, head_dim): its pattern is '(h k)', the width fastest, not '(k h)'",
             params(split_alone(letter)),
         )
         for letter, whose in (("q", "queries"), ("k", "keys"), ("v", "values"))
@@ -420,7 +422,7 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
     ),
     (
         "joint projection of queries, keys and values read head by head, or group by group",
-        "split the joint projection as all queries, all keys, all values; GPT-NeoX and Falcon keep those of a head together",
+        "split the joint projection as all queries, all keys, all values; GPT-NeoX keeps those of a head together",
         joint(read_by_group, "q", "k", "v"),
     ),
     (

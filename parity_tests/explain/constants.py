@@ -144,7 +144,8 @@ def effective(config: Any, name: str) -> float | None:
     width = config.sizes().get("k")
     if name != "scale" or width is None:
         return None
-    return 1.0 if getattr(config, "norm", None) == "l2" else 1 / sqrt(width)
+    terms = 1 + len(getattr(config, "score_terms", ()))  # each is scaled as the content's scores are
+    return 1.0 if getattr(config, "norm", None) == "l2" else 1 / sqrt(width * terms)
 
 
 def follows(config: Any, other: str, name: str) -> bool:
@@ -195,8 +196,8 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
 
 
 def selects_steps(constant: Constant, value: float, residual: Residual) -> bool:
-    """Whether a whole number only chooses between steps, as the bounds of buckets do: the next one, beside this value or
-    beside the reference's own, gives the very same numbers.
+    """Whether a whole number only chooses between steps, as the bounds of buckets do: the next one, beside this value
+    or beside the reference's own, gives the very same numbers.
     """
     for at in (value, constant.value):
         here = None if at is None else residual(at)
@@ -209,7 +210,7 @@ def selects_steps(constant: Constant, value: float, residual: Residual) -> bool:
 def used(constant: Constant, start: np.ndarray, residual: Residual) -> bool:
     """Whether other values, far away, give other numbers."""
     own = constant.value or 1
-    others = (1, 2, 3, 2 * int(own)) if constant.whole else (1024 * own, own / 1024)
+    others = (1, 2, 3, 2 * int(own), 4 * int(own), WHOLE - 1) if constant.whole else (1024 * own, own / 1024)
     far = [residual(value) for value in others if value != own]
     return any(x is not None and not np.array_equal(x, start) for x in far)
 

@@ -1,5 +1,5 @@
-"""Are a candidate's gradients those of its own forward pass? Where a mistake explains the outputs, the reference with it
-answers by differences: the backward pass by hand does not follow a mistake of the forward one.
+"""Are a candidate's gradients those of its own forward pass? Where a mistake explains the outputs, differences of the
+reference with it answer: the backward pass by hand does not follow a mistake of the forward one.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -62,8 +62,9 @@ MUTANTS = (
         "norm over all heads of a position, with one weight for all",
         "norm each head by itself: over head_dim, after the heads are split",
         "x = rms_norm(x, weight, c.norm_eps) if c.norm ==",
-        "x = rms_norm(x.reshape((*shape[:2], -1)), None, c.norm_eps).reshape(shape) * (1.0 if weight is None else weight) "
-        'if c.norm == "rms" and c.norm_over == "head" else rms_norm(x, weight, c.norm_eps) if c.norm ==',
+        "x = rms_norm(x.reshape((*shape[:2], -1)), None, c.norm_eps).reshape(shape) * "
+        '(1.0 if weight is None else weight) if c.norm == "rms" and c.norm_over == "head" else '
+        "rms_norm(x, weight, c.norm_eps) if c.norm ==",
     ),
     at("mla.py", "mla", "both-ways")(
         "norm of the queries' latent left out with its weight",

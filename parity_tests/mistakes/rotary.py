@@ -158,6 +158,7 @@ MUTANTS = (
         "rotary base of 10000 whatever the config says",
         "read the base of the frequencies from the config: 500 000 in Llama 3, a million in Qwen2",
         FREQUENCIES,
-        "xp.asarray(__import__('dataclasses').replace(config, rope_base=10000.0).frequencies(length), dtype=xp.float64)",
+        "xp.asarray(__import__('dataclasses').replace(config, rope_base=10000.0).frequencies(length), "
+        "dtype=xp.float64)",
     ),
 )

@@ -57,10 +57,17 @@ MUTANTS = (
         trees=("attn_np",),
     ),
     planted(
-        "state read before it is written",
+        "state of the delta rule read before it is written",
         "write a position's value first, then let its query read",
         READ,
         READ.replace("states_after", "concatenate([initial_state[:, None], states_after[:, :-1]], 1)"),
+        "recurrent",
+    ),
+    planted(
+        "writing strength without its sigmoid",
+        "scale what is written by a sigmoid, between 0 and 1",
+        "beta=sigmoid(linear(",
+        "beta=(linear(",
         "recurrent",
     ),
     planted(
@@ -71,7 +78,7 @@ MUTANTS = (
         "recurrent",
     ),
     planted(
-        "no gradient from a state to the one before it",
+        "no gradient from a state of the delta rule to the one before it",
         "let the gradient through the states: no detach() of the state between positions or chunks",
         'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)',
         "return 0.0 * dstate, (dv_new, dk)",

@@ -200,5 +200,13 @@ MUTANTS = (
         f"        state = decay[:, :, None, None] * {rounded('state', 'k')}\n        v_new = beta",
         "recurrent",
         needs=("to_dtype", "dtype_name"),
+        survives="bounds follow the type that the source rounds to",
+    ),
+    planted(
+        "rate of the decay without its exponential",
+        "a_log is a logarithm: the rate is exp(a_log)",
+        "-(exp(upcast(self.a_log)) * softplus(a))))",
+        "-(where(upcast(self.a_log) < 0.0, -upcast(self.a_log), upcast(self.a_log)) * softplus(a))))",
+        "recurrent",
     ),
 )

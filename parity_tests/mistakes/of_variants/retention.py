@@ -46,7 +46,7 @@ MUTANTS = (
         "recurrent",
     ),
     planted(
-        "norm of the heads left out",
+        "norm of retention's heads left out",
         "norm each head before it is gated",
         "gated=gate * normed",
         "gated=gate * context",

@@ -191,7 +191,8 @@ wrong("-10 added where hidden", "mha", "-10|added", calls=("full",),
 wrong("scores multiplied by the mask", "mha", "multiplied|mask", calls=("full",),
       hidden=lambda self, x, mask: self.lib.where(mask, x, 0 * x))  # fmt: skip
 wrong("softcap after the mask", "decoder/softcap", "softcap|cap",
-      cap=lambda self, x: x, hidden=lambda self, x, mask: 4.0 * self.lib.tanh(self.lib.where(mask, x, -np.inf) / 4.0))  # fmt: skip
+      cap=lambda self, x: x,
+      hidden=lambda self, x, mask: 4.0 * self.lib.tanh(self.lib.where(mask, x, -np.inf) / 4.0))  # fmt: skip
 wrong("scale by the root of the sequence's length", "mha", "scale|length",
       scale=lambda self, q: 1 / sqrt(q.shape[1]), calls=("plain",))  # fmt: skip
 wrong("sinks scaled with the scores", "decoder/sinks", "sink", sinks=lambda self: self.w["sinks"] / 2.0)
@@ -218,7 +219,8 @@ wrong("bias of positions after the softmax", "t5_bias", "after the softmax", pos
 wrong("buckets of an encoder", "t5_bias/decoder", "bidirectional|both directions|encoder",
       buckets=lambda self, q, k: self.bucket(q - k, self.c.num_buckets, self.c.max_distance, True))  # fmt: skip
 wrong("own position in the half of the later ones", "t5_bias", "own position|distance 0|later|side",
-      buckets=lambda self, q, k: of(Port, "buckets")(self, q, k) + np.where(q == k, self.c.num_buckets // 2, 0))  # fmt: skip
+      buckets=lambda self, q, k: (
+          of(Port, "buckets")(self, q, k) + np.where(q == k, self.c.num_buckets // 2, 0)))  # fmt: skip
 wrong("buckets rounded", "t5_bias", "round|^largest distance|^num_buckets", bucket=rounded_bucket)
 
 # Multi-head latent attention ------------------------------------------------------------------------------------------
@@ -302,7 +304,8 @@ wrong("state read before it is written", "gated_delta", "read before|before .*wr
 wrong("state fades after the writing", "gated_delta", "fade|decay", advance=faded_after)
 wrong("strength of twice the sigmoid", "gated_delta", "beta|strength", strength=lambda self, x: 2 * self.sigmoid(x))
 wrong("dt_bias outside of softplus", "gated_delta", "dt_bias|bias",
-      decay=lambda self, x: self.lib.exp(-self.lib.exp(self.w["a_log"]) * (self.softplus(x) + self.w["dt_bias"])))  # fmt: skip
+      decay=lambda self, x: self.lib.exp(
+          -self.lib.exp(self.w["a_log"]) * (self.softplus(x) + self.w["dt_bias"])))  # fmt: skip
 wrong("gate by a sigmoid", "gated_delta", "sigmoid", activation=lambda self, x: self.sigmoid(x))
 wrong("gate before the norm", "gated_delta", "gate .*before the norm|norm .*after", output=gated_first)
 wrong("queries without their norm", "gated_delta", "quer.* (not|without)|not .*unit|l2",
@@ -477,7 +480,8 @@ def main(numbers: Iterable[int]) -> int:
         words = (one.error or "; then ".join(one.causes))[:160]
         print(
             f"{number} {one.mistake.setup} {one.mistake.way} | {one.mistake.name} | "
-            f"{one.cause if one.refused else 'AGREES'} | {one.seconds:.1f} s | {words} | {'; '.join(one.fits_too)[:80]}",
+            f"{one.cause if one.refused else 'AGREES'} | {one.seconds:.1f} s | {words} | "
+            f"{'; '.join(one.fits_too)[:80]}",
             flush=True,
         )
     counts = {word: sum(one.cause == word for one in found) for word in ("right", "partly", "wrong", "absent")}

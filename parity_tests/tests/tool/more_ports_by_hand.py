@@ -5,6 +5,7 @@ Nothing here comes from the library but the config, so that a mistake in a port 
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from math import exp, log, sqrt
 from typing import Any
 
@@ -352,7 +353,7 @@ class JointPort(Port):
 
     def taken(self, flat: Any, shapes: list[tuple[int, int]]) -> tuple[Any, Any, Any]:
         ends = np.cumsum([0, *(h * k for h, k in shapes)])
-        cut = [flat[..., a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        cut = [flat[..., a:b] for a, b in pairwise(ends)]
         q, k, v = (x.reshape(*x.shape[:2], *shape) for x, shape in zip(cut, shapes, strict=True))
         return q, k, v
 
