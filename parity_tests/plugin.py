@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parity_tests.ports.modules import ModuleComparison
     from parity_tests.ports.parity import Verdict
 
 
@@ -75,3 +78,48 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for text in [text for report in reports for name, text in report.user_properties if name == ANNOTATION]:
         terminalreporter.ensure_newline()
         terminalreporter.line(text)
+
+
+class DecodingJudge:
+    """`assert_decoding_parity` on the device that was asked for.
+
+    Attributes:
+        device: the value of `--parity-device`.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __call__(self, candidate: Any, variant: str, config: Any = None, **options: Any) -> "Verdict":
+        from parity_tests.ports.decoding import assert_decoding_parity
+        from parity_tests.ports.port import MissingDeviceError
+
+        __tracebackhide__ = True
+        given: dict[str, Any] = {"device": self.device} | options
+        try:
+            return assert_decoding_parity(candidate, variant, config, **given)
+        except MissingDeviceError as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture
+def attn_parity_decoding(request: pytest.FixtureRequest) -> DecodingJudge:
+    """Judge steps with a cache of your own: see `parity_tests.assert_decoding_parity`."""
+    return DecodingJudge(str(request.config.getoption("--parity-device")))
+
+
+def compared(a: Any, b: Any, inputs: Any, **options: Any) -> "ModuleComparison":
+    """Where two modules part; the test fails, with what is printed of it, where they do."""
+    from parity_tests.ports.modules import compare_modules
+
+    __tracebackhide__ = True
+    comparison = compare_modules(a, b, inputs, **options)
+    if not comparison.agree:
+        pytest.fail(str(comparison), pytrace=False)
+    return comparison
+
+
+@pytest.fixture
+def attn_parity_modules() -> "Callable[..., ModuleComparison]":
+    """Hold a module against another, submodule by submodule: see `parity_tests.compare_modules`."""
+    return compared

@@ -5,12 +5,14 @@ import pkgutil
 import sys
 from importlib import import_module
 
+from attn_np.contract._package import how_to_install
+
 try:
     import typer
     from rich.console import Console  # noqa: F401
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"attn-parity: expected the package {missing.name}, got none; run pip install 'attn-parity[parity]'"
+        f"attn-parity: expected the package {missing.name}, got none; {how_to_install('parity')}"
     ) from None
 
 from parity_tests import commands

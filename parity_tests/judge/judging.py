@@ -32,6 +32,9 @@ from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.consequences import Consequences, replaced
 
 
+NUMBERS = "fiuc"  # kinds of dtypes that can be compared with numbers
+
+
 @dataclass(frozen=True)
 class Row:
     """The verdict on one named array.
@@ -116,6 +119,8 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
                 found |= {"index": index, "got": float(got[index]), "expected": float(want[index])}
             return found
         want = ErrArray(want, 0.0)
+    if got.dtype.kind not in NUMBERS:
+        return {"ratio": np.inf, "note": f"dtype {got.dtype.name}, expected numbers"}
     if out is not None:
         want = delivered(want, out)
     if got.shape != want.shape:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from attn_np import contract
+from attn_np.contract._package import how_to_install
 from parity_tests.bounds.precision import Precision, fast_precision_of, precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.judge import checkpoint
@@ -150,9 +151,7 @@ def run(plan: Plan, jobs: int = 2) -> Generator[tuple[int, int, str, Result]]:
     for framework, needs in NEEDS.items():
         absent = [module for module in needs if find_spec(module) is None]
         if framework in plan.frameworks and absent:
-            result.skipped[framework] = (
-                f"{' and '.join(absent)} not installed; run pip install 'attn-parity[{framework}]'"
-            )
+            result.skipped[framework] = f"{' and '.join(absent)} not installed; {how_to_install(framework)}"
     plan = replace(plan, frameworks=tuple(f for f in plan.frameworks if f not in result.skipped))
     if plan.device != "cpu":
         for framework in ("torch", "jax"):

@@ -10,13 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from attn_np.contract._package import how_to_install
+
 try:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        f"attn-parity: expected the package {missing.name}, got none; run pip install 'attn-parity[parity]'",
-        name=missing.name,
+        f"attn-parity: expected the package {missing.name}, got none; {how_to_install('parity')}", name=missing.name
     ) from None
 
 from parity_tests.explain.findings import Finding
