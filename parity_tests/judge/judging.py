@@ -31,7 +31,6 @@ from parity_tests.judge.candidates import Candidate, Outcome, extras, leaves, nu
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.consequences import Consequences, replaced
 
-
 NUMBERS = "fiuc"  # kinds of dtypes that can be compared with numbers
 
 
