@@ -443,7 +443,7 @@ def judge_ends(
         if stages is not None and key in stages:
             close = judge_one(case, name, "gradient", key, outcome.grads, stages[key], outcome.dtypes)
             vacuous = min(row.vacuous, close.vacuous)
-            row = replace(max(row, close, key=lambda r: r.ratio), vacuous=vacuous)
+            row = replace(worst((row, close)), vacuous=vacuous)
         yield row
     for extra in sorted((set(outcome.outputs) | set(outcome.grads)) - set(found) - set(grads)):
         stage = "output" if extra in outcome.outputs else "gradient"

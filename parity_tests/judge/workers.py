@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -22,7 +22,7 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
         start: what each calls first, with what is `given`.
     """
     before = active_children()
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (start, *given))
+    pool = _Pool(jobs, get_context("spawn"), _start, (start, *given))
     try:
         yield pool
     except BaseException:
@@ -34,9 +34,21 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
     pool.shutdown()
 
 
+class _Pool(ProcessPoolExecutor):
+    """Processes that Ctrl-C does not reach, though a terminal sends it to all: the command ends them."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().submit(fn, *args, **kwargs)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what starts now inherits it
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
 def _start(start: Callable[..., None] | None, *given: Any) -> None:
-    """Begin a worker. Ctrl-C reaches every process of a terminal; what it ends is the command's own matter."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Begin a worker."""
     Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(*given)
