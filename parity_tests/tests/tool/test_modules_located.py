@@ -49,8 +49,8 @@ class MaskFirst(Attention):
         return self.attend(x, mask, positions)
 
 
-class OtherNames(Attention):
-    def forward(self, states: Any, keep: Any, places: Any) -> Any:
+class OtherNames(PositionsFirst):
+    def forward(self, states: Any, places: Any, keep: Any) -> Any:
         return self.attend(states, keep, places)
 
 
@@ -303,6 +303,41 @@ def test_a_stopped_key_is_found_although_the_gradient_of_its_bias_is_rounding() 
     assert [row.a for row in result.differences] == ["attn"], str(result)
 
 
+class Joint(nn.Module):
+    """Two projections, as one array or as two; the array is of PyTorch's form or the other way round."""
+
+    def __init__(self, form: str, stop: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        w, v, bias = torch.randn(3, 6), torch.randn(4, 6), torch.randn(7)
+        self.form, self.stop = form, stop
+        if form == "two":
+            self.w, self.v = nn.Parameter(w), nn.Parameter(v)
+            self.w_bias, self.v_bias = nn.Parameter(bias[:3].clone()), nn.Parameter(bias[3:].clone())
+        else:
+            self.wv = nn.Parameter(torch.cat([w, v]) if form == "rows" else torch.cat([w, v]).T.contiguous())
+            self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Any) -> Any:
+        if self.form == "two":
+            weight, bias = torch.cat([self.w, self.v]), torch.cat([self.w_bias, self.v_bias])
+        else:
+            weight, bias = self.wv if self.form == "rows" else self.wv.T, self.bias
+        y = nn.functional.linear(x, weight, bias)
+        return torch.cat([y[..., :3].detach(), y[..., 3:]], -1) if self.stop else y
+
+
+@pytest.mark.parametrize("form", ["rows", "columns"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_of_fused_weights_are_compared(form: str, turned: bool) -> None:
+    x = (hidden(2, 5, 6),)
+    forms = ("two", form) if turned else (form, "two")
+    right = compare_modules(*map(Joint, forms), x, weights=None)
+    assert right.agree and right.unmatched_weights == [] and len(right.gradients) == 3, str(right)
+    wrong = compare_modules(Joint(forms[0]), Joint(forms[1], stop=True), x, weights=None)
+    assert wrong.first is not None and len(wrong.first.gradients) == 3, str(wrong)
+
+
 # Modules as they are --------------------------------------------------------------------------------------------------
 
 
@@ -501,7 +536,7 @@ def test_large_models_say_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for kind, large, told in ((Terminal, 30, True), (Terminal, 10**7, False), (io.StringIO, 30, False)):
         out = kind()
-        monkeypatch.setattr("parity_tests.ports.modules.progress.LARGE", large)
+        monkeypatch.setattr("parity_tests.ports.modules.terminal.LARGE", large)
         monkeypatch.setattr("sys.stderr", out)
         compare_modules(Bl(False), Bl(False), (hidden(2, 6),))
         assert ("a (torch Bl, 0 million weights) runs in float64" in out.getvalue()) == told
