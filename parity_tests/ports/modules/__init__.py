@@ -16,6 +16,7 @@ from parity_tests.ports.modules.rows import Row
 from parity_tests.ports.modules.sides import Caller, Mode, Side, as_numpy, go_on, record
 from parity_tests.ports.modules.terminal import done, progress
 from parity_tests.ports.modules.walk import compare_recordings
+from parity_tests.ports.zero_key import refuse_zero_key, variants_in
 
 __all__ = [
     "ModuleComparison",
@@ -69,6 +70,8 @@ def compare_modules(
     """
     if weights not in ("copy", None):
         raise ValueError(f"compare_modules: expected weights= 'copy' or None, got {weights!r}; choose one")
+    for module, other_module in ((a, b), (b, a)):
+        refuse_zero_key("compare_modules", module, tuple(variants_in(other_module)))
     one, other = (
         side_of(module, call, framework, weights == "copy" and module is b, inputs)
         for module, call in zip((a, b), calls, strict=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from parity_tests.explain.findings import Finding, told
 from parity_tests.ports.modules.bounds import Distance
@@ -10,12 +11,13 @@ from parity_tests.ports.modules.names import Names, pairs
 from parity_tests.ports.modules.recordings import Recording
 from parity_tests.ports.modules.rows import Row
 from parity_tests.ports.modules.types import types_of
+from parity_tests.report.plain import Reported, modules_dict
 
 MOST = 6  # names that are listed
 
 
 @dataclass
-class ModuleComparison:
+class ModuleComparison(Reported):
     """What two recordings say about each other.
 
     Attributes:
@@ -75,6 +77,10 @@ class ModuleComparison:
 
     def __str__(self) -> str:
         return "\n".join(words(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every pair of submodules and gradients, the first difference and the advice."""
+        return modules_dict(self)
 
 
 def inside_of(part: str, whole: str) -> bool:
