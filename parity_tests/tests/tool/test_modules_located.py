@@ -49,7 +49,7 @@ class MaskFirst(Attention):
         return self.attend(x, mask, positions)
 
 
-class OtherNames(PositionsFirst):
+class OtherNames(Attention):
     def forward(self, states: Any, places: Any, keep: Any) -> Any:
         return self.attend(states, keep, places)
 
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
     def forward(self, x: Any, mask: Any) -> Any:
         positions = mask.cumsum(-1) - 1 + self.shift
-        given = (positions, mask) if isinstance(self.attn, PositionsFirst) else (mask, positions)
+        given = (positions, mask) if isinstance(self.attn, PositionsFirst | OtherNames) else (mask, positions)
         return self.out(x + self.attn(self.norm(x), *given))
 
 
@@ -260,7 +260,7 @@ def test_gradients_go_through_files(tmp_path: Any) -> None:
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     record_modules(Blocks(None), (hidden(2, 5, 6),), files[0])
     record_modules(Blocks(1), (hidden(2, 5, 6),), files[1], like=files[0])
-    result = compare_recordings(*map(load_modules, files))
+    result = compare_recordings(load_modules(files[0]), load_modules(files[1]))
     assert [row.a for row in result.differences] == ["blocks.1"], str(result)
 
 
@@ -332,7 +332,7 @@ class Joint(nn.Module):
 def test_gradients_of_fused_weights_are_compared(form: str, turned: bool) -> None:
     x = (hidden(2, 5, 6),)
     forms = ("two", form) if turned else (form, "two")
-    right = compare_modules(*map(Joint, forms), x, weights=None)
+    right = compare_modules(Joint(forms[0]), Joint(forms[1]), x, weights=None)
     assert right.agree and right.unmatched_weights == [] and len(right.gradients) == 3, str(right)
     wrong = compare_modules(Joint(forms[0]), Joint(forms[1], stop=True), x, weights=None)
     assert wrong.first is not None and len(wrong.first.gradients) == 3, str(wrong)
@@ -367,7 +367,7 @@ def test_a_forward_that_was_put_on_an_instance_finds_the_copy() -> None:
 
     m = made()
     old, inner = m.forward, (lambda y: m[0](y))
-    m.forward = lambda y: old(y) * 2 + inner(y)  # type: ignore[method-assign]
+    m.forward = lambda y: old(y) * 2 + inner(y)
     result = compare_modules(m, made(), x)
     assert not result.agree and result.first is not None and result.first.a == ""
     assert compare_modules(m, m, x).agree
@@ -416,7 +416,7 @@ def test_tokens_go_through_files(tmp_path: Any) -> None:
     x = hidden(2, 5, 4)
     record_modules(Filled(True), (x, MASK), files[0], tokens=MASK)
     record_modules(Filled(False), (x, MASK), files[1], like=files[0], tokens=MASK)
-    assert compare_recordings(*map(load_modules, files)).agree
+    assert compare_recordings(load_modules(files[0]), load_modules(files[1])).agree
     other = record_modules(Filled(True), (x, MASK))
     with pytest.raises(ValueError, match="expected equal tokens on both sides"):
         compare_recordings(load_modules(files[0]), other)
@@ -425,9 +425,9 @@ def test_tokens_go_through_files(tmp_path: Any) -> None:
 @pytest.mark.parametrize("shape", [(2, 5), (2, 5, 3), (2, 3, 5, 4), (2, 3, 5, 5), (10, 3)])
 def test_what_stands_at_padding_is_0(shape: tuple[int, ...]) -> None:
     x = real(np.ones(shape), MASK == 1)
-    left = x.reshape(10, -1).sum(-1) if shape[0] == 10 else x.swapaxes(1, 2) if shape[1] == 3 and len(shape) > 3 else x
-    left = left.reshape(10, -1).sum(-1) if shape[0] != 10 else left
-    assert np.array_equal(left > 0, MASK.ravel() == 1)
+    by_position = np.moveaxis(x, 2, 1) if x.shape[1] != 5 and x.ndim > 2 else x
+    assert np.array_equal(by_position.reshape(10, -1).any(-1), MASK.ravel() == 1)
+    assert np.array_equal(by_position.reshape(10, -1).all(-1), MASK.ravel() == 1)
     assert np.array_equal(real(np.ones((3, 5)), MASK == 1), np.ones((3, 5)))
     assert np.array_equal(cotangent(shape, MASK == 1) != 0, (cotangent(shape, None) * x) != 0)
 
@@ -468,7 +468,7 @@ def test_numbers_in_names_are_whole() -> None:
     assert translated("x.h.1.mlp", {"h.{i}.mlp": "b.{i}"}) == ("x.h.1.mlp", None)
     calls = [[Call(f"{name}.{n}", "") for n in (1, 10)] for name in ("h", "g")]
     weights = {f"h.{n}.w": f"g.{n}.w" for n in (1, 10)}
-    assert by_weights(*calls, weights, []) == [(0, 0), (1, 1)]
+    assert by_weights(calls[0], calls[1], weights, []) == [(0, 0), (1, 1)]
 
 
 class Many(nn.Module):
@@ -498,7 +498,7 @@ def test_layer_1_is_not_layer_10(at: int) -> None:
     back = compare_modules(Many(None), Many(None, cut=at), (hidden(1, 3, 6),))
     assert [row.a for row in back.differences] == [f"layers.{at}"], str(back)
     skipped = Many(None)
-    skipped.layers[at].forward = lambda x: x  # type: ignore[method-assign]
+    skipped.layers[at].forward = lambda x: x
     missing = compare_modules(Many(None), skipped, (hidden(1, 3, 6),))
     assert missing.b.never_called == [f"layers.{at}.up", f"layers.{at}.down"]
     assert f"in a alone: layers.{at}.up, layers.{at}.down" in str(missing)
