@@ -54,7 +54,7 @@ def translated(name: str, names: Names) -> tuple[str, str | None]:
             unknown = [word for word in re.findall(r"\{(\w*)\}", theirs) if word not in words]
             if unknown:
                 raise ValueError(
-                    f"compare_modules: expected in names= words of {pattern!r} alone, got {{{unknown[0]}}} in {theirs!r}; "
+                    f"compare_modules: expected words of {pattern!r} in names=, got {{{unknown[0]}}} in {theirs!r}; "
                     f"put it in braces on both sides"
                 )
             return (theirs.format(**words) + rest).strip("."), axes

@@ -146,10 +146,10 @@ def test_numbers_in_names_are_whole() -> None:
     assert translated("layers.10.mlp", {"layers.{i}.mlp": "b.{i}.ffn", "layers.1": "c"}) == ("b.10.ffn", None)
     assert translated("layers.10.mlp", {"layers.1": "c"}) == ("layers.10.mlp", None)
     assert translated("x.h.1.mlp", {"h.{i}.mlp": "b.{i}"}) == ("x.h.1.mlp", None)
-    with pytest.raises(ValueError, match=r"words of 'layers\.\{i\}' alone, got \{j\} in 'b\.\{j\}'"):
+    with pytest.raises(ValueError, match=r"words of 'layers\.\{i\}' in names=, got \{j\} in 'b\.\{j\}'"):
         translated("layers.1", {"layers.{i}": "b.{j}"})
-    calls = [[Call(f"{name}.{n}", "") for n in (1, 10)] for name in ("h", "g")]
-    weights = {f"h.{n}.w": f"g.{n}.w" for n in (1, 10)}
+    calls = [[Call(name, "") for name in names] for names in (("h.1", "h.10"), ("g.1", "k.10"))]
+    weights = {"h.1.w": "g.1.w", "h.10.w": "k.10.w"}
     assert by_weights(calls[0], calls[1], weights, []) == [(0, 0), (1, 1)]
 
 
