@@ -158,7 +158,7 @@ class Many(nn.Module):
 
     def __init__(self, at: int | None, cut: int | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Bl(n == cut) for n in range(11))
+        self.layers = nn.ModuleList(Bl("inside" if n == cut else "") for n in range(11))
         self.at = at
 
     def forward(self, x: Any) -> Any:
@@ -174,7 +174,7 @@ def test_layer_1_is_not_layer_10(at: int) -> None:
             return x + self.down(torch.sin(self.up(x)))
 
     b = Many(None)
-    b.layers[at] = Odd(False)
+    b.layers[at] = Odd()
     result = compare_modules(Many(None), b, (hidden(1, 3, 6),))
     assert [row.a for row in result.differences] == [f"layers.{at}"], str(result)
     back = compare_modules(Many(None), Many(None, cut=at), (hidden(1, 3, 6),))
@@ -220,6 +220,6 @@ def test_large_models_say_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         out = kind()
         monkeypatch.setattr("parity_tests.ports.modules.terminal.LARGE", large)
         monkeypatch.setattr("sys.stderr", out)
-        compare_modules(Bl(False), Bl(False), (hidden(2, 6),))
+        compare_modules(Bl(), Bl(), (hidden(2, 6),))
         assert ("a (torch Bl, 0 million weights) runs in float64" in out.getvalue()) == told
         assert "\n" not in out.getvalue() and (not told or out.getvalue().endswith("\r\033[K"))

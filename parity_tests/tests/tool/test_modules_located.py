@@ -219,19 +219,21 @@ def test_what_is_matched_by_order_alone_is_never_the_first_difference() -> None:
 
 
 class Bl(nn.Module):
-    def __init__(self, cut: bool) -> None:
+    """A block that may stop a gradient: before its last module, or in its residual."""
+
+    def __init__(self, cut: str = "") -> None:
         super().__init__()
         self.up, self.down, self.cut = nn.Linear(6, 9), nn.Linear(9, 6), cut
 
     def forward(self, x: Any) -> Any:
         h = torch.tanh(self.up(x))
-        return x + self.down(h.detach() if self.cut else h)
+        return (x.detach() if self.cut == "residual" else x) + self.down(h.detach() if self.cut == "inside" else h)
 
 
 class Blocks(nn.Module):
-    def __init__(self, at: int | None) -> None:
+    def __init__(self, at: int | None, cut: str = "inside") -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Bl(i == at) for i in range(4)])
+        self.blocks = nn.ModuleList([Bl(cut if i == at else "") for i in range(4)])
 
     def forward(self, x: Any) -> Any:
         for b in self.blocks:
@@ -246,6 +248,13 @@ def test_a_gradient_is_traced_to_the_module_that_changes_it(at: int) -> None:
     assert result.first is not None and "the input x" in result.first.gradients
     assert result.advice.endswith("look at its own code between up and down")
     assert compare_modules(Blocks(at), Blocks(at), (np.ones((2, 5, 6), np.float32),)).agree
+
+
+def test_a_residual_is_told_from_the_module_beside_it() -> None:
+    """The gradient of what a module gets is what comes through this call alone."""
+    result = compare_modules(Blocks(None), Blocks(2, "residual"), (np.ones((2, 5, 6), np.float32),))
+    assert [row.a for row in result.differences] == ["blocks.2"], str(result)
+    assert result.first is not None and result.first.gradients == ["the input x"]
 
 
 def test_gradients_go_through_files(tmp_path: Any) -> None:
