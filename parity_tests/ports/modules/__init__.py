@@ -11,10 +11,10 @@ from parity_tests.ports.modules.bounds import gap
 from parity_tests.ports.modules.choose import side_of
 from parity_tests.ports.modules.comparison import ModuleComparison
 from parity_tests.ports.modules.names import Names, copied, pairs, translated
-from parity_tests.ports.modules.progress import done, progress
 from parity_tests.ports.modules.recordings import Recording, load_modules
 from parity_tests.ports.modules.rows import Row
 from parity_tests.ports.modules.sides import Caller, Mode, Side, as_numpy, go_on, record
+from parity_tests.ports.modules.terminal import done, progress
 from parity_tests.ports.modules.walk import compare_recordings
 from parity_tests.ports.zero_key import refuse_zero_key, variants_in
 

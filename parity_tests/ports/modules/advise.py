@@ -193,11 +193,12 @@ def sources(
     for two in first.given:
         x = call.inputs[(two.a, two.b)[side]]
         yield Source(f"its input{'' if len(first.given) == 1 else f' {two.a}'}", x)
-    known = {row.places[side]: row for row in result.rows if row.how != "order"}
+    known = {row.places[side]: row for row in result.rows}
     whole = (first.a, first.b)[side]
     before = []
     for n, part in enumerate(sides[side].calls[: late.places[side]]):
-        if part.name == whole or not inside_of(part.name, whole) or not part.outputs:
+        unsure = n in known and known[n].how == "order"
+        if part.name == whole or not inside_of(part.name, whole) or not part.outputs or unsure:
             continue
         own = part.name[len(whole) + 1 if whole else 0 :]
         name = short(known[n], first) if n in known else f"{own} (in {'ab'[side]} alone)"

@@ -20,7 +20,7 @@ def walk_back(sides: tuple[Lookup, Lookup], result: ModuleComparison) -> None:
     if not wrong:
         return
     owners = {
-        id(one): common([owner_of(name) for name in tied(result.a, one.a)])
+        id(one): common([owner_of(name) for part in one.a.split(", ") for name in tied(result.a, part)])
         for one in wrong
         if one.kinds[0].endswith("weight")
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from parity_tests.explain.findings import Finding, told
 from parity_tests.ports.modules.bounds import Distance
+from parity_tests.ports.modules.fused import fused
 from parity_tests.ports.modules.names import Names, pairs
 from parity_tests.ports.modules.recordings import Recording
 from parity_tests.ports.modules.rows import Row
@@ -45,7 +46,11 @@ class ModuleComparison(Reported):
     def unmatched_weights(self) -> list[str]:
         """The weights that one side has and the other has no place for."""
         found = pairs(self.a, self.b, self.names, need_all=False)
-        paired = [{pair.a for pair in found}, {pair.b for pair in found}]
+        paired = {pair.a for pair in found}, {pair.b for pair in found}
+        for one in list(fused(self.a, self.b, paired)):
+            whole, parts = paired if one.side == "a" else paired[::-1]
+            whole.add(one.whole)
+            parts.update(name for name, _ in one.parts)
         return [
             f"{name} of {side}"
             for side, part, taken in zip("ab", (self.a, self.b), paired, strict=True)

@@ -40,6 +40,9 @@ def translated(name: str, names: Names) -> tuple[str, str | None]:
     """A name of a in b, with the pattern for its axes; the same name where no pattern fits.
 
     Of several patterns the longest decides. A pattern that fits the first part of a name leaves the rest as it is.
+
+    Raises:
+        ValueError: a word in braces that stands in the name of b alone.
     """
     for pattern in sorted(names or {}, key=len, reverse=True):
         match = rule(pattern).fullmatch(name)
@@ -48,6 +51,12 @@ def translated(name: str, names: Names) -> tuple[str, str | None]:
             theirs, axes = (theirs, None) if isinstance(theirs, str) else theirs
             words = match.groupdict()
             rest = words.pop("rest_") or ""
+            unknown = [word for word in re.findall(r"\{(\w*)\}", theirs) if word not in words]
+            if unknown:
+                raise ValueError(
+                    f"compare_modules: expected words of {pattern!r} in names=, got {{{unknown[0]}}} in {theirs!r}; "
+                    f"put it in braces on both sides"
+                )
             return (theirs.format(**words) + rest).strip("."), axes
     return name, None
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from parity_tests.ports.modules.aligned import Change, changes, unchanged
 from parity_tests.ports.modules.bounds import Distance, Known, distance, measure
+from parity_tests.ports.modules.fused import Fused, fused
 from parity_tests.ports.modules.match import Match, numbered
 from parity_tests.ports.modules.names import Names, Pair, pairs
 from parity_tests.ports.modules.recordings import Arrays, Call, Recording, Run
@@ -224,7 +225,12 @@ def gradients(a: Recording, b: Recording, names: Names) -> Iterator[Row]:
         if all(part is None or name in part for side in runs for part in side):
             measures = [measure(side, *part, name) for side, part in zip((a, b), runs, strict=True)]  # type: ignore
             yield gradient_row(name, name, "input", distance(*measures))
-    for pair in pairs(a, b, names, need_all=False):
+    found = pairs(a, b, names, need_all=False)
+    for one in fused(a, b, ({pair.a for pair in found}, {pair.b for pair in found})):
+        row = fused_row(a, b, one)
+        if row is not None:
+            yield row
+    for pair in found:
         measures = [known(side, key, pair if side is a else None) for side, key in ((a, pair.a), (b, pair.b))]
         if all(x is not None for x in measures):
             yield gradient_row(pair.a, pair.b, "weight", distance(*measures))  # type: ignore[arg-type]
@@ -238,6 +244,25 @@ def known(recording: Recording, name: str, pair: Pair | None) -> Known | None:
     x = np.asarray(x, np.float64)  # mostly as it is
     x = x if pair is None else pair.move(x)
     return Known(x, x, None, recording.probe, recording.weight_errors[name])
+
+
+def fused_row(a: Recording, b: Recording, one: Fused) -> Row | None:
+    """The gradients of a weight and of its parts on the other side."""
+    whole, parts = (a, b) if one.side == "a" else (b, a)
+    names = [name for name, _ in one.parts]
+    grads = whole.exact.weight_grads.get(one.whole), parts.exact.weight_grads
+    if grads[0] is None or any(name not in grads[1] for name in names):
+        return None
+    x, y = one.whole_of(grads[0]), one.joined(grads[1])
+    errors = np.max([parts.weight_errors[name] for name in names], 0)
+    measures = [
+        Known(x, x, None, whole.probe, whole.weight_errors[one.whole]),
+        Known(y, y, None, parts.probe, (float(errors[0]), float(errors[1]))),
+    ]
+    told = [one.whole, ", ".join(names)]
+    if one.side == "b":
+        measures, told = measures[::-1], told[::-1]
+    return gradient_row(told[0], told[1], "weight", distance(*measures))
 
 
 def gradient_row(a: str, b: str, of: str, far: Distance) -> Row:

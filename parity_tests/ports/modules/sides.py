@@ -234,6 +234,8 @@ def record(
         result.moved = run(Mode("float64", exact=True, moved=True, tokens=tokens))
         spreads = of_weights(exact, result.moved)
     result.weight_errors = {name: (errors[name][0], spreads[name][1]) for name in errors}
+    if size_of(params) >= LARGE:
+        give_back()
     if side.adapted:  # an input that the calling function leaves out has no gradient there
         used = [name for name, x in exact.input_grads.items() if x.any()]
         for run in (exact, result.own, result.moved):

@@ -33,7 +33,8 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None, local: L
     for name in a.inputs.keys() & b.inputs.keys():
         if not np.array_equal(a.inputs[name], b.inputs[name], equal_nan=a.inputs[name].dtype.kind == "f"):
             raise ValueError(f"compare_modules: expected equal inputs on both sides, got two of {name!r}; record anew")
-    if not np.array_equal(*(np.zeros(0) if side.tokens is None else side.tokens for side in (a, b))):
+    masks = [np.zeros(0) if side.tokens is None else side.tokens for side in (a, b)]
+    if not np.array_equal(masks[0], masks[1]):
         raise ValueError("compare_modules: expected equal tokens on both sides, got two masks of padding; record anew")
     refuse_unused(a, b, names)
     sides = Lookup(a), Lookup(b)

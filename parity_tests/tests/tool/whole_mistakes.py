@@ -282,12 +282,12 @@ for flag, at, gradient in (
     ("plus_one", "norm", False), ("gelu", "layers.1.mlp", False), ("no_residual", "layers.0", False),
     ("interleaved", "layers.1.attn", False), ("stopped_up", "layers.0.mlp", True),
 ):  # fmt: skip
-    wrong(flag, "nnx", at, **{flag: True}, gradient=gradient)
+    wrong(flag, "nnx", at, None, gradient=gradient, **{flag: True})
 for flag, at, gradient in (
     ("from_one", "", False), ("erf", "h.1.mlp", False), ("tiled", "h.0.attn", False),
     ("stopped_probs", "h.1.attn", True),
 ):  # fmt: skip
-    wrong(flag, "linen", at, **{flag: True}, gradient=gradient)
+    wrong(flag, "linen", at, None, gradient=gradient, **{flag: True})
 
 
 def inputs_of(mistake: Mistake) -> tuple[Any, ...]:
