@@ -1,4 +1,4 @@
-"""Decoding by hand, with caches of many kinds; right, and with the mistakes that people make, each a line of its own."""
+"""Decoding by hand, with caches of many kinds; right, and with the mistakes that people make."""
 
 from math import log
 from typing import Any
