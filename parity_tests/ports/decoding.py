@@ -213,7 +213,7 @@ def stops_gradients(found: Port, trace: Trace) -> bool:
     dy, name = np.array(trace.drawn.pulled["y"]), given(trace.case.config, "plain")[0]
     prompt = dy.shape[1] // 2
     dy[:, :prompt] = 0
-    outcome = found.candidate.run(trace.case, replace(trace.drawn, pulled=trace.drawn.pulled | {"y": dy}), True)
+    outcome = found.candidate.run(trace.case, replace(trace.drawn, pulled={**trace.drawn.pulled, "y": dy}), True)
     return not outcome.grads[f"d{name}"][:, :prompt].any()
 
 

@@ -49,7 +49,7 @@ def found_in(trace: Trace, other: Other) -> Finding:
     want, got = wanted(trace), trace.outcome.outputs["y"]
     if got.shape != want.shape:
         return finding
-    wrong = beyond(got, want).any(-1)
+    wrong = np.any(beyond(got, want), axis=-1)
     if not wrong.any():  # of the gradients
         return explain(trace.judged()) or finding
     ragged = trace.case.example == RAGGED
