@@ -3,6 +3,7 @@
 It comes with the package; importing it loads nothing but pytest.
 """
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +51,33 @@ class Judge:
 def attn_parity(request: pytest.FixtureRequest) -> Judge:
     """Judge a torch module, a Flax module or a function: see `parity_tests.assert_parity`."""
     return Judge(str(request.config.getoption("--parity-device")))
+
+
+# The name under which a test's report carries its annotation, also from another process.
+ANNOTATION = "attn_parity_annotation"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    """Where a difference fails a test on GitHub, its report carries a line that marks the place on the page."""
+    report = yield
+    if call.excinfo is not None and type(call.excinfo.value).__module__.startswith("parity_tests."):
+        from parity_tests.report import annotations
+
+        if annotations.wanted():
+            own = [entry for entry in call.excinfo.traceback if entry.path == item.path]
+            line = own[-1].lineno + 1 if own else item.location[1] or 1
+            text = annotations.annotation(item.path, line, item.nodeid, str(call.excinfo.value))
+            report.user_properties.append((ANNOTATION, text))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the annotations behind all that a test has printed: they are read at the beginning of a line alone."""
+    reports = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]
+    for text in [text for report in reports for name, text in report.user_properties if name == ANNOTATION]:
+        terminalreporter.ensure_newline()
+        terminalreporter.line(text)
 
 
 class DecodingJudge:

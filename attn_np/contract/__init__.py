@@ -22,6 +22,7 @@ from attn_np.contract._base import float_dtype_name as float_dtype_name
 from attn_np.contract._base import memoized_check as memoized_check
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix
+from attn_np.contract._names import meant as meant
 from attn_np.contract._tape import Scope as Scope
 from attn_np.contract._tape import record as record
 from attn_np.contract._tape import scope as scope
@@ -51,7 +52,10 @@ def get(variant: str) -> ModuleType:
         if variant in presets():
             return get(presets()[variant][0])
         known = [*variants(), *presets()]
-        raise ValueError(f"expected the name of a variant, got {variant!r}; {did_you_mean(variant, known)}")
+        likely = meant(variant, variant_by_class_name(), known) if isinstance(variant, str) else ()
+        words = [repr(name) if name in known else f"the function {name}" for name in likely]
+        fix = f"did you mean {' or '.join(words)}?" if likely else did_you_mean(variant, known)
+        raise ValueError(f"expected the name of a variant, got {variant!r}; {fix}")
     return importlib.import_module(f"{__name__}.{variant}")
 
 

@@ -21,6 +21,7 @@ from parity_tests.ports.port import Port
 from parity_tests.ports.steps import Decoding, decodes, in_order, schedule
 from parity_tests.ports.trace import Trace, record
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 # The longest sequence that is judged unless another length is asked for: bounds of a full pass cost time.
 LONGEST = 67
 

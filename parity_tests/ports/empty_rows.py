@@ -4,7 +4,7 @@ import numpy as np
 
 from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.search import EMPTY
+from parity_tests.explain.search import EMPTY, FILLED
 from parity_tests.judge.cases import seeing
 from parity_tests.judge.judging import reference
 from parity_tests.mistakes import MUTANTS
@@ -13,11 +13,8 @@ from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace
 from parity_tests.ports.watch import number
 
-LEFT_OUT = "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected"
-ONLY_EMPTY_FIRST = (
-    "only queries that see no key differ, in what they give or in the gradients through them: pass empty_rows=False if "
-    "such queries never matter to you"
-)
+LEFT_OUT = "empty_rows=False leaves out masks that hide every key from a query"
+ONLY_EMPTY_FIRST = f"only queries that see no key differ, where 0 is expected, or gradients through them: {LEFT_OUT}"
 ALSO_EMPTY = "queries that see no key differ, too"
 AGREES = "with masks that leave every query a key all numbers lie within their bounds"
 
@@ -47,7 +44,7 @@ def fill_used(found: Port, trace: Trace) -> float | None:
 
 
 def described_fill(fill: float) -> str:
-    return f"hidden scores filled with {number(fill)}"
+    return f"{FILLED} {number(fill)}"
 
 
 def only_empty(finding: Finding, fill: float | None) -> Finding:

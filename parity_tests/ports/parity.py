@@ -15,7 +15,7 @@ from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.verdicts import FORWARD, Judged, verdicts
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
-from parity_tests.judge.judging import Row, reference
+from parity_tests.judge.judging import Row, reference, worst
 from parity_tests.ports.adapters import port
 from parity_tests.ports.empty_rows import (
     ALSO_EMPTY,
@@ -30,11 +30,13 @@ from parity_tests.ports.names import Names, Weights, alike, framework_of, of_key
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Untested, untested
+from parity_tests.report.plain import Reported, finding_dict, rows_dict
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
 
 
-class ParityError(AssertionError):
+class ParityError(Reported, AssertionError):
     """An implementation differs from the reference by more than rounding explains.
 
     Attributes:
@@ -45,9 +47,14 @@ class ParityError(AssertionError):
         super().__init__("\n  ".join(filter(None, (first, told(finding), note))))
         self.finding = finding
 
+    def as_dict(self) -> dict[str, Any]:
+        """The first difference, what explains it, and every verdict of that call."""
+        found = {"agree": False, "words": str(self), "finding": finding_dict(self.finding)}
+        return found | rows_dict(self.finding.rows or [self.finding.first])
+
 
 @dataclass
-class Verdict:
+class Verdict(Reported):
     """What `assert_parity` found where it found no difference.
 
     Attributes:
@@ -68,7 +75,19 @@ class Verdict:
 
     @property
     def worst(self) -> Row:
-        return max(self.rows, key=lambda row: row.ratio)
+        return worst(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures, what was not judged or tested, and every array's verdict."""
+        found = {
+            "agree": True,
+            "words": str(self),
+            "untested": [str(part) for part in self.untested],
+            "not_given": list(self.not_given),
+            "notes": self.notes,
+            "calls": {call: list(trace.drawn.inputs) for call, trace in self.traces.items()},
+        }
+        return found | rows_dict(self.rows)
 
     def of_keys(self) -> str:
         """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
@@ -150,7 +169,6 @@ def assert_parity(
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
-    __tracebackhide__ = True
     made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
@@ -211,7 +229,6 @@ def judged_in_types(
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
     """
-    __tracebackhide__ = True
     found = made(dtype)
     rows, why, part = [], "", ""
     if dtype is None and found.dtype != "float64":
@@ -244,7 +261,6 @@ def judged_rows(
     Raises:
         ParityError: one of them differs.
     """
-    __tracebackhide__ = True
     by_trace = [verdicts(trace.judged())[0] for trace in traces]
     rows = [row for part in by_trace for row in part]
     wrong = first_wrong(traces, by_trace)
@@ -313,7 +329,6 @@ def judged_wide(copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace
     Raises:
         ParityError: it differs, and computes in float64 alone.
     """
-    __tracebackhide__ = True
     try:
         found = copied()
         traces = list(run(found))

@@ -29,6 +29,7 @@ from parity_tests.ports.names import (
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 from parity_tests.ports.watch import Watch, written
 from parity_tests.ports.weights import of_rules, read_weights, weights_of
+from parity_tests.ports.zero_key import refuse_zero_key
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -56,6 +57,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     where: Any = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
+        refuse_zero_key("assert_parity", candidate, (config.variant,))
         params, moves = read_weights(names.weights, config, {n: from_torch(x) for n, x in own.items()}, notes)
     taken = accepted(candidate, config, names)
 

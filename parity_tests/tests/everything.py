@@ -69,6 +69,8 @@ EVERY: Mapping[str, int] = {
     "test_causes::test_two_mistakes_at_once_are_both_named": 2,
     "test_changed_fields::test_a_field_changes_what_it_did": 2,
     "test_consequences::test_a_right_port_may_tap_what_it_likes": 3,
+    "test_foreign_types::test_a_number_that_cannot_be_is_refused_in_words": 4,
+    "test_foreign_types::test_no_default_of_a_family_is_taken_silently": 4,
     "test_decoding_causes::test_a_mistake_in_a_cache_by_hand_is_named": 11,
     "test_decoding_causes::test_a_right_cache_of_each_kind_agrees": 2,
     "test_decoding_causes::test_our_pieces_give_the_full_pass": 9,
@@ -97,6 +99,8 @@ EVERY: Mapping[str, int] = {
     "test_sparse::test_weights_and_gradients_stay_within_their_bounds": 3,
     "test_trace::test_a_trace_survives_its_file": 2,
     "test_transforms_numpy::test_many_threads_at_once": 2,
+    "test_whole_mistakes::test_a_mistake_is_found_at_its_submodule": 9,
+    "test_whole_mistakes::test_a_right_model_raises_no_alarm": 5,
     "test_weights::test_build_is_bit_identical_in_every_tree": 2,
     "test_weights::test_every_example_goes_through_a_file": 2,
 }

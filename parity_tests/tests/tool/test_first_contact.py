@@ -18,6 +18,7 @@ from attn_np import contract
 from parity_tests import ParityError, Verdict, assert_decoding_parity, assert_parity
 from parity_tests.explain import causes
 from parity_tests.explain.causes import explain
+from parity_tests.explain.measure import measured
 from parity_tests.mistakes import MUTANTS
 from parity_tests.ports import empty_rows, parity
 from parity_tests.tests.tool.test_library import LINEAR
@@ -125,6 +126,12 @@ def test_a_dropout_is_no_matter_of_such_queries() -> None:
     with pytest.raises(ParityError) as caught:
         judged(Dropping(-1e9), calls=("full",))
     assert [cause.name for cause in caught.value.finding.causes] == ["by chance"]
+
+
+def test_a_search_names_no_number_of_several_that_fit() -> None:
+    """A trace says nothing of the number: any large one hides a key alike."""
+    mutant = next(m for m in MUTANTS if (m.name, m.variant) == ("hidden scores filled with -1e9", "mha"))
+    assert measured(mutant, "attn_np").causes == ["hidden scores filled with a finite number"]
 
 
 # Backward passes by hand ----------------------------------------------------------------------------------------------
@@ -500,6 +507,18 @@ def test_an_axis_of_one_entry_is_written_1() -> None:
     assert assert_parity(Flat(), "additive", weights=names, outputs=outputs, **fields).worst.ratio <= 1
     with pytest.raises(ValueError, match=r"for 'b 1 1 t v -> b t v'|with as many axes|expected an array"):
         assert_parity(Flat(), "additive", weights=names, outputs=(("y", f"b 1 1 t {axes} -> b t {axes}"),), **fields)
+
+
+def test_a_mask_of_the_keys_alone_may_keep_axes_of_one_entry() -> None:
+    class Padded(Filled):
+        def forward(self, x: torch.Tensor, padding: torch.Tensor | None = None) -> torch.Tensor:
+            assert padding is None or padding.shape[1:3] == (1, 1)
+            return super().forward(x, padding)
+
+    torch.manual_seed(0)
+    arguments = {"query": "x", "mask": ("padding", "b h t s -> b 1 1 s")}
+    verdict = judged(Padded(-inf), arguments=arguments, empty_rows=False, dtype="float32")
+    assert [list(trace.drawn.inputs) for trace in verdict.traces.values()] == [["query"], ["query", "mask"]]
 
 
 def by_position(q: Any, k: Any, v: Any, /) -> Any:
