@@ -170,7 +170,7 @@ def judged(setup: Setup, tape: tuple[str, ...] = (), backward: bool = False) -> 
     outcome.tape |= {name: arrays[name] for name in tape}
     names = (*setup.drawn.params, *setup.drawn.inputs)
     outcome.grads |= {f"d{name}": arrays[f"d{name}"] for name in names if f"d{name}" in arrays}
-    outcome.dtypes |= dict.fromkeys((*outcome.outputs, *outcome.grads), "float64")
+    outcome.dtypes |= {name: "float64" for name in (*outcome.outputs, *outcome.grads)}
     return Judged("it", setup.case, setup.drawn, outcome, precision_of("float64"), partial=True)
 
 
