@@ -13,7 +13,7 @@ from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import to_torch
 from parity_tests.judge.cases import Case, draw, given
 from parity_tests.judge.judging import Row, compare
-from parity_tests.ports.adapters import port
+from parity_tests.ports.adapters import NO_GRADIENTS, port
 from parity_tests.ports.decoding_causes import EVEN, RAGGED, Other, found_in, kept_in, wanted
 from parity_tests.ports.names import Names, Weights, framework_of
 from parity_tests.ports.parity import ParityError, Verdict, config_of, judged_in_types, prepared
@@ -47,7 +47,9 @@ def assert_decoding_parity(
     with room for just this many. Outputs are compared with the reference's full pass and with our steps over the same
     pieces, in float64 and in the candidate's own type, as `assert_parity` does. Where `step` takes `valid`, the same is
     done with sequences of different lengths: the prompt of the first has padding on its left. Gradients are judged
-    through all steps where the cache lets them pass; `verdict.notes` says where it does not.
+    through all steps where the cache lets them pass; `verdict.notes` says where it does not. The steps run a second
+    time, so that a state that is kept between sequences shows; where they differ, the whole sequence is also given in
+    one step, and the message says whether that is right.
 
     Args:
         candidate, variant, config, weights, framework, dtype, seed, device, fields: those of `assert_parity`.
@@ -120,7 +122,8 @@ def assert_decoding_parity(
         return judged_steps(found, traces, note, notes, other)
 
     verdict = judged_in_types(ported, run, check, kind, dtype)
-    verdict.notes = list(dict.fromkeys([*verdict.notes, *notes]))
+    own = [NO_GRADIENTS.partition(";")[0] if note == NO_GRADIENTS else note for note in verdict.notes]  # takes no vjp=
+    verdict.notes = list(dict.fromkeys([*own, *notes]))
     return verdict
 
 
@@ -211,7 +214,7 @@ def stops_gradients(found: Port, trace: Trace) -> bool:
     dy, name = np.array(trace.drawn.pulled["y"]), given(trace.case.config, "plain")[0]
     prompt = dy.shape[1] // 2
     dy[:, :prompt] = 0
-    outcome = found.candidate.run(trace.case, replace(trace.drawn, pulled=trace.drawn.pulled | {"y": dy}), True)
+    outcome = found.candidate.run(trace.case, replace(trace.drawn, pulled={**trace.drawn.pulled, "y": dy}), True)
     return not outcome.grads[f"d{name}"][:, :prompt].any()
 
 

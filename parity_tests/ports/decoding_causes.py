@@ -49,7 +49,7 @@ def found_in(trace: Trace, other: Other) -> Finding:
     want, got = wanted(trace), trace.outcome.outputs["y"]
     if got.shape != want.shape:
         return finding
-    wrong = beyond(got, want).any(-1)
+    wrong = np.any(beyond(got, want), axis=-1)
     if not wrong.any():  # of the gradients
         return explain(trace.judged()) or finding
     ragged = trace.case.example == RAGGED
@@ -58,7 +58,8 @@ def found_in(trace: Trace, other: Other) -> Finding:
     row = int(np.argmax(wrong[:, first]))
     number = next(i for i, at in enumerate(decoding.plan) if (at[row] == first).any())
     named = "the prompt" if number == 0 else f"step {number} after the prompt"
-    before = f"; the {first} positions before it agree" if first else ""
+    words = "the position before it agrees" if first == 1 else f"the {first} positions before it agree"
+    before = f"; {words}" if first else ""
     finding.patterns.insert(0, f"first wrong at position {first}, in {named}{before}")
     if ragged:
         finding.patterns.insert(1, f"in sequence {row} of a batch with padding; sequences of equal length agree")

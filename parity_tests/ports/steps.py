@@ -161,7 +161,7 @@ class Decoding:
         self.case, self.drawn = self.case.at("float64"), wide(self.drawn)
         self.name = given(self.case.config, "plain")[0]
         x = self.drawn.inputs[self.name]
-        self.plan = schedule(*x.shape[:2], self.ragged)
+        self.plan = schedule(x.shape[0], x.shape[1], self.ragged)
         at = np.concatenate(self.plan, 1)
         # Padding holds numbers of the sequence's end, as it does for a candidate.
         self.x = x[np.arange(x.shape[0])[:, None], np.where(at < 0, x.shape[1] - 1, at)]
@@ -230,7 +230,7 @@ class Decoding:
     def blank(self, columns: int, longest: int) -> Cache:
         """An empty cache with a slot for each column."""
         letters = {letter for axes in self.config.cache_axes().values() for letter in axes.split()}
-        sizes = dict.fromkeys(letters - {"b", "s", *self.config.sizes()}, self.x.shape[-1])
+        sizes: dict[str, Any] = dict.fromkeys(letters - {"b", "s", *self.config.sizes()}, self.x.shape[-1])
         like = np.zeros((), np.float64)
         empty = empty_cache(Roomy(self.config), self.x.shape[0], columns, sizes, like, like)
         return replace(empty, max_length=max(self.at.shape[1], longest))

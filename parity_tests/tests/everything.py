@@ -109,6 +109,9 @@ EVERY: Mapping[str, int] = {
 # asks every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
     # Of the layers made of `attend`; what it moves between devices is asked by itself.
+    # Steps of JAX arrays are compiled operation by operation, for every length of the cache.
+    "test_a_mistake_in_a_cache_of_jax_arrays_is_named": (),
+    "test_steps_of_nnx_with_is_causal_see_the_first_key": (),
     "test_a_layer_sums_over_devices_once": ("mha", "t5_bias"),
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
     "test_compile": ("mha", "linear"),

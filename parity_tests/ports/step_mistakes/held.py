@@ -98,7 +98,8 @@ def odd(view: View, times: Any, x: np.ndarray) -> np.ndarray:
 def exchanged(decoding: Decoding) -> Iterator[Pieces]:
     """Runs in which two cached arrays of one shape change places, in every step or where they are read."""
     names = [*decoding.config.cache_axes()]
-    for times in (EXCHANGES[1], EXCHANGES[3]) if decoding.has_entries and len(names) == 2 else ():
+    shapes = {x.shape for x in decoding.empty().arrays.values()}
+    for times in (EXCHANGES[1], EXCHANGES[3]) if decoding.has_entries and len(names) == 2 and len(shapes) == 1 else ():
 
         def touch(view: View, arrays: Arrays, times: Any = times) -> Arrays:
             a, b = (arrays[name] for name in names)

@@ -25,7 +25,7 @@ def new_first(view: View) -> list[int]:
     """The columns in the order of a cache to whose front each step adds."""
     order: list[int] = []
     for number in range(view.number + 1):
-        order = [*np.flatnonzero(view.piece == number), *order]
+        order = [*np.flatnonzero(view.piece == number).tolist(), *order]
     return order
 
 

@@ -86,6 +86,12 @@ VIEWS = (
         "is_causal=True counts queries from the first key: give a step the mask tril(s - t), or none for one query",
         visible(first_key),
     ),
+    seen(
+        "causal mask of single positions aligned at the first key: each query sees that key alone",
+        "is_causal=True counts queries from the first key: give one query no mask beside its cache",
+        visible(lambda v: v.real & (v.columns == 0)),
+        where=ALL,
+    ),
     seen("no causal mask in the prompt", CAUSAL, visible(lambda v: v.band(v.window, None)), where=PROMPT),
     seen(
         "no causal mask: new positions see those after them",

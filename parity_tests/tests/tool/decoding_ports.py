@@ -1,4 +1,4 @@
-"""Decoding by hand, with caches of many kinds; right, and with the mistakes that people make, each a line of its own."""
+"""Decoding by hand, with caches of many kinds; right, and with the mistakes that people make."""
 
 from math import log
 from typing import Any
@@ -281,7 +281,8 @@ def retention(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
         state = (state + added) * gamma if fresh else state * fades + added
         rows.append(torch.einsum("bhk,bhkv->bhv", q[:, :, i] / K**0.5, state))
     if wrong == "last alone" and t > 1:
-        state = (torch.zeros_like(state) if cache is None else cache) * gamma + added
+        last = k[:, :, -1, :, None] * v[:, :, -1, None]
+        state = (torch.zeros_like(state) if cache is None else cache) * gamma + last
     y = torch.stack(rows, 2)
     if wrong == "norm left out" and cache is not None:
         return merged(p, silu(heads(p, x, "gate")) * y), state
@@ -300,7 +301,8 @@ def gated_delta(p: Any, x: torch.Tensor, cache: Any, wrong: str = "") -> Any:
     kept = {n: z[:, -(width - 1) :] for n, z in seen.items()}
     if wrong == "window of the step" and t < width - 1 and cache is not None:
         kept = conv
-    mixed = {n: sum(z[:, i : i + t] * p[f"w_{n}_conv"][i] for i in range(width)) for n, z in seen.items()}
+    windows = {n: torch.stack([z[:, i : i + t] for i in range(width)], 2) for n, z in seen.items()}
+    mixed = {n: torch.einsum("btxhk,xhk->bthk", z, p[f"w_{n}_conv"]) for n, z in windows.items()}
     q, k, v = (silu(mixed[n]) if wrong != "no silu" or cache is None else mixed[n] for n in "qkv")
     q, k = (z / (z.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
     beta = torch.einsum("btd,dh->bth", x, p["w_beta"]).sigmoid()

@@ -42,11 +42,11 @@ def test_a_mistake_in_a_cache_by_hand_is_named(kind: str, wrong: str, cause: str
     assert re.search(cause, caught.value.finding.causes[0].name), caught.value
 
 
-@pytest.mark.parametrize(("kind", "wrong", "cause"), [row for row in MISTAKES if row[0] == "jax"])
-def test_a_mistake_in_a_cache_of_jax_arrays_is_named(kind: str, wrong: str, cause: str) -> None:
-    judged(kind, length=5)
+@pytest.mark.parametrize(("row", "cause"), [(wrong, cause) for kind, wrong, cause in MISTAKES if kind == "jax"])
+def test_a_mistake_in_a_cache_of_jax_arrays_is_named(row: str, cause: str) -> None:
+    judged("jax", length=5)
     with pytest.raises(ParityError) as caught:
-        judged(kind, wrong, length=5)
+        judged("jax", row, length=5)
     assert re.search(cause, caught.value.finding.causes[0].name), caught.value
 
 
@@ -170,3 +170,29 @@ def test_what_has_no_name_says_what_to_look_at() -> None:
     with pytest.raises(ParityError, match=r"next: print the cache \(k, v\), positions and mask of step 1") as caught:
         assert_decoding_parity(noisy, "mha", **SMALL, framework="torch", step=lambda f, x, cache: f(x, cache))
     assert not caught.value.finding.causes
+
+
+@pytest.mark.parametrize("row", ["is_causal"])
+def test_steps_of_nnx_with_is_causal_see_the_first_key(row: str) -> None:
+    """Flax's own cache takes one position at a time, and `is_causal` counts it from the first key."""
+    from flax import nnx
+
+    def step(module: Any, x: Any, cache: Any, **options: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.concatenate([module(x[:, i : i + 1], **options) for i in range(x.shape[1])], 1), None
+
+    def start(module: Any, b: int, room: int) -> None:
+        module.init_cache((b, room, 12), dtype=module.query.kernel[...].dtype)
+
+    def judged_with(**options: Any) -> Any:
+        module = nnx.MultiHeadAttention(3, 12, 12, decode=True, rngs=nnx.Rngs(0))
+        steps = lambda m, x, cache: step(m, x, cache, **options)  # noqa: E731
+        return assert_decoding_parity(module, "mha", **SMALL, weights="flax_mha", step=steps, init=start, length=5)
+
+    assert judged_with().worst.ratio <= 1
+    with pytest.raises(ParityError) as caught:
+        judged_with(**{row: True})
+    assert [cause.name for cause in caught.value.finding.causes] == [
+        "causal mask of single positions aligned at the first key: each query sees that key alone"
+    ]

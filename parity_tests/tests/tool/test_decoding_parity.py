@@ -68,7 +68,8 @@ def judged(wrong: str) -> Any:
 def test_a_right_cache_agrees_with_the_full_pass_and_with_our_steps() -> None:
     verdict = judged("")
     assert [row.elements for row in verdict.rows] == [2 * 11 * 12] * 2
-    assert verdict.worst.ratio <= 1 and not verdict.notes
+    assert verdict.worst.ratio <= 1
+    assert verdict.notes == ["gradients not judged: a function of NumPy arrays has none of its own"]
 
 
 @pytest.mark.parametrize(
