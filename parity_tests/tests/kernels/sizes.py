@@ -10,8 +10,9 @@ other. Where all share an array, the gradient of the context is 0 elsewhere, so 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -96,14 +97,19 @@ def drawn(seed: int) -> Call:
         return tuple(n if own else 1 for n, own in zip((b, h, t, s), rng.random(4) < 0.6, strict=True))
 
     if asks(0.3):
-        arrays["mask"] = rng.random(of_scores()) < 0.8 if some(0.5) else np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1))
+        near = np.abs(np.arange(s) - (np.arange(t)[:, None] + (s - t))) < rng.integers(1, max(s, t) + 1)
+        masks = rng.random(of_scores()) < 0.8, np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1)), ~near[None, None]
+        arrays["mask"] = masks[rng.integers(3)]
     if asks(0.3):
         arrays["bias"] = rng.normal(size=of_scores())
         arrays["bias"][..., rng.random(arrays["bias"].shape[-1]) < 0.1] = -np.inf
     if asks(0.2):
         arrays["sinks"] = rng.normal(size=h)
     if some(0.4):
-        arrays |= {"slopes": rng.uniform(0.01, 0.9, h)} if some(0.5) else {"table": rng.normal(size=(6, h))}
+        steep = float(rng.choice([1, 1, 8, 300]))  # some weights are then too small for their type
+        arrays |= (
+            {"slopes": steep * rng.uniform(0.01, 0.9, h)} if some(0.5) else {"table": steep * rng.normal(size=(6, h))}
+        )
     options: dict[str, Any] = {"causal": some(0.3), "softcap": 2.0 if asks(0.15) else None, "window": None}
     if asks(0.25):
         options["window"] = (int(rng.integers(s)), int(rng.integers(t)) if some(0.5) else None)
@@ -113,7 +119,7 @@ def drawn(seed: int) -> Call:
         options["pattern"], shown = kernels.drawn_pattern(rng, b, t, s)
         pairs = np.broadcast_to(shown, (b, 1, t, s))[row, 0]
     elif asks(0.25):
-        offset = rng.integers(-3, s + 3, b)
+        offset = rng.integers(-3, s + 3, b) if some(0.7) else rng.integers(s, 3 * s + t, b)
         options["offset"] = offset if some(0.5) else int(offset[0])
         position = np.arange(t)[:, None] + (offset[row] if np.ndim(options["offset"]) else offset[0])
     if asks(0.15):
@@ -223,11 +229,12 @@ def found(call: Call, tree_name: str) -> Arrays:
     return {name: tree.numpy(x) for name, x in ({"context": context} | {f"d{n}": x for n, x in grads.items()}).items()}
 
 
-def verdict(seed: int, tree: str) -> str | None:
-    """What is wrong with the call of a seed in a tree; None for nothing."""
+def verdict(seed: int, tree: str, setting: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """What is wrong with the call of a seed in a tree, with other constants of its kernels if given; None for nothing."""
     call = drawn(seed)
     try:
-        got = found(call, tree)
+        with kernels.blocks(TREES[tree].package.__name__, setting):
+            got = found(call, tree)
     except Exception as error:  # noqa: BLE001: whatever it is, it is what is looked for
         return f"{tree}, seed {seed}: {type(error).__name__}: {error}; {call}"
     want = expected(call, tree)

@@ -62,7 +62,9 @@ def results(tree: Tree, call: Any, scores: np.ndarray, mask: np.ndarray | None, 
     return {"probs": tree.numpy(probs), "dscores": tree.numpy(grad)}
 
 
-@pytest.mark.parametrize(("alpha", "dtype"), [*((alpha, "float64") for alpha in ALPHAS), (1.25, "float32"), (10, "float32")])
+@pytest.mark.parametrize(
+    ("alpha", "dtype"), [*((alpha, "float64") for alpha in ALPHAS), (1.25, "float32"), (10, "float32")]
+)
 def test_weights_and_gradients_stay_within_their_bounds(alpha: float, tree: Tree, dtype: str) -> None:
     axis = 1
     scores, allowed, dy = given(dtype, axis)
