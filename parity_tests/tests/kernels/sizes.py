@@ -1,7 +1,7 @@
 """`attend` at the sizes of ordinary calls, in three trees, with the kernels' own thresholds.
 
-Other tests shrink the blocks; what a threshold on b h t s decides they do not see. Here a seed draws the sizes, what the
-call asks for and its numbers. One key/value head of one sequence is judged, drawn too: what it gives depends on no
+Other tests shrink the blocks; what a threshold on b h t s decides they do not see. Here a seed draws the sizes, what
+the call asks for and its numbers. One key/value head of one sequence is judged, drawn too: what it gives depends on no
 other. Where all share an array, the gradient of the context is 0 elsewhere, so that the array's is of this head alone.
 
     python -m parity_tests.tests.kernels.sizes torch --cases 5000
@@ -56,6 +56,11 @@ class Call:
     def heads(self) -> slice:
         r = self.arrays["q"].shape[2] // self.arrays["k"].shape[2]
         return slice(self.group * r, self.group * r + r)
+
+    @property
+    def num_scores(self) -> int:
+        (b, t, h, _), s = self.arrays["q"].shape, self.arrays["k"].shape[1]
+        return b * h * t * s
 
     def __str__(self) -> str:
         shapes = {name: x.shape for name, x in self.arrays.items()}
@@ -230,12 +235,12 @@ def found(call: Call, tree_name: str) -> Arrays:
 
 
 def verdict(seed: int, tree: str, setting: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """What is wrong with the call of a seed in a tree, with other constants of its kernels if given; None for nothing."""
+    """What is wrong with the call of a seed in a tree, whose kernels may have other constants; None for nothing."""
     call = drawn(seed)
     try:
         with kernels.blocks(TREES[tree].package.__name__, setting):
             got = found(call, tree)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is what is looked for
+    except Exception as error:  # whatever it is, it is what is looked for
         return f"{tree}, seed {seed}: {type(error).__name__}: {error}; {call}"
     want = expected(call, tree)
     part = judged_part(call, got)

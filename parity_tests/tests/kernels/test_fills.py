@@ -99,8 +99,8 @@ def results(tree: Tree, arrays: Arrays, dy: np.ndarray, path: str) -> Arrays:
 
 
 def weight_sum_error(found: Arrays, arrays: Arrays, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By how much the weights of a key/value head's queries do not add up to 1 in the gradient of the values: the sum of
-    that over the keys, less the sum of dy over the queries that see a key. And the bound of a right one.
+    """By how much the weights of a key/value head's queries do not add up to 1 in the gradient of the values, and the
+    bound of right ones: the sum of that over the keys, less the sum of dy over the queries that see a key.
     """
     seen = np.any(np.broadcast_to(arrays["bias"], (B, H, T, S)) > -np.inf, -1).swapaxes(1, 2)[..., None]
     of_group = np.where(seen, dy, 0.0).astype(np.float64).reshape(B, T, G, H // G, WIDTH)

