@@ -440,7 +440,7 @@ def check_config(layer_type: Any, config: Any) -> None:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
             f"{expected.variant}: expected config to be a {layer_type.__name__}.Config, got {got}; "
-            f"pass {layer_type.__name__}.Config(...), or call build with its fields"
+            f"pass {layer_type.__name__}.Config(...), or its fields by name"
         )
 
 

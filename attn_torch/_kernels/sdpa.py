@@ -11,9 +11,10 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from attn_np.contract._band import Band, Limits, Span
+from attn_torch._context_parallel import scaled_dot_product_attention
 from attn_torch._kernels.small import has_tangent
 from attn_torch._kernels.unseen import statically_true
 from attn_torch._ops import diagonals_to_pairs as skew_last_query_first

@@ -173,7 +173,10 @@ def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         others = ~smallest & ~hidden
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
         relative = (2 * FUNCTION * (1 + power * logs) + 16) * p.u
-        g, most = np.where(others & (x.v > 0), slope(x.v), 0.0), np.where(others, slope(x.v - x.b) * (1 + relative), 0.0)
+        g, most = (
+            np.where(others & (x.v > 0), slope(x.v), 0.0),
+            np.where(others, slope(x.v - x.b) * (1 + relative), 0.0),
+        )
         least = np.where(x.v > 0, slope(x.v + x.b) * (1 - relative), 0.0)
         loose = np.maximum(most - g, np.where(others, g - least, 0.0))
         dp, db = (np.sum(np.where(smallest, a, 0.0), axis=-1, keepdims=True) for a in (y.v, y.b))

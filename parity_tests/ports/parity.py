@@ -1,6 +1,6 @@
 """The judge as a library: `assert_parity` and `replay` for an implementation of your own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,35 +12,49 @@ from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.patterns import ONLY_EMPTY
-from parity_tests.explain.search import EMPTY
-from parity_tests.explain.verdicts import verdicts
+from parity_tests.explain.verdicts import FORWARD, Judged, verdicts
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
-from parity_tests.judge.judging import Row, reference
+from parity_tests.judge.judging import Row, reference, worst
 from parity_tests.ports.adapters import port
+from parity_tests.ports.empty_rows import (
+    ALSO_EMPTY,
+    LEFT_OUT,
+    ONLY_EMPTY_FIRST,
+    described_fill,
+    fill_used,
+    only_empty,
+    sees_nothing,
+)
 from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Untested, untested
+from parity_tests.report.plain import Reported, finding_dict, rows_dict
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
 
 
-class ParityError(AssertionError):
+class ParityError(Reported, AssertionError):
     """An implementation differs from the reference by more than rounding explains.
 
     Attributes:
         finding: the first difference, what it looks like, and the known mistakes that give its numbers.
     """
 
-    def __init__(self, finding: Finding, note: str = "") -> None:
-        super().__init__(told(finding) + (f"\n  {note}" if note else ""))
+    def __init__(self, finding: Finding, note: str = "", first: str = "") -> None:
+        super().__init__("\n  ".join(filter(None, (first, told(finding), note))))
         self.finding = finding
+
+    def as_dict(self) -> dict[str, Any]:
+        """The first difference, what explains it, and every verdict of that call."""
+        found = {"agree": False, "words": str(self), "finding": finding_dict(self.finding)}
+        return found | rows_dict(self.finding.rows or [self.finding.first])
 
 
 @dataclass
-class Verdict:
+class Verdict(Reported):
     """What `assert_parity` found where it found no difference.
 
     Attributes:
@@ -61,7 +75,19 @@ class Verdict:
 
     @property
     def worst(self) -> Row:
-        return max(self.rows, key=lambda row: row.ratio)
+        return worst(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures, what was not judged or tested, and every array's verdict."""
+        found = {
+            "agree": True,
+            "words": str(self),
+            "untested": [str(part) for part in self.untested],
+            "not_given": list(self.not_given),
+            "notes": self.notes,
+            "calls": {call: list(trace.drawn.inputs) for call, trace in self.traces.items()},
+        }
+        return found | rows_dict(self.rows)
 
     def of_keys(self) -> str:
         """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
@@ -73,7 +99,6 @@ class Verdict:
         numbers = sum(row.elements for row in self.rows)
         loose = sum(row.vacuous for row in self.rows)
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
-        more += f"; not judged in float64: {self.why}" if self.why else ""
         more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
         never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
         more += never if self.not_given else ""
@@ -96,6 +121,7 @@ def assert_parity(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     dtype: str | None = None,
     calls: tuple[str, ...] = OWN_CALLS,
@@ -116,11 +142,14 @@ def assert_parity(
     of the config a run in its own type does not determine.
 
     Args:
-        candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
-        variant: the variant that it should be, such as "mha".
+        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module,
+            or a function; of NumPy arrays unless `framework` says otherwise.
+        variant: the variant or preset that it should be, such as "mha" or "sliding_window".
         config: the variant's Config, or its fields.
-        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next four.
+        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next five.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
+        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the
+            function is, and returns a dictionary of gradients by our names.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
@@ -140,17 +169,18 @@ def assert_parity(
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
-    __tracebackhide__ = True
     made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
-    names = Names(weights, arguments, outputs, taps or {}, call)
+    names = Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     return judged_in_types(
         lambda kind: port(candidate, made, names, framework, kind, device),
         lambda found: runs(found, made, calls, empty_rows, seed, names),
-        lambda found, traces, note: judged_rows(found, traces, names, note),
+        lambda found, traces, note: judged_rows(
+            found, traces, names, note, (lambda: runs(found, made, calls, False, seed, names)) if empty_rows else None
+        ),
         framework or framework_of(candidate),
         dtype,
     )
@@ -163,14 +193,26 @@ def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None,
         ValueError: another variant's, or a Config and fields.
     """
     made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
-    if made.variant != variant:
+    behind, preset = contract.presets().get(variant, (variant, None))
+    if made.variant != behind:
         raise ValueError(f"{who}: expected a Config of {variant}, got one of {made.variant}; name its variant")
     if fields and made is config:
         raise ValueError(f"{who}: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
+    other = {} if made is not config or preset is None else differing_fields(made, preset.fields)
+    if other:
+        want = ", ".join(f"{name}={preset.fields[name]!r}" for name in other)
+        got = ", ".join(f"{name}={value!r}" for name, value in other.items())
+        raise ValueError(f"{who}: expected a Config with the fields of {variant}, {want}, got {got}; name {behind}")
     return made
 
 
+def differing_fields(config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config that are not those of some fields."""
+    return {name: getattr(config, name) for name, value in fields.items() if getattr(config, name) != value}
+
+
 Check = Callable[[Port, list[Trace], str], list[Row]]
+Wide = tuple[list[Row], str, str]
 
 
 def judged_in_types(
@@ -187,46 +229,90 @@ def judged_in_types(
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
     """
-    __tracebackhide__ = True
     found = made(dtype)
-    rows, why = [], ""
+    rows, why, part = [], "", ""
     if dtype is None and found.dtype != "float64":
         with float64_in_jax(framework):
-            rows, why = judged_wide(lambda: made("float64"), run, check)
+            rows, why, part = judged_wide(lambda: made("float64"), run, check)
     traces = list(run(found))
-    note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if rows else ""
+    note = f"{part or 'in float64 it agrees'}; this is in {found.dtype}" if rows else ""
+    note = f"not judged in float64: {why}" if why else note
     rows = rows + check(found, traces, note)
     unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
     by_call = {trace.case.call: trace for trace in traces}
-    return Verdict(rows, by_call, unseen, why, found.not_given, list(found.notes))
+    notes = [*found.notes, *([note] if why else [part] if part else [])]
+    return Verdict(rows, by_call, unseen, why, found.not_given, notes)
 
 
-def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
+def judged_rows(
+    found: Port,
+    traces: list[Trace],
+    names: Names,
+    note: str,
+    seeing: Callable[[], Iterable[Trace]] | None = None,
+) -> list[Row]:
     """The verdicts on a candidate's traces.
+
+    Args:
+        found, traces, names: the candidate, its runs, and how its names map to ours.
+        note: to add to a message.
+        seeing: gives its runs on masks that leave every query a key; None where the masks are these.
 
     Raises:
         ParityError: one of them differs.
     """
-    __tracebackhide__ = True
-    rows: list[Row] = []
-    for trace in traces:
-        finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
-        if finding is not None:
-            if not finding.causes and isinstance(names.weights, Mapping):
-                finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
-            if by_chance(found, trace, finding):
-                finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-            raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
-        rows += verdicts(trace.judged())[0]
+    by_trace = [verdicts(trace.judged())[0] for trace in traces]
+    rows = [row for part in by_trace for row in part]
+    wrong = first_wrong(traces, by_trace)
+    if wrong is not None:
+        raise ParityError(*difference(found, traces, wrong, names, note, seeing))
     refuse_unjudged(traces, rows, names)
     return rows
 
 
-def empty_rows_note(finding: Finding) -> str:
-    """What to pass where queries that see no key make the difference; "" elsewhere."""
-    causes = finding.causes + (finding.after.causes if finding.after else [])
-    here = EMPTY in [cause.name for cause in causes] or ONLY_EMPTY in finding.patterns
-    return "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected" if here else ""
+def first_wrong(traces: list[Trace], rows: list[list[Row]]) -> Trace | None:
+    """The first trace that differs."""
+    return next((trace for trace, part in zip(traces, rows, strict=True) if not all(row.ok for row in part)), None)
+
+
+def difference(
+    found: Port,
+    traces: list[Trace],
+    trace: Trace,
+    names: Names,
+    note: str,
+    seeing: Callable[[], Iterable[Trace]] | None,
+) -> tuple[Finding, str, str]:
+    """What is wrong with a trace, with what to say behind it and before it.
+
+    Where masks leave a query without a key, the same calls without such masks say first whether this is all.
+    """
+    if by_chance(found, trace):
+        finding = looked_at(trace)
+        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
+        return finding, note, ""
+    if seeing is not None and sees_nothing(trace):
+        others = list(seeing())
+        other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
+        fill = fill_used(found, trace)
+        if other is None:
+            return only_empty(looked_at(trace), fill), note, ONLY_EMPTY_FIRST
+        if fill is not None or any(np.isnan(x).any() for x in trace.outcome.outputs.values()):
+            words = ALSO_EMPTY if fill is None else f"{ALSO_EMPTY}, {described_fill(fill)}"
+            note = "\n  ".join(filter(None, (note, f"{words}; {LEFT_OUT}")))
+        traces, trace = others, other
+    finding = looked_at(trace, True, [each.judged() for each in traces if each is not trace])
+    if not finding.causes and isinstance(names.weights, Mapping):
+        finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
+    return finding, note, ""
+
+
+def looked_at(trace: Trace, causes: bool = False, others: Sequence[Judged] = ()) -> Finding:
+    """The first difference of a trace that differs."""
+    finding = explain(trace.judged(), causes=causes, others=others)
+    if finding is None:
+        raise ValueError("looked_at: expected a trace that differs, got one that agrees; look at the verdicts")
+    return finding
 
 
 CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
@@ -234,26 +320,37 @@ BUILT_WIDE = "give one built in float64, whose casts and tables follow the type 
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
 
-def judged_wide(
-    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check
-) -> tuple[list[Row], str]:
-    """The verdicts on a candidate in float64; none, and why, where it cannot be had in it.
+def judged_wide(copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check) -> Wide:
+    """The verdicts on a candidate in float64; none, and why, where it cannot be had in it; what was left out of them.
 
     That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
-    what makes the difference.
+    what makes the difference: then the outputs are judged if they are computed in float64, or nothing.
 
     Raises:
         ParityError: it differs, and computes in float64 alone.
     """
-    __tracebackhide__ = True
     try:
         found = copied()
         traces = list(run(found))
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
-        return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-    if found.narrow and not all(row.ok for trace in traces for row in verdicts(trace.judged())[0]):
-        return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}; {BUILT_WIDE}"
-    return check(found, traces, WIDE), ""
+        return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", ""
+    watch = found.watch
+    rows = [row for trace in traces for row in verdicts(trace.judged())[0]] if watch.suspected else []
+    if all(row.ok for row in rows):
+        return check(found, traces, WIDE), "", ""
+    watch.settle()
+    if watch.forward:
+        return [], f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
+    forward = [row for row in rows if row.stage in FORWARD]
+    if watch.backward and forward and all(row.ok for row in forward):
+        return forward, "", f"gradients not judged in float64: they pass through {listed(watch.backward)}; {BUILT_WIDE}"
+    return check(found, traces, WIDE), "", ""
+
+
+def listed(seen: Iterable[str], most: int = 3) -> str:
+    """The first of some words, and how many more there are."""
+    words = list(seen)
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 @contextmanager
@@ -271,12 +368,15 @@ def float64_in_jax(framework: str) -> Iterator[None]:
 CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
 
 
-def by_chance(found: Port, trace: Trace, finding: Finding) -> bool:
+def by_chance(found: Port, trace: Trace) -> bool:
     """Whether the same call gives other numbers the next time, further apart than two right ones are."""
+    finding = looked_at(trace)
     again = found.candidate.run(trace.case, trace.drawn, True)
     results = again.tape | again.cotangents | again.outputs | again.grads
+    if finding.got is None or finding.bound is None:
+        return False
     got, other = finding.got, results.get(finding.first.name)
-    if got is None or other is None or finding.bound is None or not got.shape == other.shape == finding.bound.shape:
+    if other is None or not got.shape == other.shape == finding.bound.shape:
         return False
     with np.errstate(invalid="ignore"):
         return bool((np.abs(got - other) > 2 * finding.bound).any())
@@ -322,6 +422,7 @@ def replay(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     device: str | None = None,
 ) -> Trace:
@@ -333,7 +434,7 @@ def replay(
     Raises:
         ValueError, TypeError: names, fields or shapes that do not fit, or an input of the trace that it does not take.
     """
-    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call)
+    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     found = port(candidate, case.config, names, framework, None, device)
     left = [name for name in trace.drawn.inputs if name not in found.arguments]
     if left:

@@ -1,4 +1,4 @@
-"""Functions of PyTorch whose lengths, heads and sequences vary from call to call: compiled as one graph, or exported."""
+"""Functions of PyTorch whose lengths, heads and batch vary from call to call: compiled as one graph, or exported."""
 
 from collections.abc import Callable
 from typing import Any
