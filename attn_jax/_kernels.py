@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._cudnn import attend_with_cudnn, cudnn_supports
-from attn_jax._kernel_arrays import add_at, lowest, pad_to, sharded_as_queries, slice_of
+from attn_jax._kernel_arrays import add_at, largest, pad_to, sharded_as_queries, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -388,20 +388,11 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, visible: Array |
     return scores if visible is None else where(visible, scores, -jnp.inf), slope
 
 
-def _top(scores: Array, visible: Array | None) -> Array:
-    """The largest score over the last axis; the lowest finite number where what is visible is all -inf, so that only a
-    query that sees no key has -inf.
-    """
-    scores = maximum(jax.lax.stop_gradient(scores), lowest(scores))
-    return jnp.max(scores if visible is None else where(visible, scores, -jnp.inf), -1, initial=-jnp.inf)
-
-
 def _block_scores(
     plan: Plan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None,
     pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
 ) -> tuple[Array, Array, Array | None, Array | None]:  # fmt: skip
-    """Of block i of the queries and block j of the keys: the scores, each query's largest, who sees whom, and the slope
-    of the softcap.
+    """Of block i of the queries and j of the keys: scores, each query's largest, who sees whom, the softcap's slope.
 
     A bias by diagonal is added in place, some queries after the others: it is never an array as large as the block,
     which would have to be written and read again.
@@ -410,7 +401,7 @@ def _block_scores(
     visible = _visible(plan, i, j, bias, mask, pattern_arrays)
     scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, visible)
     if skewed_bias is None:
-        return scores, _top(scores, visible), visible, slope
+        return scores, largest(scores, visible), visible, slope
     b, g, rows = *scores.shape[:2], skewed_bias.shape[3]
     rows_by_axes = plan.group_size, plan.block_queries
     scores_by_axes, tops = scores.reshape(b, g, *rows_by_axes, plan.block_keys), []
@@ -424,7 +415,7 @@ def _block_scores(
             visible_in_strip &= slice_of(visible, 3, first_query, rows)
         added = added if bias is None else added + slice_of(bias, 3, first_query, rows)
         part = where(visible_in_strip, part + added, -jnp.inf)
-        tops.append(_top(part, visible_in_strip))
+        tops.append(largest(part, visible_in_strip))
         scores_by_axes = jax.lax.dynamic_update_slice_in_dim(scores_by_axes, part, first_query, 3)
     # XLA would make one operation of the last part and the change of shape, and copy the block for it.
     scores = jax.lax.optimization_barrier(scores_by_axes).reshape(scores.shape)
@@ -465,7 +456,7 @@ def _average(plan: Plan, state: SoftmaxState, v: Array, sinks: Array | None) -> 
     empty_rows = state[0] == -jnp.inf
     if sinks is not None:
         scores = _rows(plan, sinks)
-        state = _online_sums(scores, _top(scores, None), jnp.zeros_like(v[:, :, :1]), state)
+        state = _online_sums(scores, largest(scores, None), jnp.zeros_like(v[:, :, :1]), state)
     top, total, weighted_values = state
     total = where(empty_rows, 1.0, total)
     return where(empty_rows[..., None], 0.0, weighted_values / total[..., None]), where(empty_rows, jnp.inf, top), total
@@ -481,7 +472,7 @@ def _one_block(
     q, k = zero_unseen("bgnc->bgnk", visible, q[0]), zero_unseen("bgnc->bgkc", visible, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", visible, v.swapaxes(1, 2))
     scores, _ = _scores(plan, q, k, bias, visible)
-    context, top, total = _average(plan, _online_sums(scores, _top(scores, visible), v), v, sinks)
+    context, top, total = _average(plan, _online_sums(scores, largest(scores, visible), v), v, sinks)
     return context[None], _lse(plan, top, total, sinks)[None]
 
 

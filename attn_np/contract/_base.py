@@ -365,8 +365,8 @@ class Config:
     def _check_broadcast(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
         letters = arg.axes.split()
         full = tuple(sizes.get(letter, -1) for letter in letters)
-        # Not `in (want, 1)`: under torch.compile sizes may be symbols, which no `in` finds. Two of them may be known to be
-        # equal, and not whether they are 1.
+        # Not `in (want, 1)`: under torch.compile sizes may be symbols, which no `in` finds. Two of them may be known to
+        # be equal, and not whether they are 1.
         fits = len(shape) <= len(full) and all(
             got == want or got == 1 for got, want in zip(reversed(shape), reversed(full), strict=False)
         )

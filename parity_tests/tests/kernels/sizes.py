@@ -1,7 +1,7 @@
 """`attend` at the sizes of ordinary calls, in three trees, with the kernels' own thresholds.
 
-Other tests shrink the blocks; what a threshold on b h t s decides they do not see. Here a seed draws the sizes, what the
-call asks for and its numbers. One key/value head of one sequence is judged, drawn too: what it gives depends on no
+Other tests shrink the blocks; what a threshold on b h t s decides they do not see. Here a seed draws the sizes, what
+the call asks for and its numbers. One key/value head of one sequence is judged, drawn too: what it gives depends on no
 other. Where all share an array, the gradient of the context is 0 elsewhere, so that the array's is of this head alone.
 
     python -m parity_tests.tests.kernels.sizes torch --cases 5000
@@ -10,8 +10,9 @@ other. Where all share an array, the gradient of the context is 0 elsewhere, so 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -56,6 +57,11 @@ class Call:
         r = self.arrays["q"].shape[2] // self.arrays["k"].shape[2]
         return slice(self.group * r, self.group * r + r)
 
+    @property
+    def num_scores(self) -> int:
+        (b, t, h, _), s = self.arrays["q"].shape, self.arrays["k"].shape[1]
+        return b * h * t * s
+
     def __str__(self) -> str:
         shapes = {name: x.shape for name, x in self.arrays.items()}
         asked = {name: x for name, x in self.options.items() if x not in (None, False)}
@@ -96,16 +102,19 @@ def drawn(seed: int) -> Call:
         return tuple(n if own else 1 for n, own in zip((b, h, t, s), rng.random(4) < 0.6, strict=True))
 
     if asks(0.3):
-        arrays["mask"] = (
-            rng.random(of_scores()) < 0.8 if some(0.5) else np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1))
-        )
+        near = np.abs(np.arange(s) - (np.arange(t)[:, None] + (s - t))) < rng.integers(1, max(s, t) + 1)
+        masks = rng.random(of_scores()) < 0.8, np.arange(s) >= rng.integers(0, s, (b, 1, 1, 1)), ~near[None, None]
+        arrays["mask"] = masks[rng.integers(3)]
     if asks(0.3):
         arrays["bias"] = rng.normal(size=of_scores())
         arrays["bias"][..., rng.random(arrays["bias"].shape[-1]) < 0.1] = -np.inf
     if asks(0.2):
         arrays["sinks"] = rng.normal(size=h)
     if some(0.4):
-        arrays |= {"slopes": rng.uniform(0.01, 0.9, h)} if some(0.5) else {"table": rng.normal(size=(6, h))}
+        steep = float(rng.choice([1, 1, 8, 300]))  # some weights are then too small for their type
+        arrays |= (
+            {"slopes": steep * rng.uniform(0.01, 0.9, h)} if some(0.5) else {"table": steep * rng.normal(size=(6, h))}
+        )
     options: dict[str, Any] = {"causal": some(0.3), "softcap": 2.0 if asks(0.15) else None, "window": None}
     if asks(0.25):
         options["window"] = (int(rng.integers(s)), int(rng.integers(t)) if some(0.5) else None)
@@ -115,7 +124,7 @@ def drawn(seed: int) -> Call:
         options["pattern"], shown = kernels.drawn_pattern(rng, b, t, s)
         pairs = np.broadcast_to(shown, (b, 1, t, s))[row, 0]
     elif asks(0.25):
-        offset = rng.integers(-3, s + 3, b)
+        offset = rng.integers(-3, s + 3, b) if some(0.7) else rng.integers(s, 3 * s + t, b)
         options["offset"] = offset if some(0.5) else int(offset[0])
         position = np.arange(t)[:, None] + (offset[row] if np.ndim(options["offset"]) else offset[0])
     if asks(0.15):
@@ -225,12 +234,13 @@ def found(call: Call, tree_name: str) -> Arrays:
     return {name: tree.numpy(x) for name, x in ({"context": context} | {f"d{n}": x for n, x in grads.items()}).items()}
 
 
-def verdict(seed: int, tree: str) -> str | None:
-    """What is wrong with the call of a seed in a tree; None for nothing."""
+def verdict(seed: int, tree: str, setting: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """What is wrong with the call of a seed in a tree, whose kernels may have other constants; None for nothing."""
     call = drawn(seed)
     try:
-        got = found(call, tree)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is what is looked for
+        with kernels.blocks(TREES[tree].package.__name__, setting):
+            got = found(call, tree)
+    except Exception as error:  # whatever it is, it is what is looked for
         return f"{tree}, seed {seed}: {type(error).__name__}: {error}; {call}"
     want = expected(call, tree)
     part = judged_part(call, got)
