@@ -89,6 +89,8 @@ class Config(Rotary):
         "the norm is of the latent alone, not of the shared key, and w_uk can't be multiplied in before it",
     )
 
+    not_in_results = ("absorbed", "max_positions")
+
     d_model: int
     num_heads: int
     kv_rank: int
@@ -130,10 +132,6 @@ class Config(Rotary):
 
     def rotary_width(self) -> int:
         return self.rope_dim
-
-    def score_scale(self) -> float:
-        """What the scores are multiplied by, in either form."""
-        return (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
 
     def sizes(self) -> dict[str, int]:
         return {

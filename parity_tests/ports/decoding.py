@@ -12,14 +12,14 @@ from attn_np.contract import Config
 from parity_tests.bounds.error_array import ErrArray, delivered
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import numpy_layer, to_torch
 from parity_tests.judge.cases import Case, draw, given
 from parity_tests.judge.consequences import wide
 from parity_tests.judge.judging import Row, compare, reference
 from parity_tests.ports.adapters import port
 from parity_tests.ports.names import Names, Weights, framework_of
-from parity_tests.ports.parity import ParityError, Verdict, config_of, judged_in_types, prepared
+from parity_tests.ports.parity import ParityError, Verdict, config_of, judged_in_types
+from parity_tests.ports.plan import prepared
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 
@@ -193,7 +193,7 @@ def judged_steps(found: Port, traces: list[Trace], note: str, notes: list[str]) 
     __tracebackhide__ = True
     rows: list[Row] = []
     for trace in traces:
-        part = verdicts(trace.judged())[0]
+        part = trace.verdicts()[0]
         wrong = {row.stage for row in part if not row.ok}
         if wrong and "output" not in wrong and stops_gradients(found, trace):
             notes.append("gradients through the steps not judged: the cache stops them")

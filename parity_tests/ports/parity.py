@@ -15,14 +15,16 @@ from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.patterns import ONLY_EMPTY
 from parity_tests.explain.search import EMPTY
 from parity_tests.explain.verdicts import verdicts
-from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
-from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
+from parity_tests.judge.cases import CALLS
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
-from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
+from parity_tests.ports.names import Names, Weights, framework_of, of_keys_alone
+from parity_tests.ports.plan import Plan, longer_run, runs
 from parity_tests.ports.port import Port
+from parity_tests.ports.progress import progress
+from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
-from parity_tests.ports.untested import Untested, untested
+from parity_tests.ports.untested import Undetermined, Untested
 
 OWN_CALLS = (*CALLS, "self")
 
@@ -34,9 +36,27 @@ class ParityError(AssertionError):
         finding: the first difference, what it looks like, and the known mistakes that give its numbers.
     """
 
-    def __init__(self, finding: Finding, note: str = "") -> None:
-        super().__init__(told(finding) + (f"\n  {note}" if note else ""))
+    def __init__(self, finding: Finding, note: str = "", words: str = "") -> None:
+        super().__init__((words or told(finding)) + (f"\n  {note}" if note else ""))
         self.finding = finding
+
+
+class UntestedError(ParityError):
+    """An implementation agrees, but with other values of the config's fields it would agree, too, and `strict=True`.
+
+    Attributes:
+        finding: the array that comes nearest to its bound; it is within.
+        verdict: the verdict, whose `untested` names the fields.
+    """
+
+    def __init__(self, verdict: "Verdict") -> None:
+        row = verdict.worst
+        words = f"{row.candidate} agrees, and would with other values of its fields{verdict.not_told_apart()}"
+        super().__init__(Finding(row.candidate, row.case.name, row), ENLARGE, words)
+        self.verdict = verdict
+
+
+ENLARGE = "a longer sequence may tell them apart, length= or sizes=, or a config with smaller values"
 
 
 @dataclass
@@ -46,7 +66,7 @@ class Verdict:
     Attributes:
         rows: the verdict on every array of every call, in float64 first where both types were judged.
         traces: what was computed in the candidate's own type, by call.
-        untested: the config's fields that these runs did not determine, where float64 was not judged.
+        untested: the config's fields that these runs did not determine, and the other values that would agree, too.
         why: why float64 was not judged; "" where it was, or was not asked for.
         not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
         notes: what was not judged, and why.
@@ -69,12 +89,16 @@ class Verdict:
         masks = [name for name in self.not_given if "mask" in name] if "mask" in arguments else []
         return of_keys_alone(len(arguments["mask"].axes.split()), masks[0]) if masks else ""
 
+    def not_told_apart(self) -> str:
+        """The values that a candidate may have and agree; "" where every value is determined."""
+        return f"; not told apart by this run: {'; '.join(map(str, self.untested))}" if self.untested else ""
+
     def __str__(self) -> str:
         numbers = sum(row.elements for row in self.rows)
         loose = sum(row.vacuous for row in self.rows)
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
         more += f"; not judged in float64: {self.why}" if self.why else ""
-        more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
+        more += self.not_told_apart()
         never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
         more += never if self.not_given else ""
         more += "".join(f"; {note}" for note in self.notes)
@@ -100,6 +124,10 @@ def assert_parity(
     dtype: str | None = None,
     calls: tuple[str, ...] = OWN_CALLS,
     empty_rows: bool = True,
+    length: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    strict: bool = False,
     seed: int = 0,
     device: str | None = None,
     **fields: Any,
@@ -112,8 +140,13 @@ def assert_parity(
 
     What a candidate means is judged in float64, where a wrong eps shows, and its numbers in its own type: first a copy
     of a module with its weights in float64, or the function with float64 arrays, then the candidate as it is. Where it
-    cannot be had in float64, because something in it computes in a fixed type, the verdict says why, and which fields
-    of the config a run in its own type does not determine.
+    cannot be had in float64, because something in it computes in a fixed type, the verdict says why.
+
+    An agreement says no more than its inputs show: of 5 positions, a window of 4095 hides none. So the reference also
+    runs with every field of the config off, at its default, halved, doubled and one more (words and flags: every other
+    one), where this means something else and the weights fit. Where some of these move no number beyond its bound, or
+    entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
+    too. What then is not told apart stands in the verdict's `untested`.
 
     Args:
         candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
@@ -127,6 +160,11 @@ def assert_parity(
         calls: which of "plain", "full", "shared" and "self" (see `parity_tests.judge.cases.Case`).
         empty_rows: whether masks hide every key from some query. The reference gives 0 there, a plain softmax NaN or
             the mean of the values: False leaves such masks out.
+        length: of the sequence, the axis t; by default a few positions, and more where they show more of the config.
+        sizes: of the axes that the config leaves open, by letter, such as `{"t": 8, "s": 16}` for an implementation
+            that needs lengths divisible by 8. With `length` or `sizes` no other length is judged.
+        batch: how many sequences; 2 by default.
+        strict: whether a field that the runs do not determine is an error.
         seed: of everything random.
         device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
             default its own; the CPU for JAX.
@@ -136,7 +174,8 @@ def assert_parity(
         The verdict on every array.
 
     Raises:
-        ParityError: it differs; the message names the first difference and the mistake that explains it.
+        ParityError: it differs; the message names the first difference and the mistake that explains it. Or, with
+            `strict`, that other values of its fields agree, too.
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
@@ -147,13 +186,20 @@ def assert_parity(
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call)
-    return judged_in_types(
-        lambda kind: port(candidate, made, names, framework, kind, device),
-        lambda found: runs(found, made, calls, empty_rows, seed, names),
-        lambda found, traces, note: judged_rows(found, traces, names, note),
-        framework or framework_of(candidate),
-        dtype,
-    )
+    asked = asked_sizes("assert_parity", made, length, sizes, batch)
+    plan = Plan(made, calls, empty_rows, seed, names, asked)
+    with progress("assert_parity") as tell:
+        verdict = judged_in_types(
+            lambda kind: port(candidate, made, names, framework, kind, device),
+            lambda found: runs(found, plan, tell),
+            lambda found, traces, note: judged_rows(found, traces, names, note),
+            framework or framework_of(candidate),
+            dtype,
+            None if length is not None or sizes is not None else lambda *run: longer_run(*run, plan, tell),
+        )
+    if strict and verdict.untested:
+        raise UntestedError(verdict)
+    return verdict
 
 
 def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Config:
@@ -171,6 +217,7 @@ def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None,
 
 
 Check = Callable[[Port, list[Trace], str], list[Row]]
+Longer = Callable[[Port, list[Trace], Undetermined], tuple[Trace | None, Finding | None]]
 
 
 def judged_in_types(
@@ -179,6 +226,7 @@ def judged_in_types(
     check: Check,
     framework: str,
     dtype: str | None,
+    longer: Longer | None = None,
 ) -> Verdict:
     """The verdict on a candidate in float64 and in its own type; in one type where `dtype` names it.
 
@@ -186,19 +234,66 @@ def judged_in_types(
         made: gives the port in a type.
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
+        longer: gives the trace of a longer sequence where one shows more of the config, and what is wrong with it.
     """
     __tracebackhide__ = True
     found = made(dtype)
-    rows, why = [], ""
+    wide, why = None, ""
     if dtype is None and found.dtype != "float64":
         with float64_in_jax(framework):
-            rows, why = judged_wide(lambda: made("float64"), run, check)
+            wide, why = judged_wide(lambda: made("float64"), run, check, longer)
     traces = list(run(found))
-    note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if rows else ""
-    rows = rows + check(found, traces, note)
-    unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
-    by_call = {trace.case.call: trace for trace in traces}
-    return Verdict(rows, by_call, unseen, why, found.not_given, list(found.notes))
+    note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if wide else ""
+    own = judged_in_type(found, traces, check, None if wide else longer, note)
+    rows = own.rows if wide is None else wide.rows + own.rows
+    notes = dict.fromkeys([*(wide.notes if wide else ()), *own.notes])
+    untested = (wide or own).undetermined()
+    return Verdict(rows, own.traces | (wide.longer if wide else {}), untested, why, found.not_given, list(notes))
+
+
+@dataclass(frozen=True)
+class InOneType:
+    """A candidate that agrees in one type.
+
+    Attributes:
+        rows, traces, notes: those of a `Verdict`.
+        longer: the traces of longer sequences, also among `traces`.
+        undetermined: gives the fields of the config that the traces do not determine.
+    """
+
+    rows: list[Row]
+    traces: dict[str, Trace]
+    longer: dict[str, Trace]
+    notes: list[str]
+    undetermined: Callable[[], list[Untested]]
+
+
+def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longer | None, note: str) -> InOneType:
+    """A candidate that agrees in the type of its traces.
+
+    Raises:
+        ParityError: it differs.
+    """
+    __tracebackhide__ = True
+    rows, by_call = check(found, traces, note), {trace.case.call: trace for trace in traces}
+    if not traces:
+        return InOneType(rows, by_call, {}, list(found.notes), lambda: [])
+    undetermined, more = Undetermined(traces[0].case.config), {}
+    if longer is not None:
+        undetermined.look(traces)
+        trace, finding = longer(found, traces, undetermined)
+        if finding is not None:
+            raise ParityError(finding, note)
+        if trace is not None:
+            undetermined.look([trace])
+            rows, more = rows + trace.verdicts()[0], {trace.case.example: trace}
+
+    def left() -> list[Untested]:
+        if longer is None:
+            undetermined.look(traces)
+        return undetermined.untested([*traces, *more.values()])
+
+    return InOneType(rows, by_call | more, more, list(found.notes), left)
 
 
 def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
@@ -210,14 +305,16 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
     __tracebackhide__ = True
     rows: list[Row] = []
     for trace in traces:
-        finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
+        part = trace.verdicts()[0]
+        others = [other.judged() for other in traces if other is not trace]
+        finding = None if all(row.ok for row in part) else explain(trace.judged(), others=others)
         if finding is not None:
             if not finding.causes and isinstance(names.weights, Mapping):
                 finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
             raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
-        rows += verdicts(trace.judged())[0]
+        rows += part
     refuse_unjudged(traces, rows, names)
     return rows
 
@@ -235,9 +332,9 @@ WIDE = "judged in float64, which shows what is meant: a copy of it, or the funct
 
 
 def judged_wide(
-    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check
-) -> tuple[list[Row], str]:
-    """The verdicts on a candidate in float64; none, and why, where it cannot be had in it.
+    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check, longer: Longer | None
+) -> tuple[InOneType | None, str]:
+    """A candidate that agrees in float64; None, and why, where it cannot be had in it.
 
     That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
     what makes the difference.
@@ -250,10 +347,10 @@ def judged_wide(
         found = copied()
         traces = list(run(found))
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
-        return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-    if found.narrow and not all(row.ok for trace in traces for row in verdicts(trace.judged())[0]):
-        return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}; {BUILT_WIDE}"
-    return check(found, traces, WIDE), ""
+        return None, f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    if found.narrow and not all(row.ok for trace in traces for row in trace.verdicts()[0]):
+        return None, f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}; {BUILT_WIDE}"
+    return judged_in_type(found, traces, check, longer, WIDE), ""
 
 
 @contextmanager
@@ -356,41 +453,3 @@ def replay(
     replayed = record(found.candidate, case, drawn, partial=True)
     refuse_unjudged([replayed], verdicts(replayed.judged())[0], names)
     return replayed
-
-
-def runs(
-    found: Port,
-    config: Config,
-    calls: tuple[str, ...],
-    empty_rows: bool,
-    seed: int,
-    names: Names,
-) -> Iterator[Trace]:
-    """A trace of each call that differs from the ones before it in what is given."""
-    returns = {pair(name)[0] for name in names.outputs if name is not None}
-    seen: list[set[str]] = []
-    for call in calls:
-        case = Case(config.variant, "yours", call, found.dtype, seed, config)
-        key = {*(name for name in given(config, call) if name in found.arguments), *found.required}
-        if key in seen:
-            continue
-        seen.append(key)
-        drawn = alike(draw(case, found.arguments, found.required), names)
-        yield record(found.candidate, case, prepared(found, case, drawn, empty_rows, returns), partial=True)
-
-
-def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:
-    """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
-    if not empty_rows:
-        drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
-    if found.params is not None:
-        drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
-    held = pulled(case, drawn, output_shapes(case, drawn))
-    if returns - held.keys():  # the weights, which get no gradient, or what the variant does not return
-        layer, variant = numpy_layer(case, drawn.params), case.config.variant
-        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
-        unknown = sorted(returns - {*known})
-        if unknown:
-            fix = contract.did_you_mean(unknown[0], known)
-            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {fix}")
-    return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})
