@@ -18,9 +18,10 @@ from parity_tests.judge.consequences import wide
 from parity_tests.judge.judging import Row, compare, reference
 from parity_tests.ports.adapters import port
 from parity_tests.ports.names import Names, Weights, framework_of
-from parity_tests.ports.parity import ParityError, Verdict, config_of, judged_in_types
+from parity_tests.ports.parity import ParityError, UntestedError, Verdict, config_of, judged_in_types
 from parity_tests.ports.plan import prepared
 from parity_tests.ports.port import Port
+from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
 
 # The longest sequence that is judged unless another length is asked for: bounds of a full pass cost time.
@@ -35,6 +36,8 @@ def assert_decoding_parity(
     step: Callable[..., tuple[Any, Any]],
     init: Callable[[Any, int, int], Any] | None = None,
     length: int | None = None,
+    batch: int | None = None,
+    strict: bool = False,
     weights: Weights = None,
     framework: str | None = None,
     dtype: str | None = None,
@@ -51,7 +54,8 @@ def assert_decoding_parity(
     through all steps where the cache lets them pass; `verdict.notes` says where it does not.
 
     Args:
-        candidate, variant, config, weights, framework, dtype, seed, device, fields: those of `assert_parity`.
+        candidate, variant, config, weights, framework, dtype, batch, strict, seed, device, fields: those of
+            `assert_parity`.
         step: `step(candidate, x, cache)` returns the outputs of new positions `b n d` and the cache after them. Where
             it is `step(candidate, x, cache, valid)`, `valid` of shape `b n` is False at padding.
         init: `init(candidate, batch_size, max_length)` returns an empty cache; without it the first cache is None.
@@ -79,6 +83,7 @@ def assert_decoding_parity(
             )
     if length is not None and (not isinstance(length, int) or length < 2):
         raise ValueError(f"assert_decoding_parity: expected length= from 2, got {length!r}; leave it out or raise it")
+    sizes = asked_sizes("assert_decoding_parity", made, None, None, batch)
     notes: list[str] = []
     t = length or usual_length(made, notes)
     kind = framework or framework_of(candidate)
@@ -93,7 +98,7 @@ def assert_decoding_parity(
     def run(found: Port) -> Iterator[Trace]:
         for ragged in (False, True) if "valid" in signature(step).parameters else (False,):
             case = Case(made.variant, RAGGED if ragged else EVEN, "plain", found.dtype, seed, made)
-            drawn = prepared(found, case, draw(case, lengths={"t": t}), True, {"y"})
+            drawn = prepared(found, case, draw(case, lengths=sizes | {"t": t}), True, {"y"})
             chosen = ported(found.dtype, ragged) if ragged else found
             try:
                 trace = record(chosen.candidate, case, drawn, partial=True)
@@ -110,6 +115,8 @@ def assert_decoding_parity(
 
     verdict = judged_in_types(ported, run, check, kind, dtype)
     verdict.notes = list(dict.fromkeys([*verdict.notes, *notes]))
+    if strict and verdict.untested:
+        raise UntestedError(verdict)
     return verdict
 
 

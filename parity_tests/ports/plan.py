@@ -14,7 +14,10 @@ from parity_tests.judge.cases import Case, Drawn, draw, given, seeing
 from parity_tests.ports.names import Names, alike, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
-from parity_tests.ports.untested import Undetermined, cause_among, open_axes, sizes_at, telling_length
+from parity_tests.ports.untested import LENGTHS, Undetermined, cause_among, open_axes, sizes_at, telling_length
+
+# The longest sequence in which mistakes are searched: each is made in the reference, whose bounds take time.
+SEARCHED = 65
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,19 @@ def longer_run(
         narrow = ", ".join(sorted(found.narrow)[:3])
         found.notes[f"a sequence of {length} positions not judged: it computes in a narrower type: {narrow}"] = None
         return None, None
-    finding = explain(trace.judged(), causes=False)
+    tell("looking for the cause")
+    parts = ((n, plan.trace(found, *drawn_at(n))) for n in LENGTHS if n < length)
+    where, trace = next(((n, x) for n, x in parts if not all(row.ok for row in x.verdicts()[0])), (length, trace))
+    causes = cause_among(undetermined, trace)
+    finding = explain(trace.judged(), causes=not causes and where <= SEARCHED)
     if finding is None:
         raise ValueError("longer_run: expected a run that differs, got one that agrees; look at its verdicts")
-    finding.causes = cause_among(undetermined, trace)
-    finding.explains_all = bool(finding.causes)
+    if causes or finding.after is not None:  # one mistake acts at a distance; two that make up for it are none
+        finding.causes, finding.after, finding.explains_all = causes, None, bool(causes)
     if not finding.causes:
-        finding.next_step = f"shorter sequences agree; find by length= where it begins, up to {length}"
+        words = f"what begins at a distance: tables and buckets, windows, lengths in training; length={where} shows it"
+        finding.next_step = "; ".join(filter(None, (words, finding.next_step)))
+    finding.patterns.insert(0, f"in a sequence of {where} positions; shorter ones agree")
     return trace, finding
 
 
