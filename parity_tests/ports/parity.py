@@ -106,7 +106,10 @@ class Verdict:
         return (
             f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
             f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
-            + "; with ".join(", ".join(trace.drawn.inputs) for trace in self.traces.values())
+            + "; with ".join(
+                ", ".join(trace.drawn.inputs) + ("" if name == trace.case.call else f" of {name}")
+                for name, trace in self.traces.items()
+            )
         )
 
 

@@ -97,9 +97,9 @@ def longer_run(
         return None, None
     tell("looking for the cause")
     parts = ((n, plan.trace(found, *drawn_at(n))) for n in LENGTHS if n < length)
-    where, trace = next(((n, x) for n, x in parts if not all(row.ok for row in x.verdicts()[0])), (length, trace))
-    causes = cause_among(undetermined, trace)
-    finding = explain(trace.judged(), causes=not causes and where <= SEARCHED)
+    where, first = next(((n, x) for n, x in parts if not all(row.ok for row in x.verdicts()[0])), (length, trace))
+    causes = cause_among(undetermined, trace)  # of the longest, which tells most of them apart
+    finding = explain(first.judged(), causes=not causes and where <= SEARCHED)
     if finding is None:
         raise ValueError("longer_run: expected a run that differs, got one that agrees; look at its verdicts")
     if causes or finding.after is not None:  # one mistake acts at a distance; two that make up for it are none

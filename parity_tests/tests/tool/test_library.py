@@ -4,6 +4,7 @@ import subprocess
 import sys
 from math import sqrt
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import jax
@@ -718,8 +719,8 @@ def test_wrong(attn_parity):
 """
 
 
-def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_mine.py").write_text(TEST)
+def run_pytest(folder: Path, *options: str, test: str = TEST) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-p", "parity_tests.plugin", "-p", "no:cacheprovider", "-q", *options]
     return subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=folder, env=environment())
 
@@ -734,6 +735,27 @@ def test_the_fixture_judges(tmp_path: Path) -> None:
     found = run_pytest(tmp_path)
     assert "1 failed, 1 passed" in found.stdout, found.stdout
     assert "differs first at output y" in found.stdout
+
+
+def test_the_plugin_lists_what_is_not_told_apart(tmp_path: Path) -> None:
+    """Also where tests run in other processes; with --parity-strict they fail."""
+    source = """
+    import numpy as np
+
+
+    def test_far(attn_parity):
+        def attention(query, key, value):
+            scores = query @ np.swapaxes(key, 1, 2) / np.sqrt(query.shape[-1])
+            e = np.exp(scores - scores.max(-1, keepdims=True))
+            return e / e.sum(-1, keepdims=True) @ value
+
+        attn_parity(attention, "dot_product", window=(4095, None))
+    """
+    for options, words in (((), "1 passed"), (("-n", "1"), "1 passed"), (("--parity-strict",), "1 failed")):
+        found = run_pytest(tmp_path, *options, test=dedent(source)).stdout
+        assert words in found, found
+        assert "window=(4095, None) from None, (2047, None), (8190, None), (4096, None)" in found
+        assert ("test_far: dot_product: window" in found) == (words == "1 passed")
 
 
 def test_an_absent_device_is_a_visible_skip(tmp_path: Path) -> None:
@@ -892,10 +914,10 @@ def test_a_wrong_eps_is_seen_by_default(eps: float) -> None:
 
 def test_a_run_in_one_type_says_what_it_did_not_test() -> None:
     verdict = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",), dtype="float32")
-    (field,) = verdict.untested
-    assert (field.name, field.value, field.dtype) == ("norm_eps", 1e-6, "float32")
-    assert field.up_to > field.value and field.up_to == float(f"{field.up_to:.6g}")
-    assert "not tested: norm_eps=1e-06 (nor would" in str(verdict)
+    field = next(field for field in verdict.untested if field.name == "norm_eps")
+    assert (field.value, field.dtype) == (1e-6, "float32")
+    assert {5e-7, 2e-6} <= {*field.alike} and 1.000001 not in field.alike
+    assert "not told apart by this run: norm_eps=1e-06 from 5e-07, 2e-06" in str(verdict)
     whole = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",))
     assert {row.case.dtype for row in whole.rows} == {"float64", "float32"}
     assert (whole.untested, whole.why) == ([], "")

@@ -3,6 +3,7 @@
 The ports are our own layers with another value in one field.
 """
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
@@ -23,6 +24,8 @@ from parity_tests.judge.consequences import results_of
 from parity_tests.judge.judging import reference
 from parity_tests.ports import parity, plan
 from parity_tests.ports.alternatives import changed, words
+from parity_tests.ports.parity import UntestedError
+from parity_tests.ports.progress import progress
 from parity_tests.ports.untested import held_by
 
 D = {"d_model": 12, "num_heads": 3}
@@ -155,3 +158,147 @@ def written_out(config: Config) -> Iterator[Config]:
             other = changed(config, {name: value})
             if other is not None and other != config:
                 yield other
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+def own(variant: str, config: dict[str, Any], **yours: Any) -> Verdict:
+    """Our layer with other fields, a field of None left out, as a port for a config."""
+    true = contract.config(variant, **config)
+    other = contract.config(variant, **{k: v for k, v in (config | yours).items() if v is not None})
+    return assert_parity(layer_as_port(true, other, whole=False), variant, true)
+
+
+DYNAMIC = {"rope_scaling": "dynamic", "rope_scaling_factor": 4.0, "original_max_positions": 4096}
+LLAMA4 = {"temperature_growth": 0.1, "temperature_interval": 8192}
+
+
+@pytest.mark.parametrize("fields", [{"window": (4095, None)}, {"chunk_size": 8192}, DYNAMIC, LLAMA4])
+def test_a_port_without_a_published_size_is_told_by_name(fields: dict[str, Any]) -> None:
+    verdict = own("decoder", D | fields, **dict.fromkeys(fields))
+    assert {x.name for x in verdict.untested} == {*fields}
+    for field in verdict.untested:
+        assert field.value == fields[field.name] and None in field.alike
+        assert f"{field.name}={field.value!r} from None" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("variant", "config", "yours", "cause"),
+    [
+        ("decoder", {"window": (95, None)}, {"window": None}, "window=None in place of (95, None)"),
+        ("decoder", {"chunk_size": 64}, {"chunk_size": 128}, "chunk_size=128 in place of 64"),
+        ("t5_bias", {"causal": True}, {"bidirectional": True}, "bidirectional=True in place of False"),
+        ("t5_bias", {}, {"max_distance": 1000}, ""),
+    ],
+)
+@pytest.mark.usefixtures("without_causes")
+def test_what_acts_at_a_distance_is_judged_there(
+    variant: str, config: dict[str, Any], yours: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(ParityError, match="shorter ones agree") as caught:
+        own(variant, D | config, **yours)
+    assert caught.value.finding.causes == [] if not cause else caught.value.finding.causes[0].name == cause
+    verdict = own(variant, D | config)
+    assert verdict.untested == [] and any("positions" in name for name in verdict.traces)
+
+
+@pytest.mark.usefixtures("without_causes")
+def test_buckets_without_logarithms_are_seen() -> None:
+    """All rows of T5's table play a part in some judged sequence."""
+    config = contract.config("t5_bias", **D)
+    right = layer_as_port(config, config, whole=False)
+
+    def port(params: dict[str, np.ndarray], query: np.ndarray) -> np.ndarray:
+        t = query.shape[1]
+        distance = np.arange(t)[None, :] - np.arange(t)[:, None]
+        bucket = np.minimum(np.abs(distance), 15) + 16 * (distance > 0)
+        layer = numpy_layer(Case("t5_bias", "", "", query.dtype.name, given=config), params)
+        bias = np.moveaxis(params["w_bias"][bucket], -1, 0)
+        off = numpy_layer(
+            Case("t5_bias", "", "", query.dtype.name, given=config), {**params, "w_bias": 0 * layer.w_bias}
+        )
+        return off(query, bias=np.broadcast_to(bias, (len(query), *bias.shape)).astype(query.dtype))
+
+    assert assert_parity(right, config.variant, config).traces["129 positions"]
+    with pytest.raises(ParityError, match="shorter ones agree"):
+        assert_parity(port, config.variant, config)
+
+
+@pytest.mark.usefixtures("without_causes")
+def test_one_bucket_too_few_far_away_is_seen() -> None:
+    """The last row of T5's table is for distances from 91 on."""
+    config = contract.config("t5_bias", **D)
+    right = layer_as_port(config, config, whole=False)
+
+    def port(params: dict[str, np.ndarray], query: np.ndarray) -> np.ndarray:
+        table = params["w_bias"].copy()
+        table[[15, 31]] = table[[14, 30]]
+        return right({**params, "w_bias": table}, query)
+
+    with pytest.raises(ParityError, match="in a sequence of 129 positions"):
+        assert_parity(port, config.variant, config)
+
+
+def test_a_candidate_may_refuse_the_longer_sequence() -> None:
+    config = contract.config("decoder", **D, window=(95, None))
+    right = layer_as_port(config, config, whole=False)
+
+    def port(params: dict[str, np.ndarray], query: np.ndarray) -> np.ndarray:
+        if query.shape[1] > 64:
+            raise RuntimeError("made for 64 positions")
+        return right(params, query)
+
+    verdict = assert_parity(port, config.variant, config)
+    assert "a sequence of 129 positions not judged: RuntimeError: made for 64 positions" in str(verdict)
+    assert [field.name for field in verdict.untested] == ["window"]
+
+
+def test_strict_makes_an_error_of_what_is_not_told_apart() -> None:
+    config = contract.config("decoder", **D, chunk_size=8192)
+    with pytest.raises(ParityError, match="chunk_size=8192 from None") as caught:
+        assert_parity(layer_as_port(config, config, whole=False), "decoder", config, strict=True)
+    assert isinstance(caught.value, UntestedError) and caught.value.verdict.untested
+    plain = contract.config("decoder", **D)
+    assert assert_parity(layer_as_port(plain, plain, whole=True), "decoder", plain, strict=True).untested == []
+
+
+def test_sizes_are_those_that_are_asked_for() -> None:
+    config = contract.config("mha", **D)
+    port = layer_as_port(config, config, whole=True)
+    verdict = assert_parity(port, "mha", config, sizes={"t": 8, "s": 16}, batch=4)
+    assert {x.drawn.inputs["query"].shape[:2] for x in verdict.traces.values()} == {(4, 8)}
+    assert verdict.traces["full"].drawn.inputs["key"].shape[:2] == (4, 16)
+    window = contract.config("decoder", **D, window=(95, None))
+    port = layer_as_port(window, window, whole=False)
+    asked = assert_parity(port, "decoder", window, length=128)
+    assert asked.untested == [] and asked.traces["plain"].drawn.inputs["query"].shape[:2] == (2, 128)
+    short = assert_parity(port, "decoder", window, length=8)
+    assert [x.name for x in short.untested] == ["window"] and len(short.traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"sizes": {"d": 8}}, ValueError, "expected sizes of b, t, s, which mha leaves open, got 'd'"),
+        ({"length": 8, "sizes": {"t": 8}}, ValueError, "expected length= or sizes= of t, got both"),
+        ({"batch": 0}, ValueError, "expected sizes of at least 1, got 0 for b"),
+        ({"length": 8.0}, TypeError, "expected sizes to be ints, got 8.0 for t"),
+        ({"sizes": 8}, TypeError, "expected sizes= as a map from axis letters to counts, got int"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"assert_parity: {words}"):
+        assert_parity(
+            layer_as_port(contract.config("mha", **D), contract.config("mha", **D), True), "mha", **D, **options
+        )
+
+
+def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for terminal, said in ((False, ""), (True, "\rassert_parity: the call plain\x1b[K\r\x1b[K")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        clock = iter((0.0, 2.0))
+        monkeypatch.setattr("parity_tests.ports.progress.monotonic", lambda clock=clock: next(clock))
+        with progress("assert_parity") as tell:
+            tell("the call plain")
+        assert capsys.readouterr().err == said
