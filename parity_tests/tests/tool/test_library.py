@@ -4,7 +4,6 @@ import subprocess
 import sys
 from math import sqrt
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import jax
@@ -14,11 +13,13 @@ import pytest
 import torch
 from flax import linen, nnx
 
+import attn_np
 import attn_torch
 from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators
+from parity_tests.plugin import Judge
 from parity_tests.ports.port import MissingDeviceError
 from parity_tests.ports.weights import in_our_letters
 
@@ -714,13 +715,22 @@ def test_right(attn_parity):
     assert attn_parity(attention, "dot_product").worst.ratio <= 1
 
 
+def test_far(attn_parity):
+    def attention(query, key, value):
+        scores = query @ np.swapaxes(key, 1, 2) / np.sqrt(query.shape[-1])
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ value
+
+    attn_parity(attention, "dot_product", window=(4095, None))
+
+
 def test_wrong(attn_parity):
     attn_parity(lambda query, key, value: query @ np.swapaxes(key, 1, 2) @ value, "dot_product")
 """
 
 
-def run_pytest(folder: Path, *options: str, test: str = TEST) -> subprocess.CompletedProcess[str]:
-    (folder / "test_mine.py").write_text(test)
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(TEST)
     command = [sys.executable, "-m", "pytest", "-p", "parity_tests.plugin", "-p", "no:cacheprovider", "-q", *options]
     return subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=folder, env=environment())
 
@@ -732,35 +742,26 @@ def environment() -> dict[str, str]:
 
 
 def test_the_fixture_judges(tmp_path: Path) -> None:
-    found = run_pytest(tmp_path)
-    assert "1 failed, 1 passed" in found.stdout, found.stdout
+    """And what is not told apart stands at the end, also where the tests run in other processes."""
+    found = run_pytest(tmp_path, "-n", "1")
+    assert "1 failed, 2 passed" in found.stdout, found.stdout
+    assert "test_far: dot_product: window=(4095, None) from None, (2047, None), (8190, None)" in found.stdout
     assert "differs first at output y" in found.stdout
 
 
-def test_the_plugin_lists_what_is_not_told_apart(tmp_path: Path) -> None:
-    """Also where tests run in other processes; with --parity-strict they fail."""
-    source = """
-    import numpy as np
+def test_strict_is_asked_for_by_option(request: pytest.FixtureRequest) -> None:
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        return attn_np.attend(query[:, :, None], key[:, :, None], value[:, :, None])[0][:, :, 0]
 
-
-    def test_far(attn_parity):
-        def attention(query, key, value):
-            scores = query @ np.swapaxes(key, 1, 2) / np.sqrt(query.shape[-1])
-            e = np.exp(scores - scores.max(-1, keepdims=True))
-            return e / e.sum(-1, keepdims=True) @ value
-
-        attn_parity(attention, "dot_product", window=(4095, None))
-    """
-    for options, words in (((), "1 passed"), (("-n", "1"), "1 passed"), (("--parity-strict",), "1 failed")):
-        found = run_pytest(tmp_path, *options, test=dedent(source)).stdout
-        assert words in found, found
-        assert "window=(4095, None) from None, (2047, None), (8190, None), (4096, None)" in found
-        assert ("test_far: dot_product: window" in found) == (words == "1 passed")
+    far = {"window": (4095, None)}
+    with pytest.raises(ParityError, match=r"window=\(4095, None\) from None"):
+        Judge("cpu", True, request.node)(attention, "dot_product", far)
+    assert Judge("cpu", True, request.node)(attention, "dot_product", far, strict=False).untested
 
 
 def test_an_absent_device_is_a_visible_skip(tmp_path: Path) -> None:
     found = run_pytest(tmp_path, "--parity-device", "cuda", "-rs")
-    assert "2 skipped" in found.stdout and "expected cpu" in found.stdout, found.stdout
+    assert "3 skipped" in found.stdout and "expected cpu" in found.stdout, found.stdout
 
 
 def test_importing_the_plugin_loads_nothing_but_pytest() -> None:

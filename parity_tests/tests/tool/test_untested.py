@@ -198,7 +198,7 @@ def test_what_acts_at_a_distance_is_judged_there(
 ) -> None:
     with pytest.raises(ParityError, match="shorter ones agree") as caught:
         own(variant, D | config, **yours)
-    assert caught.value.finding.causes == [] if not cause else caught.value.finding.causes[0].name == cause
+    assert cause in [*(x.name for x in caught.value.finding.causes), ""]
     verdict = own(variant, D | config)
     assert verdict.untested == [] and any("positions" in name for name in verdict.traces)
 
