@@ -4,6 +4,7 @@ import subprocess
 import sys
 from math import sqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -749,14 +750,17 @@ def test_the_fixture_judges(tmp_path: Path) -> None:
     assert "differs first at output y" in found.stdout
 
 
-def test_strict_is_asked_for_by_option(request: pytest.FixtureRequest) -> None:
+def test_strict_is_asked_for_by_option() -> None:
+    node: Any = SimpleNamespace(user_properties=[])
+
     def attention(query: Any, key: Any, value: Any) -> Any:
         return attn_np.attend(query[:, :, None], key[:, :, None], value[:, :, None])[0][:, :, 0]
 
     far = {"window": (4095, None)}
     with pytest.raises(ParityError, match=r"window=\(4095, None\) from None"):
-        Judge("cpu", True, request.node)(attention, "dot_product", far)
-    assert Judge("cpu", True, request.node)(attention, "dot_product", far, strict=False).untested
+        Judge("cpu", True, node)(attention, "dot_product", far)
+    assert Judge("cpu", True, node)(attention, "dot_product", far, strict=False).untested
+    assert [name for name, _ in node.user_properties] == ["attn_parity_untested"]
 
 
 def test_an_absent_device_is_a_visible_skip(tmp_path: Path) -> None:
