@@ -23,7 +23,6 @@ except ModuleNotFoundError as missing:
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.frameworks import versions
 from parity_tests.judge.judging import Row
-from parity_tests.judge.ratchet import Comparison
 from parity_tests.judge.result import Result
 from parity_tests.report.cells import (
     Group,
@@ -53,7 +52,7 @@ class Room:
 
     Attributes:
         findings, block: bytes for the sections of findings and for the numbers of single cases.
-        listed: findings, failures without one, exceptions and drifts that are shown one by one.
+        listed: findings, failures without one and exceptions that are shown one by one.
         cases: lines in the list of cases.
     """
 
@@ -163,7 +162,6 @@ def write_html(
     dtypes: Sequence[str],
     findings: Sequence[Finding] = (),
     title: str = "attn-parity",
-    comparison: Comparison | None = None,
 ) -> None:
     """Write a result as one page.
 
@@ -173,13 +171,12 @@ def write_html(
         dtypes: columns of the heat map, in this order.
         findings: what is known about candidates that differ; failures without one are listed all the same.
         title: which command or question this answers.
-        comparison: with the recorded precision.
     """
     room = Room()
-    text = page(result, dtypes, findings, title, comparison, room)
+    text = page(result, dtypes, findings, title, room)
     while len(text.encode()) > LIMIT and room.listed:
         room = room.half()
-        text = page(result, dtypes, findings, title, comparison, room)
+        text = page(result, dtypes, findings, title, room)
     path.write_text(text, encoding="utf-8")
 
 
@@ -188,7 +185,6 @@ def page(
     dtypes: Sequence[str],
     findings: Sequence[Finding],
     title: str,
-    comparison: Comparison | None,
     room: Room,
 ) -> str:
     """The text of a report that shows as much as there is room for."""
@@ -199,7 +195,6 @@ def page(
     failures = [g for g in groups if g.failed and (g.candidate, g.rows[0].case.name) not in known]
     shown = rendered_findings(env, findings, room)
     drawn = heat_map(groups, dtypes)
-    drifts = [] if comparison is None else comparison.drifts
     return env.get_template("report.html.j2").render(
         title=title,
         **headline(result, findings, failures),
@@ -212,9 +207,6 @@ def page(
         errors_more=max(0, len(result.errors) - room.listed),
         map=drawn,
         legend=legend(),
-        drift_note="" if comparison is None else comparison.note,
-        drifts=[str(drift) for drift in drifts[: room.listed]],
-        drifts_more=max(0, len(drifts) - room.listed),
         skipped=list(result.skipped.items()),
         variants=cells_by_variant(drawn["cells"], len({row.case.seed for row in result.rows}) > 1, room.cases),
         block=block(groups, room.block),

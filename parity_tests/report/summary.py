@@ -1,7 +1,7 @@
 """How verdicts are shown: a table, plain words, JSON."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def order(candidate: str) -> tuple[int, str]:
     return ("numpy", "torch", "jax").index(framework) if framework in ("numpy", "torch", "jax") else 3, candidate
 
 
-def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Sequence[str] = ()) -> None:
-    """The table, with a line for each variant where there are many; failures in words, warnings, the verdict."""
+def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
+    """The table, with a line for each variant where there are many; failures in words, the verdict."""
     many = len({row.case.variant for row in result.rows}) > LONG
     console.print(overview(result, dtypes) if many else table(result, dtypes))
     for name, reason in result.skipped.items():
@@ -98,8 +98,6 @@ def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Se
     for finding in result.findings[:SHOWN]:
         show_finding(console, finding)
     for line in suspicion(result):
-        console.print(line, soft_wrap=True)
-    for line in warnings:
         console.print(line, soft_wrap=True)
     console.print(verdict(result), soft_wrap=True)
 
@@ -160,14 +158,13 @@ def as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, result: Result, **more: Any) -> None:
-    """`summary`, `cases` (an entry per judged array), `skipped`, `errors`, `versions` and more; null is infinite."""
+def write_json(path: Path, result: Result) -> None:
+    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null is infinite."""
     content = {
         "summary": {k: v if v != float("inf") else None for k, v in result.summary().items()},
         "cases": [as_dict(row) for row in result.rows],
         "skipped": result.skipped,
         "errors": result.errors,
         "versions": versions(),
-        **more,
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
