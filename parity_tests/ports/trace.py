@@ -65,7 +65,8 @@ class Trace:
     def verdicts(self) -> tuple[list[Row], Anchor]:
         """The verdict on every array, and the reference's arrays with their bounds; found once."""
         if self._verdicts is None:
-            self._verdicts = verdicts(self.judged())
+            backward = not self.partial or bool(self.outcome.grads or self.outcome.cotangents)
+            self._verdicts = verdicts(self.judged(), backward=backward)
         return self._verdicts
 
     def judged(self) -> Judged:
