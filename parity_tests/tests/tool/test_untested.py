@@ -83,9 +83,8 @@ def layer_as_port(true: Config, other: Config, whole: bool) -> Callable[..., Any
     def port(*args: Any, **named: Any) -> Any:
         given = {name: x for name, x in signature.bind(*args, **named).arguments.items() if x is not None}
         weights = given.pop("params", {})
-        case = Case(
-            other.variant, "", "", next(x.dtype.name for x in given.values() if x.dtype.kind == "f"), given=other
-        )
+        kind = next(x.dtype.name for x in (*given.values(), *weights.values()) if x.dtype.kind == "f")
+        case = Case(other.variant, "", "", kind, given=other)
         result = numpy_layer(case, {name: weights[name] for name in other.shapes()})(**given)
         return result[0] if isinstance(result, tuple) else result
 
