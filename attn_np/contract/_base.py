@@ -198,17 +198,17 @@ class Config:
         values = {name: getattr(self, name) for name in self.fields() if name not in left_out}
         values |= {"sizes": tuple(self.sizes().items()), "shapes": tuple(self.shapes().items())}
         if "scale" in values and "k" in self.sizes():
-            values["scale"] = rounded(self.score_scale())
+            values["scale"] = rounded(self.scale_or_default(self.sizes()["k"]))
         if values.get("window") is not None:
             left, right = values["window"]
             right = 0 if values.get("causal") else right
             values["window"] = None if left is None and (right is None or values.get("causal")) else (left, right)
         return values
 
-    def score_scale(self) -> float:
-        """What scores are multiplied by: the field `scale`, or its default."""
+    def scale_or_default(self, width: int) -> float:
+        """What scores of queries and keys of a width are multiplied by: the field `scale`, or its default."""
         scale: float | None = getattr(self, "scale", None)
-        return self.sizes()["k"] ** -0.5 if scale is None else scale
+        return width**-0.5 if scale is None else scale
 
     # Derived from it --------------------------------------------------------------------------------------------------
 

@@ -138,9 +138,8 @@ class Config(_heads.RelativePositionConfig):
         idle += () if "p2c" in self.score_terms else ("p2c_view",)
         return {name: value for name, value in super().meaning().items() if name not in idle}
 
-    def score_scale(self) -> float:
-        width = self.sizes()["k"] * (1 + len(self.score_terms))
-        return width**-0.5 if self.scale is None else self.scale
+    def scale_or_default(self, width: int) -> float:
+        return super().scale_or_default(width * (1 + len(self.score_terms)))
 
     def span(self) -> int:
         """How many embeddings one side has."""

@@ -133,6 +133,10 @@ class Config(Rotary):
     def rotary_width(self) -> int:
         return self.rope_dim
 
+    def score_scale(self) -> float:
+        """What the scores are multiplied by, in either form."""
+        return (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
+
     def sizes(self) -> dict[str, int]:
         return {
             "d": self.d_model,
