@@ -291,7 +291,7 @@ class Config:
         """The named field is one of some words, or None where that is among them; `also` says what else it may be."""
         value = getattr(self, name)
         if value not in choices:
-            words = ", ".join(choices if all(isinstance(word, str) for word in choices) else map(repr, choices))
+            words = ", ".join(map(repr if None in choices else str, choices))
             raise field_error(self.variant, f"{name} to be one of {words}{also}", repr(value), f"set {name}=")
 
     def check_divisible(self, name: str, by: str, *, unless: str) -> None:

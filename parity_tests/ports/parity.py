@@ -191,6 +191,10 @@ def assert_parity(
     names = Names(weights, arguments, outputs, taps or {}, call)
     asked = asked_sizes("assert_parity", made, length, sizes, batch)
     plan = Plan(made, calls, empty_rows, seed, names, asked)
+
+    def longer(found: Port, traces: list[Trace], left: Undetermined) -> tuple[Trace | None, Finding | None]:
+        return longer_run(found, traces, left, plan, tell)
+
     with progress("assert_parity") as tell:
         verdict = judged_in_types(
             lambda kind: port(candidate, made, names, framework, kind, device),
@@ -198,7 +202,7 @@ def assert_parity(
             lambda found, traces, note: judged_rows(found, traces, names, note),
             framework or framework_of(candidate),
             dtype,
-            None if length is not None or sizes is not None else lambda *run: longer_run(*run, plan, tell),
+            None if length is not None or sizes is not None else longer,
         )
     if strict and verdict.untested:
         raise UntestedError(verdict)
