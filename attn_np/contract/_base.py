@@ -400,9 +400,10 @@ class Config:
     def _check_broadcast(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
         letters = arg.axes.split()
         full = tuple(sizes.get(letter, -1) for letter in letters)
-        # Not `in (1, want)`: under torch.compile sizes may be symbols, which no `in` finds.
+        # Not `in (want, 1)`: under torch.compile sizes may be symbols, which no `in` finds. Two of them may be known to be
+        # equal, and not whether they are 1.
         fits = len(shape) <= len(full) and all(
-            got == 1 or got == want for got, want in zip(reversed(shape), reversed(full), strict=False)
+            got == want or got == 1 for got, want in zip(reversed(shape), reversed(full), strict=False)
         )
         if not fits:
             fix = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
@@ -474,7 +475,7 @@ def check_config(layer_type: Any, config: Any) -> None:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
             f"{expected.variant}: expected config to be a {layer_type.__name__}.Config, got {got}; "
-            f"pass {layer_type.__name__}.Config(...), or call build with its fields"
+            f"pass {layer_type.__name__}.Config(...), or its fields by name"
         )
 
 

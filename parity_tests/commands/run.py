@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attn_np import contract
-from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, say_written, writable
 
 
 def main(
@@ -57,17 +57,21 @@ def main(
         products=products,
     )
     result = Result()
-    with progress() as bar, closing(runner.run(plan, jobs)) as pieces:
-        task = bar.add_task("judging")
-        for done, of, what, so_far in pieces:
-            result = so_far
-            bar.update(task, total=of, completed=done, description=f"judged {what}")
-    summary.show(console, result, plan.dtypes)
-    differ = bool(result.failed or result.errors or not result.rows)
+    try:
+        with progress() as bar, closing(runner.run(plan, jobs)) as pieces:
+            task = bar.add_task("judging")
+            for done, of, what, so_far in pieces:
+                result = so_far
+                bar.update(task, total=of, completed=done, description=f"judged {what}")
+    except KeyboardInterrupt:
+        if result.rows:
+            console.print(summary.overview(result, plan.dtypes))  # what was judged till then; no verdict
+        raise
     if json is not None:
         summary.write_json(json, result)
-        console.print(f"written: {json}")
     if html is not None:
         write_html(html, result, plan.dtypes, result.findings, title="attn-parity run")
-        console.print(f"written: {html}")
+    summary.show(console, result, plan.dtypes)
+    say_written(json, html)
+    differ = bool(result.failed or result.errors or not result.rows)
     raise typer.Exit(1 if differ else 0)

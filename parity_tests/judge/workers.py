@@ -1,6 +1,7 @@
 """Processes that work for a command, and end with it."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
 
 
 def _start(start: Callable[..., None] | None, *given: Any) -> None:
-    """Begin a worker."""
+    """Begin a worker. Ctrl-C reaches every process of a terminal; what it ends is the command's own matter."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(*given)

@@ -1,8 +1,7 @@
-"""Ports in JAX: a Flax NNX module, with what it sows, or a function of JAX arrays."""
+"""Ports in JAX: a module of Flax or Equinox, or a function of JAX arrays."""
 
-import re
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,20 @@ from parity_tests.ports.names import (
     not_given,
     refuse_unmapped,
     returned,
-    second_run,
     tapped,
     theirs_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
-from parity_tests.ports.weights import read_weights, weights_of
+from parity_tests.ports.weights import of_rules, read_weights, weights_of
 
 
 def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
-    """A Flax NNX module, with what it sows as intermediates; or a function of JAX arrays."""
+    """A module of Flax NNX, of Linen with its variables, or of Equinox; or a function of JAX arrays."""
     import jax
     import jax.numpy as jnp
-    from flax import nnx
+
+    from parity_tests.ports.jax_modules import jax_module
+    from parity_tests.ports.watch_jax import JaxWatch, narrow_types, watching
 
     def held_to(dtype: str | None) -> None:
         if dtype == "float64" and not jax.config.read("jax_enable_x64"):
@@ -42,11 +42,10 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
             )
 
     held_to(dtype)
-    is_module = isinstance(candidate, nnx.Module)
-    own: dict[str, Any] = {}
-    if is_module:
-        flat = dict(nnx.to_flat_state(nnx.state(candidate, nnx.Param)))
-        own = {".".join(map(str, path)): x[...] for path, x in flat.items()}
+    wide = dtype == "float64"
+    module = jax_module(candidate)
+    is_module = module is not None
+    own: dict[str, Any] = {} if module is None else module.weights
     floats = [x for x in own.values() if jnp.issubdtype(x.dtype, jnp.floating)]
     if dtype:
         own = {n: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for n, x in own.items()}
@@ -54,43 +53,25 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     where = jax_device(device or "cpu")
     own = jax.device_put(own, where)
     params, moves = None, []
-    if is_module:
-        params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
-    narrow: set[str] = set()
+    watch = JaxWatch()
     notes: dict[str, None] = {}
+    if is_module:
+        params, moves = read_weights(names.weights, config, {n: np.asarray(x) for n, x in own.items()}, notes)
+    mapped = {key for step in moves for key in step.keys}
+    if module is not None and wide:  # arrays that no rule names may be constants
+        unmapped = {n: x for n, x in module.weights.items() if n not in mapped}
+        watch.forward |= dict.fromkeys(replace(module, constants=module.constants | unmapped).rounded())
+        watch.suspected = bool(watch.forward)
     own_names = weights_of(moves)
-    taken, turns = accepted(candidate, config, names), count()
-
-    def with_weights(held: Mapping[str, Any]) -> Any:
-        graph, state, counts, rest = nnx.split(candidate, nnx.Param, nnx.RngCount, ...)
-        turn = next(turns)
-        counts = jax.tree.map(lambda x: x + turn, counts)  # each run draws anew, as a module of torch does
-        flat = [(path, x.replace(held[".".join(map(str, path))])) for path, x in nnx.to_flat_state(state)]
-        return nnx.merge(graph, nnx.from_flat_state(flat), counts, rest, copy=True)
+    taken = accepted(candidate, config, names)
 
     def call(held: Mapping[str, Any], leaves: Any, rest: Any, sizes: Any) -> Any:
-        function = with_weights(held) if is_module else candidate
-        if not is_module and held:
-            function = lambda *a, **k: candidate(held, *a, **k)  # noqa: E731 - a name for a partial application
-        seen: dict[str, Any] = {}
         given = {**leaves, **rest}
-        if is_module:  # whatever it sows: outside of capture Flax warns of that
-            sown = nnx.capture(lambda module: invoke(module, given, taken, names, sizes), nnx.Intermediate)
-            result, state = sown(function)
-            seen = {".".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(state)}
-            twice = [n for n, x in seen.items() if isinstance(x, tuple) and len(x) > 1]
-            for name in twice:
-                if any(re.fullmatch(pattern, name) for pattern in names.taps):
-                    raise second_run(name)
-            seen = {name: x[-1] if isinstance(x, tuple) else x for name, x in seen.items()}
-            absent = [p for p in names.taps if not any(re.fullmatch(p, name) for name in seen)]
-            if absent:
-                raise ValueError(
-                    f"assert_parity: expected the module to sow an intermediate named like {absent[0]!r}, got "
-                    f"{', '.join(seen) or 'none'}; call self.sow(nnx.Intermediate, name, x) where it is computed"
-                )
+        if module is not None:
+            result, seen = module.call(held, lambda m: invoke(m, given, taken, names, sizes), names.taps)
         else:
-            result = invoke(function, given, taken, names, sizes)
+            function = (lambda *a, **k: candidate(held, *a, **k)) if held else candidate
+            result, seen = invoke(function, given, taken, names, sizes), {}
         outputs, tape = returned(result, names, sizes, notes)
         own_names.update(theirs_of(seen, names))
         return outputs, in_our_axes(tape | dict(tapped(seen, names)), names, sizes)
@@ -107,8 +88,17 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
             outputs, tape = call(held, leaves, rest, sizes)
             return {n: outputs[n] for n in outputs if n in drawn.pulled}, (outputs, tape)
 
-        if dtype == "float64":
-            narrow.update(narrower(jax.make_jaxpr(forward)(held, leaves).jaxpr))
+        def whole() -> None:
+            sources, pull, (outputs, _) = vjp(forward, held, leaves, has_aux=True)
+            if names.gradients and pulling(outputs, drawn) is not None:
+                pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
+
+        if wide and any(narrow_types(jax.make_jaxpr(forward)(held, leaves).jaxpr)):
+            watch.suspected = True
+            watch.programs.append((lambda: forward(held, leaves), whole))
+        if watch.hidden is not None:
+            with watching(watch, {}, {}):
+                forward(held, leaves)
         if not names.gradients:
             collect(outcome, "outputs", call(held, leaves, rest, sizes)[0], np.asarray)
             return outcome
@@ -122,9 +112,8 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         collect(outcome, "grads", {f"d{n}": x for n, x in dleaves.items()}, np.asarray)
         theirs = {n: np.asarray(x) for n, x in dheld.items()}
         if is_module:
-            mapped = {key for step in moves for key in step.keys}
             refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped}, notes)
-        mine = {n: x for step in moves for n, x in step.to_params(theirs).items()} if is_module else theirs
+        mine = of_rules(moves, theirs) if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
 
@@ -136,25 +125,9 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         tuple(taken),
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
-        narrow,
+        watch,
         notes,
     )
-
-
-def narrower(jaxpr: Any) -> Iterator[str]:
-    """The operations of a program that take or give floats narrower than float64, in words."""
-    import jax
-    import jax.numpy as jnp
-
-    for equation in jaxpr.eqns:
-        for variable in (*equation.invars, *equation.outvars):
-            kind = getattr(variable.aval, "dtype", None)
-            if kind is not None and jnp.issubdtype(kind, jnp.floating) and kind != jnp.float64:
-                yield f"{equation.primitive.name} in {kind}"
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from narrower(inner)
 
 
 def jax_device(name: str) -> Any:

@@ -1,9 +1,10 @@
 """How a candidate's names, axes and arguments map to ours. Names are mapped, never guessed."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ class Names:
             our tape, or (that name, "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
         gradients: whether they are asked for.
+        vjp: of a function of NumPy arrays, its backward pass by hand: called as the function is, and with `dy=`, the
+            gradient of y (`dout1=` of a second output that has one). It returns the gradients of the arguments and
+            weights by our names, 0 where nothing depends on one, None for one that is not to be judged.
     """
 
     weights: Weights = None
@@ -45,8 +49,14 @@ class Names:
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
     gradients: bool = True
+    vjp: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.vjp is not None and not callable(self.vjp):
+            raise TypeError(
+                f"assert_parity: expected vjp= to be a function, got {type(self.vjp).__name__}; give one that is "
+                f"called as the candidate is, with dy="
+            )
         for pattern in self.taps:
             try:
                 re.compile(pattern)
@@ -101,21 +111,31 @@ def framework_of(candidate: Any) -> str:
     """The framework of a module by its class; "numpy" for anything else that can be called."""
     if isinstance(candidate, type):
         raise TypeError(f"assert_parity: expected a module, got the class {candidate.__name__}; build one of it first")
+    if is_linen(candidate):
+        raise TypeError(
+            f"assert_parity: expected a Linen module with its variables, got {type(candidate).__name__} alone; give "
+            f"(module, variables)"
+        )
+    if isinstance(candidate, tuple) and len(candidate) == 2 and is_linen(candidate[0]):
+        return "jax"
     for base in type(candidate).__mro__:
         root = base.__module__.partition(".")[0]
-        if base.__name__ == "Module" and base.__module__.startswith("flax.linen"):
-            raise TypeError(
-                f"assert_parity: expected a Flax NNX module, got {type(candidate).__name__} of flax.linen; wrap its "
-                f'apply in a function of the weights and our arguments, and set framework="jax"'
-            )
-        if base.__name__ == "Module" and root in ("torch", "flax"):
-            return {"torch": "torch", "flax": "jax"}[root]
+        if base.__name__ == "Module" and root in ("torch", "flax", "equinox"):
+            return "torch" if root == "torch" else "jax"
     if not callable(candidate):
         raise TypeError(
-            f"assert_parity: expected a torch module, a Flax module or a function, got {type(candidate).__name__}; "
-            f"wrap what computes attention in a function of its arguments"
+            f"assert_parity: expected a module of torch, Flax or Equinox or a function, got "
+            f"{type(candidate).__name__}; wrap what computes attention in a function of its arguments"
         )
     return "numpy"
+
+
+def is_linen(candidate: Any) -> bool:
+    return any(base.__name__ == "Module" and base.__module__ == "flax.linen.module" for base in type(candidate).__mro__)
+
+
+def is_equinox(candidate: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "equinox" for base in type(candidate).__mro__)
 
 
 def pair(named: Named) -> tuple[str, str | None]:
@@ -150,6 +170,13 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
     known = dict(sizes) | solve(left, tuple(x.shape), sizes)
     if len(left) == len(x.shape):
         known |= {axis[0]: size for axis, size in zip(left, x.shape, strict=True) if len(axis) == 1}
+    unknown = [letter for axis in left for letter in axis if letter not in known]
+    shape = "" if unknown else tuple(prod(known[letter] for letter in axis) for axis in left)
+    if shape != tuple(x.shape):
+        want = f"with as many axes as {pattern!r}" if unknown else f"{shape} for {pattern!r}"
+        raise ValueError(
+            f"assert_parity: expected an array {want}, got the shape {tuple(x.shape)}; correct the pattern"
+        )
     dropped = [letter for letter in left_out(pattern) if known[letter] != 1]
     if dropped:
         raise ValueError(
@@ -162,13 +189,7 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
     target = [letter for axis in right for letter in axis]
     x = x.reshape([known[letter] for letter in source])
     x = (x.permute if hasattr(x, "permute") else x.transpose)([source.index(letter) for letter in target])
-    shape: list[int] = []
-    for axis in right:
-        size = 1
-        for letter in axis:
-            size *= known[letter]
-        shape.append(size)
-    return x.reshape(shape[lead:])
+    return x.reshape([prod(known[letter] for letter in axis) for axis in right[lead:]])
 
 
 def alike(drawn: Drawn, names: Names) -> Drawn:
@@ -203,11 +224,85 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
     every = names.arguments is None and any(p.kind is Parameter.VAR_KEYWORD for p in found)
     theirs = {pair(named)[0] for named in mapped.values() if named is not None}
     by_name = {name: name for name in config.arguments() if (every or name in known) and name not in theirs}
+    by_name = other_names(config, known - theirs) | by_name if names.call is None else by_name
     first = next(iter(config.arguments()))
     by_position = {} if first in by_name or (found and found[0].name in theirs) else {first: ""}
-    taken = by_position | by_name | mapped
+    if names.call is None:
+        by_position |= positional_only(found, config)
+    taken = by_name | by_position | mapped
     in_order = ((name, taken.get(name)) for name in config.arguments())
-    return filled({name: named for name, named in in_order if named is not None}, config)
+    taken = filled({name: named for name, named in in_order if named is not None}, config)
+    refuse_unfilled(found, taken, config, names)
+    return taken
+
+
+# What ports call the arrays of a call; a mask's other names say nothing of what True means, so none stands here.
+OTHER_NAMES = {
+    "query": ("queries", "q", "inputs_q", "query_"),
+    "key": ("keys", "k", "inputs_k", "key_"),
+    "value": ("values", "v", "inputs_v", "value_"),
+}
+
+
+def other_names(config: Config, known: Collection[str]) -> dict[str, Named]:
+    """The candidate's usual names of our arguments, where each has one of them and none of our own."""
+    found = {}
+    letters = {"q", "k"} <= {*known}  # alone, k may be how many keys are taken
+    for ours, others in OTHER_NAMES.items():
+        theirs = [name for name in others if name in known and (letters or len(name) > 1)]
+        if ours in config.arguments() and ours not in known and len(theirs) == 1:
+            found[ours] = theirs[0]
+    return found
+
+
+def positional_only(found: Iterable[Parameter], config: Config) -> dict[str, Named]:
+    """Our arguments that a candidate takes by position alone: the first one, and those of a usual name behind it."""
+    names = [p.name for p in found if p.kind is Parameter.POSITIONAL_ONLY]
+    taken = {}
+    for ours, theirs in zip(config.arguments(), names, strict=False):
+        if taken and theirs not in (ours, *OTHER_NAMES.get(ours, ())):
+            break
+        taken[ours] = ""
+    return taken
+
+
+def refuse_unfilled(found: list[Parameter], taken: Mapping[str, Named], config: Config, names: Names) -> None:
+    """A call needs every argument of a candidate that has no default.
+
+    Raises:
+        ValueError: naming those that no argument of ours goes to, with the arguments= to write.
+    """
+    unfilled = [p.name for p in unmapped(found, taken, names) if p.default is Parameter.empty]
+    if not unfilled:
+        return
+    if names.call is not None:
+        fix = f"its arguments behind the candidate are ours, {', '.join(config.arguments())}"
+    else:
+        free = [name for name in config.arguments() if name not in taken]
+        ours = {name: meant(name, free, i) for i, name in enumerate(unfilled)}
+        given = {our: name for name, our in ours.items() if our is not None}
+        words = ", ".join(f"{our!r}: {name!r}" for our, name in given.items())
+        masks = " (a mask is True where a query may attend; call= converts another)" if "mask" in given else ""
+        fix = f"write arguments={{{words}}}{masks}" if words else "give call=, which says how it is called"
+    raise ValueError(
+        f"assert_parity: expected every argument of the candidate that has no default to be one of ours, got "
+        f"{', '.join(unfilled)}; {fix}"
+    )
+
+
+def unmapped(found: list[Parameter], taken: Mapping[str, Named], names: Names) -> list[Parameter]:
+    """A candidate's own arguments that none of ours goes to, by name or by position."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    by_name = {ours if names.call else pair(named)[0] for ours, named in taken.items()}
+    by_position = 0 if names.call else sum(pair(named)[0] == "" for named in taken.values())
+    return [p for p in [p for p in found if p.kind in kinds][by_position:] if p.name not in by_name]
+
+
+def meant(theirs: str, free: list[str], place: int) -> str | None:
+    """Our argument that one of the candidate's is likely to be: by its name, or else by its place."""
+    named = [ours for ours in free if theirs in OTHER_NAMES.get(ours, ())]
+    named += [ours for ours in free if theirs.endswith(ours)] + [ours for ours in free if ours in theirs]
+    return named[0] if named else free[place] if place < len(free) else None
 
 
 def check_axes(name: str, config: Config, pattern: str | None) -> None:
@@ -245,7 +340,9 @@ def filled(taken: dict[str, Named], config: Config) -> dict[str, Named]:
 
 def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
     """The parameters of what is called, behind the candidate itself or the weights."""
-    function = names.call or getattr(candidate, "forward", candidate)
+    inner = candidate[0] if isinstance(candidate, tuple) else candidate
+    inner = getattr(inner, "_orig_mod", inner)  # what torch.compile was given
+    function = names.call or getattr(inner, "forward", inner)
     try:
         found = list(signature(function).parameters.values())
     except ValueError:
@@ -253,6 +350,8 @@ def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
             f"assert_parity: expected a candidate with a signature, got {function!r}; wrap it in a function of our "
             f"arguments, or map them with arguments="
         ) from None
+    if names.call is None and is_equinox(candidate):  # there key= draws dropout
+        found = [p for p in found if not (p.name == "key" and p.kind is Parameter.KEYWORD_ONLY)]
     return found[1:] if names.call is not None or takes_params(candidate, config) else found
 
 
@@ -261,15 +360,13 @@ def needed(candidate: Any, config: Config, names: Names, taken: Mapping[str, Nam
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     found = parameters(candidate, config, names)
     asked = {p.name for p in found if p.kind in kinds and p.default is Parameter.empty}
+    asked |= {""} if any(p.kind is Parameter.POSITIONAL_ONLY and p.default is Parameter.empty for p in found) else set()
     return tuple(ours for ours, theirs in taken.items() if (ours if names.call else pair(theirs)[0]) in asked)
 
 
 def not_given(candidate: Any, config: Config, names: Names, taken: Mapping[str, Named]) -> tuple[str, ...]:
-    """A candidate's own arguments that none of ours maps to."""
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    known = {ours if names.call else pair(theirs)[0] for ours, theirs in taken.items()}
-    found = [p.name for p in parameters(candidate, config, names) if p.kind in kinds]
-    return tuple(name for name in (found[1:] if "" in known else found) if name not in known)
+    """The names of a candidate's own arguments that none of ours maps to."""
+    return tuple(p.name for p in unmapped(parameters(candidate, config, names), taken, names))
 
 
 def refuse_unmapped(grads: Mapping[str, np.ndarray], notes: dict[str, None]) -> None:
@@ -303,17 +400,13 @@ def of_keys_alone(ndim: int, name: str) -> str:
     return f'; {{"mask": ("{name}", "{axes} -> b s")}} gives one of the keys alone' if axes else ""
 
 
+OF_ONE_SEQUENCE = "; a module of one sequence takes call=lambda module, query: jax.vmap(module)(query)"
+
+
 def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
     """Call a candidate with our arguments under its names."""
-    positional, keywords = [], {}
-    for name, x in given.items():
-        key, pattern = pair(taken[name])
-        key = name if names.call is not None else key
-        x = arranged(x, pattern, sizes, axes_moved)
-        if key:
-            keywords[key] = x
-        else:
-            positional.append(x)
+    positional, keywords = arguments_of(given, taken, names, sizes)
+    called = candidate
     if names.call is not None:
         positional, candidate = [candidate], names.call
     try:
@@ -324,8 +417,25 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
             f"assert_parity: the candidate raised this when it was called with {got}; arguments= and call= say how it "
             f"is called, framework= whose arrays a function gets"
             + (of_keys_alone(given["mask"].ndim, pair(taken["mask"])[0]) if "mask" in given else "")
+            + (OF_ONE_SEQUENCE if is_equinox(called) and names.call is None else "")
         )
         raise
+
+
+def arguments_of(
+    given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Our arguments as a candidate gets them, by position and by keyword."""
+    positional, keywords = [], {}
+    for name, x in given.items():
+        key, pattern = pair(taken[name])
+        key = name if names.call is not None else key
+        x = arranged(x, pattern, sizes, axes_moved)
+        if key:
+            keywords[key] = x
+        else:
+            positional.append(x)
+    return positional, keywords
 
 
 def returned(

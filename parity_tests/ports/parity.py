@@ -1,8 +1,8 @@
 """The judge as a library: `assert_parity` and `replay` for an implementation of your own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,106 +11,31 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
-from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.patterns import ONLY_EMPTY
-from parity_tests.explain.search import EMPTY
-from parity_tests.explain.verdicts import verdicts
+from parity_tests.explain.findings import Cause, Finding
+from parity_tests.explain.verdicts import FORWARD, Judged
 from parity_tests.judge.cases import CALLS
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
-from parity_tests.ports.names import Names, Weights, framework_of, of_keys_alone
+from parity_tests.ports.empty_rows import (
+    ALSO_EMPTY,
+    LEFT_OUT,
+    ONLY_EMPTY_FIRST,
+    described_fill,
+    fill_used,
+    only_empty,
+    sees_nothing,
+)
+from parity_tests.ports.names import Names, Weights, framework_of
 from parity_tests.ports.plan import Plan, longer_run, runs
 from parity_tests.ports.port import Port
 from parity_tests.ports.progress import progress
 from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Undetermined, Untested
+from parity_tests.ports.verdict import ParityError, UntestedError, Verdict
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
-
-
-class ParityError(AssertionError):
-    """An implementation differs from the reference by more than rounding explains.
-
-    Attributes:
-        finding: the first difference, what it looks like, and the known mistakes that give its numbers.
-    """
-
-    def __init__(self, finding: Finding, note: str = "", words: str = "") -> None:
-        super().__init__((words or told(finding)) + (f"\n  {note}" if note else ""))
-        self.finding = finding
-
-
-class UntestedError(ParityError):
-    """An implementation agrees, but with other values of the config's fields it would agree, too, and `strict=True`.
-
-    Attributes:
-        finding: the array that comes nearest to its bound; it is within.
-        verdict: the verdict, whose `untested` names the fields.
-    """
-
-    def __init__(self, verdict: "Verdict") -> None:
-        row = verdict.worst
-        words = f"{row.candidate} agrees, and would with other values of its fields{verdict.not_told_apart()}"
-        super().__init__(Finding(row.candidate, row.case.name, row), ENLARGE, words)
-        self.verdict = verdict
-
-
-ENLARGE = "a longer sequence may tell them apart, length= or sizes=, or a config with smaller values"
-
-
-@dataclass
-class Verdict:
-    """What `assert_parity` found where it found no difference.
-
-    Attributes:
-        rows: the verdict on every array of every call, in float64 first where both types were judged.
-        traces: what was computed in the candidate's own type, by call.
-        untested: the config's fields that these runs did not determine, and the other values that would agree, too.
-        why: why float64 was not judged; "" where it was, or was not asked for.
-        not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
-        notes: what was not judged, and why.
-    """
-
-    rows: list[Row]
-    traces: dict[str, Trace] = field(default_factory=dict)
-    untested: list[Untested] = field(default_factory=list)
-    why: str = ""
-    not_given: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def worst(self) -> Row:
-        return max(self.rows, key=lambda row: row.ratio)
-
-    def of_keys(self) -> str:
-        """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
-        arguments = {n: arg for trace in self.traces.values() for n, arg in trace.case.config.arguments().items()}
-        masks = [name for name in self.not_given if "mask" in name] if "mask" in arguments else []
-        return of_keys_alone(len(arguments["mask"].axes.split()), masks[0]) if masks else ""
-
-    def not_told_apart(self) -> str:
-        """The values that a candidate may have and agree; "" where every value is determined."""
-        return f"; not told apart by this run: {'; '.join(map(str, self.untested))}" if self.untested else ""
-
-    def __str__(self) -> str:
-        numbers = sum(row.elements for row in self.rows)
-        loose = sum(row.vacuous for row in self.rows)
-        more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
-        more += f"; not judged in float64: {self.why}" if self.why else ""
-        more += self.not_told_apart()
-        never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
-        more += never if self.not_given else ""
-        more += "".join(f"; {note}" for note in self.notes)
-        types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
-        return (
-            f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
-            f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
-            + "; with ".join(
-                ", ".join(trace.drawn.inputs) + ("" if name == trace.case.call else f" of {name}")
-                for name, trace in self.traces.items()
-            )
-        )
 
 
 def assert_parity(
@@ -123,6 +48,7 @@ def assert_parity(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     dtype: str | None = None,
     calls: tuple[str, ...] = OWN_CALLS,
@@ -152,11 +78,14 @@ def assert_parity(
     too. What then is not told apart stands in the verdict's `untested`.
 
     Args:
-        candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
-        variant: the variant that it should be, such as "mha".
+        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module,
+            or a function; of NumPy arrays unless `framework` says otherwise.
+        variant: the variant or preset that it should be, such as "mha" or "sliding_window".
         config: the variant's Config, or its fields.
-        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next four.
+        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next five.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
+        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the
+            function is, and returns a dictionary of gradients by our names.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
@@ -182,15 +111,13 @@ def assert_parity(
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
-    __tracebackhide__ = True
     made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
-    names = Names(weights, arguments, outputs, taps or {}, call)
-    asked = asked_sizes("assert_parity", made, length, sizes, batch)
-    plan = Plan(made, calls, empty_rows, seed, names, asked)
+    names = Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
+    plan = Plan(made, calls, empty_rows, seed, names, asked_sizes("assert_parity", made, length, sizes, batch))
 
     def longer(found: Port, traces: list[Trace], left: Undetermined) -> tuple[Trace | None, Finding | None]:
         return longer_run(found, traces, left, plan, tell)
@@ -199,7 +126,9 @@ def assert_parity(
         verdict = judged_in_types(
             lambda kind: port(candidate, made, names, framework, kind, device),
             lambda found: runs(found, plan, tell),
-            lambda found, traces, note: judged_rows(found, traces, names, note),
+            lambda found, traces, note: judged_rows(
+                found, traces, names, note, (lambda: runs(found, plan.seeing(), tell)) if empty_rows else None
+            ),
             framework or framework_of(candidate),
             dtype,
             None if length is not None or sizes is not None else longer,
@@ -216,15 +145,27 @@ def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None,
         ValueError: another variant's, or a Config and fields.
     """
     made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
-    if made.variant != variant:
+    behind, preset = contract.presets().get(variant, (variant, None))
+    if made.variant != behind:
         raise ValueError(f"{who}: expected a Config of {variant}, got one of {made.variant}; name its variant")
     if fields and made is config:
         raise ValueError(f"{who}: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
+    other = {} if made is not config or preset is None else differing_fields(made, preset.fields)
+    if other:
+        want = ", ".join(f"{name}={preset.fields[name]!r}" for name in other)
+        got = ", ".join(f"{name}={value!r}" for name, value in other.items())
+        raise ValueError(f"{who}: expected a Config with the fields of {variant}, {want}, got {got}; name {behind}")
     return made
+
+
+def differing_fields(config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config that are not those of some fields."""
+    return {name: getattr(config, name) for name, value in fields.items() if getattr(config, name) != value}
 
 
 Check = Callable[[Port, list[Trace], str], list[Row]]
 Longer = Callable[[Port, list[Trace], Undetermined], tuple[Trace | None, Finding | None]]
+Wide = tuple["list[Row]", "InOneType | None", str, str]
 
 
 def judged_in_types(
@@ -243,19 +184,19 @@ def judged_in_types(
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
         longer: gives the trace of a longer sequence where one shows more of the config, and what is wrong with it.
     """
-    __tracebackhide__ = True
     found = made(dtype)
-    wide, why = None, ""
+    rows, wide, why, part = list[Row](), None, "", ""
     if dtype is None and found.dtype != "float64":
         with float64_in_jax(framework):
-            wide, why = judged_wide(lambda: made("float64"), run, check, longer)
+            rows, wide, why, part = judged_wide(lambda: made("float64"), run, check, longer)
     traces = list(run(found))
-    note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if wide else ""
+    note = f"{part or 'in float64 it agrees'}; this is in {found.dtype}" if rows else ""
+    note = f"not judged in float64: {why}" if why else note
     own = judged_in_type(found, traces, check, None if wide else longer, note)
-    rows = own.rows if wide is None else wide.rows + own.rows
-    notes = dict.fromkeys([*(wide.notes if wide else ()), *own.notes])
+    notes = [*found.notes, *([note] if why else [part] if part else []), *(wide.notes if wide else [])]
+    by_call = own.traces | (wide.longer if wide else {})
     untested = (wide or own).undetermined()
-    return Verdict(rows, own.traces | (wide.longer if wide else {}), untested, why, found.not_given, list(notes))
+    return Verdict(rows + own.rows, by_call, untested, why, found.not_given, list(dict.fromkeys(notes)))
 
 
 @dataclass(frozen=True)
@@ -281,7 +222,6 @@ def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longe
     Raises:
         ParityError: it differs.
     """
-    __tracebackhide__ = True
     rows, by_call = check(found, traces, note), {trace.case.call: trace for trace in traces}
     if not traces:
         return InOneType(rows, by_call, {}, list(found.notes), lambda: [])
@@ -303,34 +243,75 @@ def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longe
     return InOneType(rows, by_call | more, more, list(found.notes), left)
 
 
-def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
+def judged_rows(
+    found: Port,
+    traces: list[Trace],
+    names: Names,
+    note: str,
+    seeing: Callable[[], Iterable[Trace]] | None = None,
+) -> list[Row]:
     """The verdicts on a candidate's traces.
+
+    Args:
+        found, traces, names: the candidate, its runs, and how its names map to ours.
+        note: to add to a message.
+        seeing: gives its runs on masks that leave every query a key; None where the masks are these.
 
     Raises:
         ParityError: one of them differs.
     """
-    __tracebackhide__ = True
-    rows: list[Row] = []
-    for trace in traces:
-        part = trace.verdicts()[0]
-        others = [other.judged() for other in traces if other is not trace]
-        finding = None if all(row.ok for row in part) else explain(trace.judged(), others=others)
-        if finding is not None:
-            if not finding.causes and isinstance(names.weights, Mapping):
-                finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
-            if by_chance(found, trace, finding):
-                finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-            raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
-        rows += part
+    by_trace = [trace.verdicts()[0] for trace in traces]
+    rows = [row for part in by_trace for row in part]
+    wrong = first_wrong(traces, by_trace)
+    if wrong is not None:
+        raise ParityError(*difference(found, traces, wrong, names, note, seeing))
     refuse_unjudged(traces, rows, names)
     return rows
 
 
-def empty_rows_note(finding: Finding) -> str:
-    """What to pass where queries that see no key make the difference; "" elsewhere."""
-    causes = finding.causes + (finding.after.causes if finding.after else [])
-    here = EMPTY in [cause.name for cause in causes] or ONLY_EMPTY in finding.patterns
-    return "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected" if here else ""
+def first_wrong(traces: list[Trace], rows: list[list[Row]]) -> Trace | None:
+    """The first trace that differs."""
+    return next((trace for trace, part in zip(traces, rows, strict=True) if not all(row.ok for row in part)), None)
+
+
+def difference(
+    found: Port,
+    traces: list[Trace],
+    trace: Trace,
+    names: Names,
+    note: str,
+    seeing: Callable[[], Iterable[Trace]] | None,
+) -> tuple[Finding, str, str]:
+    """What is wrong with a trace, with what to say behind it and before it.
+
+    Where masks leave a query without a key, the same calls without such masks say first whether this is all.
+    """
+    if by_chance(found, trace):
+        finding = looked_at(trace)
+        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
+        return finding, note, ""
+    if seeing is not None and sees_nothing(trace):
+        others = list(seeing())
+        other = first_wrong(others, [each.verdicts()[0] for each in others])
+        fill = fill_used(found, trace)
+        if other is None:
+            return only_empty(looked_at(trace), fill), note, ONLY_EMPTY_FIRST
+        if fill is not None or any(np.isnan(x).any() for x in trace.outcome.outputs.values()):
+            words = ALSO_EMPTY if fill is None else f"{ALSO_EMPTY}, {described_fill(fill)}"
+            note = "\n  ".join(filter(None, (note, f"{words}; {LEFT_OUT}")))
+        traces, trace = others, other
+    finding = looked_at(trace, True, [each.judged() for each in traces if each is not trace])
+    if not finding.causes and isinstance(names.weights, Mapping):
+        finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
+    return finding, note, ""
+
+
+def looked_at(trace: Trace, causes: bool = False, others: Sequence[Judged] = ()) -> Finding:
+    """The first difference of a trace that differs."""
+    finding = explain(trace.judged(), causes=causes, others=others)
+    if finding is None:
+        raise ValueError("looked_at: expected a trace that differs, got one that agrees; look at the verdicts")
+    return finding
 
 
 CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
@@ -340,24 +321,40 @@ WIDE = "judged in float64, which shows what is meant: a copy of it, or the funct
 
 def judged_wide(
     copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check, longer: Longer | None
-) -> tuple[InOneType | None, str]:
-    """A candidate that agrees in float64; None, and why, where it cannot be had in it.
+) -> Wide:
+    """The verdicts on a candidate in float64 and what they determine; none, and why, where it cannot be had in it; and
+    what was left out of them.
 
     That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
-    what makes the difference.
+    what makes the difference: then the outputs are judged if they are computed in float64, or nothing.
 
     Raises:
         ParityError: it differs, and computes in float64 alone.
     """
-    __tracebackhide__ = True
     try:
         found = copied()
         traces = list(run(found))
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
-        return None, f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-    if found.narrow and not all(row.ok for trace in traces for row in trace.verdicts()[0]):
-        return None, f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}; {BUILT_WIDE}"
-    return judged_in_type(found, traces, check, longer, WIDE), ""
+        return [], None, f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", ""
+    watch = found.watch
+    rows = [row for trace in traces for row in trace.verdicts()[0]] if watch.suspected else []
+    if all(row.ok for row in rows):
+        wide = judged_in_type(found, traces, check, longer, WIDE)
+        return wide.rows, wide, "", ""
+    watch.settle()
+    if watch.forward:
+        return [], None, f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
+    forward = [row for row in rows if row.stage in FORWARD]
+    if watch.backward and forward and all(row.ok for row in forward):
+        words = f"they pass through {listed(watch.backward)}; {BUILT_WIDE}"
+        return forward, None, "", f"gradients not judged in float64: {words}"
+    return check(found, traces, WIDE), None, "", ""
+
+
+def listed(seen: Iterable[str], most: int = 3) -> str:
+    """The first of some words, and how many more there are."""
+    words = list(seen)
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 @contextmanager
@@ -375,12 +372,15 @@ def float64_in_jax(framework: str) -> Iterator[None]:
 CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
 
 
-def by_chance(found: Port, trace: Trace, finding: Finding) -> bool:
+def by_chance(found: Port, trace: Trace) -> bool:
     """Whether the same call gives other numbers the next time, further apart than two right ones are."""
+    finding = looked_at(trace)
     again = found.candidate.run(trace.case, trace.drawn, True)
     results = again.tape | again.cotangents | again.outputs | again.grads
+    if finding.got is None or finding.bound is None:
+        return False
     got, other = finding.got, results.get(finding.first.name)
-    if got is None or other is None or finding.bound is None or not got.shape == other.shape == finding.bound.shape:
+    if other is None or not got.shape == other.shape == finding.bound.shape:
         return False
     with np.errstate(invalid="ignore"):
         return bool((np.abs(got - other) > 2 * finding.bound).any())
@@ -426,6 +426,7 @@ def replay(
     outputs: tuple[Any, ...] = ("y",),
     taps: Mapping[str, Any] | None = None,
     call: Any = None,
+    vjp: Callable[..., Any] | None = None,
     framework: str | None = None,
     device: str | None = None,
 ) -> Trace:
@@ -437,7 +438,7 @@ def replay(
     Raises:
         ValueError, TypeError: names, fields or shapes that do not fit, or an input of the trace that it does not take.
     """
-    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call)
+    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     found = port(candidate, case.config, names, framework, None, device)
     left = [name for name in trace.drawn.inputs if name not in found.arguments]
     if left:
@@ -458,5 +459,5 @@ def replay(
         )
     drawn = trace.drawn if found.params is None else replace(trace.drawn, params=found.params)
     replayed = record(found.candidate, case, drawn, partial=True)
-    refuse_unjudged([replayed], verdicts(replayed.judged())[0], names)
+    refuse_unjudged([replayed], replayed.verdicts()[0], names)
     return replayed

@@ -91,9 +91,8 @@ def longer_run(
         return None, None
     if all(row.ok for row in trace.verdicts()[0]):
         return trace, None
-    if found.dtype == "float64" and found.narrow:
-        narrow = ", ".join(sorted(found.narrow)[:3])
-        found.notes[f"a sequence of {length} positions not judged: it computes in a narrower type: {narrow}"] = None
+    if found.dtype == "float64" and found.watch.suspected:
+        found.notes[f"a sequence of {length} positions not judged: part of it is in a narrower type"] = None
         return None, None
     tell("looking for the cause")
     parts = ((n, plan.trace(found, *drawn_at(n))) for n in LENGTHS if n < length)

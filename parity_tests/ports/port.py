@@ -9,6 +9,7 @@ import numpy as np
 from attn_np import contract
 from parity_tests.judge.candidates import Candidate
 from parity_tests.judge.cases import Drawn
+from parity_tests.ports.watch import Watch
 
 
 class MissingDeviceError(ValueError):
@@ -26,7 +27,7 @@ class Port:
         arguments: the arguments of ours that it takes.
         required: those that it cannot do without.
         not_given: arguments of its own that none of ours maps to, which a call never gives.
-        narrow: what a run in float64 met in a narrower type, in words; filled in as it runs.
+        watch: what its runs computed with, such as a narrower type than float64; filled in as it runs.
         notes: what of it was not judged, in words; filled in as it runs.
     """
 
@@ -36,7 +37,7 @@ class Port:
     arguments: tuple[str, ...]
     required: tuple[str, ...]
     not_given: tuple[str, ...] = ()
-    narrow: set[str] = field(default_factory=set)
+    watch: Watch = field(default_factory=Watch)
     notes: dict[str, None] = field(default_factory=dict)
 
 

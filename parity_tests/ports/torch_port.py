@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -27,21 +27,26 @@ from parity_tests.ports.names import (
     theirs_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
-from parity_tests.ports.weights import read_weights, weights_of
+from parity_tests.ports.watch import Watch, written
+from parity_tests.ports.weights import of_rules, read_weights, weights_of
+from parity_tests.ports.zero_key import refuse_zero_key
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
     """A torch module, by its parameters and forward hooks; or a function of tensors."""
     import torch
 
+    from parity_tests.ports.watch_torch import Watching, narrower, words_of
+
     is_module = isinstance(candidate, torch.nn.Module)
     wanted = None if device is None else torch_device(device)
     frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
-    narrow: set[str] = set()
+    watch = Watch()
     notes: dict[str, None] = {}
     if is_module and dtype == "float64":
-        buffers = candidate.named_buffers()
-        narrow |= {f"buffer {name} {words_of(x.dtype)}" for name, x in buffers if narrower(x)}
+        rounded = [(n, x) for n, x in candidate.named_buffers() if narrower(x) and not written(from_torch(x))]
+        watch.forward |= {f"buffer {name} of {words_of(x.dtype)}": None for name, x in rounded}
+        watch.suspected = bool(rounded)
     if is_module and (dtype or wanted or frozen):
         candidate = deepcopy(candidate).to(device=wanted, dtype=getattr(torch, dtype) if dtype else None)
         for x in candidate.parameters():  # frozen ones too: their gradients are judged
@@ -52,7 +57,8 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     where: Any = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
-        params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
+        refuse_zero_key("assert_parity", candidate, (config.variant,))
+        params, moves = read_weights(names.weights, config, {n: from_torch(x) for n, x in own.items()}, notes)
     taken = accepted(candidate, config, names)
 
     @torch.enable_grad()
@@ -65,7 +71,8 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         weights = {name: x.requires_grad_() for name, x in weights.items()}
         copies = {name: x.clone() for name, x in weights.items()}
         function = candidate if is_module or not weights else lambda *a, **k: candidate(copies, *a, **k)
-        watched = watching(narrow) if dtype == "float64" else nothing()
+        watching = Watching(watch, dtype == "float64")
+        watched = watching if dtype == "float64" or watch.hidden is not None else nullcontext()
         with (
             hooked(candidate, names) if taped and is_module else nothing() as seen,
             watched,
@@ -80,7 +87,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
                 f"assert_parity: expected tensors from the candidate, got {', '.join(strange)}; "
                 f"take the tensor out of it with call="
             )
-        used = {name: own[name] for step in moves for name in step.keys}
+        used = {name: own[name] for step in moves for name in step.keys if name in own}
         other = {name: x for name, x in own.items() if name not in used and x.requires_grad}
         taps = {name: x for name, x in tape.items() if x.requires_grad}
         targets = [*leaves.values(), *weights.values(), *used.values(), *other.values(), *taps.values()]
@@ -92,7 +99,10 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             through = {name: x for name, x in dys.items() if outputs[name].requires_grad}
             pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]
             sources = [outputs[name] for name in through]
-            found = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else [None] * len(targets)
+            watching.backward = True
+            with watched:
+                pulled = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else ()
+            found = pulled or [None] * len(targets)
             named = (("own", used), ("other", other), ("tap", taps))
             keys = [*leaves, *weights, *((kind, name) for kind, part in named for name in part)]
             # A tap that no output is made of, as a copy with its axes moved, has no gradient that could be judged.
@@ -103,7 +113,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
-            mine = {f"d{name}": x for step in moves for name, x in step.to_params(theirs).items()}
+            mine = {f"d{name}": x for name, x in of_rules(moves, theirs).items()}
             collect(outcome, "grads", mine, np.asarray)
             moved = in_our_axes({name: by_key["tap", name] for name in taps}, names, sizes)
             collect(outcome, "cotangents", {scoped(name): x for name, x in moved.items()}, from_torch)
@@ -117,36 +127,9 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         tuple(taken),
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
-        narrow,
+        watch,
         notes,
     )
-
-
-def words_of(dtype: Any) -> str:
-    return str(dtype).rpartition(".")[2]
-
-
-def narrower(x: Any) -> bool:
-    """Whether a tensor holds floats of fewer digits than float64."""
-    import torch
-
-    return torch.is_tensor(x) and x.is_floating_point() and x.dtype != torch.float64
-
-
-def watching(narrow: set[str]) -> Any:
-    """A context that adds to `narrow` each operation that takes or gives floats narrower than float64."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for x in tree_leaves((args, kwargs, out)):
-                if narrower(x):
-                    narrow.add(f"{func.overloadpacket.__name__} in {words_of(x.dtype)}")
-            return out
-
-    return Watch()
 
 
 def torch_device(name: str) -> Any:

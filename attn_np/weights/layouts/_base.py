@@ -165,7 +165,7 @@ class AppliedRule:
         if concatenation(self.pattern):
             return self.pattern.partition("->")[0].strip()
         left = parse(self.pattern)[0]
-        axes = [axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in left]
+        axes = [" ".join(axis) if len(axis) == 1 else f"({' '.join(axis)})" if axis else "1" for axis in left]
         return " ".join(axes[1:] if len(self.keys) > 1 else axes)
 
     def to_params(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 Each side names the axes of an array in order; letters in parentheses share one axis, the last letter running fastest.
 The two sides have the same letters, so every pattern can be read backwards, and nothing is computed: bits are moved.
+`1` is an axis of one entry, `"1 e -> e"`.
 
 Arrays of several sizes can be concatenated along one axis, `"(h k | g k | g v) d -> d h k, d g k, d g v"`, or within
 each group of it, `"(g (r k | k | v)) d -> d (g r) k, d g k, d g v"`: bars on the left, commas on the right.
@@ -45,6 +46,8 @@ def parse_side(side: str, pattern: str) -> Side:
         elif word == ")" and group is not None:
             axes.append(tuple(group))
             group = None
+        elif word == "1":
+            axes += [()] if group is None else []
         elif not word.isalpha():
             raise ValueError(f"expected letters and matching parentheses, got {pattern!r}; correct it")
         elif group is not None:

@@ -89,7 +89,7 @@ def test_a_pattern_is_read_by_its_letters() -> None:
         "(a b -> a b",
         "a) b -> a b",
         "((a) b) -> a b",
-        "a 1 -> a",
+        "a 2 -> a",
     ],
 )
 def test_a_pattern_that_loses_something_is_refused(pattern: str) -> None:
