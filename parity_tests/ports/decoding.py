@@ -9,15 +9,16 @@ import numpy as np
 
 from attn_np.contract import Config
 from parity_tests.bounds.error_array import ErrArray
-from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import to_torch
 from parity_tests.judge.cases import Case, draw, given
 from parity_tests.judge.judging import Row, compare
 from parity_tests.ports.adapters import NO_GRADIENTS, port
 from parity_tests.ports.decoding_causes import EVEN, RAGGED, Other, found_in, kept_in, wanted
 from parity_tests.ports.names import Names, Weights, framework_of
-from parity_tests.ports.parity import ParityError, Verdict, config_of, judged_in_types, prepared
+from parity_tests.ports.parity import ParityError, UntestedError, Verdict, config_of, judged_in_types
+from parity_tests.ports.plan import prepared
 from parity_tests.ports.port import Port
+from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.steps import Decoding, decodes, in_order, schedule
 from parity_tests.ports.trace import Trace, record
 
@@ -34,6 +35,8 @@ def assert_decoding_parity(
     step: Callable[..., tuple[Any, Any]],
     init: Callable[[Any, int, int], Any] | None = None,
     length: int | None = None,
+    batch: int | None = None,
+    strict: bool = False,
     weights: Weights = None,
     framework: str | None = None,
     dtype: str | None = None,
@@ -52,7 +55,8 @@ def assert_decoding_parity(
     one step, and the message says whether that is right.
 
     Args:
-        candidate, variant, config, weights, framework, dtype, seed, device, fields: those of `assert_parity`.
+        candidate, variant, config, weights, framework, dtype, batch, strict, seed, device, fields: those of
+            `assert_parity`.
         step: `step(candidate, x, cache)` returns the outputs of new positions `b n d` and the cache after them. Where
             it is `step(candidate, x, cache, valid)`, `valid` of shape `b n` is False at padding.
         init: `init(candidate, batch_size, max_length)` returns an empty cache; without it the first cache is None.
@@ -80,6 +84,7 @@ def assert_decoding_parity(
             )
     if length is not None and (not isinstance(length, int) or length < 2):
         raise ValueError(f"assert_decoding_parity: expected length= from 2, got {length!r}; leave it out or raise it")
+    sizes = asked_sizes("assert_decoding_parity", made, None, None, batch)
     notes: list[str] = []
     t = judged_length(made, length, notes)
     kind = framework or framework_of(candidate)
@@ -98,7 +103,7 @@ def assert_decoding_parity(
     def run(found: Port) -> Iterator[Trace]:
         for ragged in (False, True) if "valid" in signature(step).parameters else (False,):
             case = Case(made.variant, RAGGED if ragged else EVEN, "plain", found.dtype, seed, made)
-            drawn = prepared(found, case, draw(case, lengths={"t": t}), True, {"y"})
+            drawn = prepared(found, case, draw(case, lengths=sizes | {"t": t}), True, {"y"})
             chosen = ported(found.dtype, ragged) if ragged else found
             try:
                 trace = record(chosen.candidate, case, drawn, partial=True)
@@ -124,6 +129,8 @@ def assert_decoding_parity(
     verdict = judged_in_types(ported, run, check, kind, dtype)
     own = [NO_GRADIENTS.partition(";")[0] if note == NO_GRADIENTS else note for note in verdict.notes]  # takes no vjp=
     verdict.notes = list(dict.fromkeys([*own, *notes]))
+    if strict and verdict.untested:
+        raise UntestedError(verdict)
     return verdict
 
 
@@ -192,7 +199,7 @@ def judged_steps(found: Port, traces: list[Trace], note: str, notes: list[str], 
     __tracebackhide__ = True
     rows: list[Row] = []
     for trace in traces:
-        part = verdicts(trace.judged())[0]
+        part = trace.verdicts()[0]
         wrong = {row.stage for row in part if not row.ok}
         if wrong and "output" not in wrong and stops_gradients(found, trace):
             notes.append("gradients through the steps not judged: the cache stops them")
@@ -204,7 +211,7 @@ def judged_steps(found: Port, traces: list[Trace], note: str, notes: list[str], 
             want = ErrArray(ours(trace), wanted(trace).b)
             rows.append(Row(trace.who, trace.case, "output", "y", **compare(trace.outcome.outputs["y"], want)))
             again = other(trace, at_once=False, times=2)
-            if again is not None and not all(row.ok for row in verdicts(again.judged())[0] if row.stage == "output"):
+            if again is not None and not all(row.ok for row in again.verdicts()[0] if row.stage == "output"):
                 raise ParityError(kept_in(again), note)
     return rows
 

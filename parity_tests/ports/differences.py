@@ -6,7 +6,7 @@ import numpy as np
 
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.verdicts import Judged, verdicts
+from parity_tests.explain.verdicts import Judged
 from parity_tests.judge.judging import Row
 from parity_tests.ports.empty_rows import (
     ALSO_EMPTY,
@@ -50,7 +50,7 @@ def difference(
         return finding, note, ""
     if seeing is not None and sees_nothing(trace):
         others = list(seeing())
-        other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
+        other = first_wrong(others, [each.verdicts()[0] for each in others])
         hidden, finding = hidden_in(trace), looked_at(trace)
         fill = fill_used(found, trace, hidden)
         if other is None and not elsewhere(finding, hidden):
