@@ -139,13 +139,24 @@ def test_a_random_number_of_the_candidate_is_not_drawn_twice() -> None:
     drawn = []
 
     def attention(query: torch.Tensor) -> torch.Tensor:
-        drawn.append(torch.rand(3))
-        return query + 0 * drawn[-1].sum() + 0 * torch.rand(3).sum()
+        drawn.extend([torch.rand(3), torch.rand(3)])
+        return query + 0 * drawn[1].sum()
 
     torch.manual_seed(0)
     watched(attention, "torch")
     torch.manual_seed(0)
-    assert torch.equal(drawn[0], torch.rand(3))
+    assert torch.equal(torch.cat(drawn), torch.rand(6))
+
+
+def test_what_is_written_into_float64_is_written_once() -> None:
+    results = []
+
+    def attention(query: torch.Tensor) -> torch.Tensor:
+        results.append(torch.zeros(3, dtype=torch.float64).add_(torch.ones(3)))
+        return query + 0 * results[0].sum()
+
+    assert not watched(attention, "torch").forward
+    assert results[0].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("x", [0.0, -inf, -1e9, SMALLEST, 0.25, 2.0**-70, 1e9, -65504.0, 0.125, 3.0, 100.25])
