@@ -402,8 +402,7 @@ def _block_scores(
     scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, visible)
     if skewed_bias is None:
         return scores, largest(scores, visible), visible, slope
-    b, g, rows = *scores.shape[:2], skewed_bias.shape[3]
-    rows_by_axes = plan.group_size, plan.block_queries
+    (b, g), rows, rows_by_axes = scores.shape[:2], skewed_bias.shape[3], (plan.group_size, plan.block_queries)
     scores_by_axes, tops = scores.reshape(b, g, *rows_by_axes, plan.block_keys), []
     if visible is not None:
         visible = visible.reshape(*visible.shape[:2], *(rows_by_axes if visible.shape[2] > 1 else (1, 1)), -1)

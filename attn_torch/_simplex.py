@@ -76,7 +76,7 @@ def steep_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
 
     Above the threshold weights rise so steeply that its rounding would show: at alpha 20 a score 1e-16 above it weighs
     0.17. So weights are counted from the smallest, y. One whose score is d above that of y is the norm
-    (y^power + w^power)^(1 / power), where power = alpha - 1 and w = (power d)^(1 / power); y makes them add up to 1, and
+    (y^power + w^power)^(1 / power), where power = alpha - 1 and w = (power d)^(1 / power). y makes them add up to 1; it
     is known to a rounding, since their sum rises with it at least as fast. The support is as many of the largest scores
     as have w that add up to less than 1.
     """
