@@ -20,7 +20,8 @@ from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
 from attn_np.weights.layouts._base import differences
 from attn_np.weights.layouts._hf_config import HFConfig
-from parity_tests.tests.weights.test_absent_fields import RECORDED, less
+from parity_tests.peers._recorded import less, names_of
+from parity_tests.tests.weights.test_absent_fields import RECORDED
 from parity_tests.tests.weights.test_pretrained import LLAMA, llama, model
 
 Fields = dict[str, Any]
@@ -48,12 +49,6 @@ def of_layer(fields: Fields, layer: int, part: str | None = None, **options: Any
 
 
 # What a file leaves out -----------------------------------------------------------------------------------------------
-
-
-def names_of(fields: Fields) -> list[str]:
-    """The names of fields, those of objects among them too: `rope_parameters.factor`."""
-    inner = [f"{name}.{key}" for name, x in fields.items() if isinstance(x, dict) for key in names_of(x)]
-    return [*fields, *inner]
 
 
 def is_number(x: Any) -> bool:
