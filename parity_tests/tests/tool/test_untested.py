@@ -22,7 +22,7 @@ from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case, draw
 from parity_tests.judge.consequences import results_of
 from parity_tests.judge.judging import reference
-from parity_tests.ports import parity, plan
+from parity_tests.ports import differences, plan
 from parity_tests.ports.alternatives import changed, words
 from parity_tests.ports.parity import UntestedError
 from parity_tests.ports.progress import progress
@@ -95,7 +95,7 @@ def layer_as_port(true: Config, other: Config, whole: bool) -> Callable[..., Any
 @pytest.fixture
 def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No mistake is searched: only whether a port is refused counts."""
-    for module in (parity, plan):
+    for module in (differences, plan):
         explain = module.explain
         monkeypatch.setattr(module, "explain", lambda run, *_, explain=explain, **__: explain(run, causes=False))
 
