@@ -8,6 +8,7 @@ from typing import Any
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
+from parity_tests.explain.findings import Finding
 from parity_tests.explain.verdicts import FORWARD
 from parity_tests.judge.cases import CALLS
 from parity_tests.judge.judging import Row, reference
