@@ -150,39 +150,6 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return root * (dprobs - mean)
 
 
-@dispatches_on_array_type
-def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
-    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - tau) on the support, so dp_i/ds_j = g_i (delta_ij - dtau/ds_j).
-
-    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dtau/ds_j = g_j / sum g_i, and
-    ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
-    """
-    support = probs > 0
-    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    slope_sum = np.sum(slope, axis=-1, keepdims=True)
-    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slope_sum == 0, 1.0, slope_sum)
-    return slope * (dprobs - mean)
-
-
-@dispatches_on_array_type
-def steep_entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
-    """The rule of `entmax_vjp` for alpha above 2, where the smallest weight has the largest slope, of any size.
-
-    So its slope stands only in the shares g_j / sum g_i, and since sum ds_j = 0 its score gets what the others lack.
-    """
-    power, log_max = alpha - 2.0, float(np.log(np.finfo(probs.dtype).max)) - 1.0
-    support = probs > 0
-    logs = np.log(np.where(support, probs, 1.0))
-    at_smallest = np.arange(probs.shape[-1]) == np.argmin(np.where(support, probs, 2.0), axis=-1)[..., None]
-    slope = np.exp(-power * np.maximum(logs, -log_max / power))
-    gap = np.sum(np.where(at_smallest, logs, 0.0), axis=-1, keepdims=True) - logs
-    share = np.where(support, np.exp(power * np.maximum(gap, -log_max / power)), 0.0)
-    share_sum = np.sum(share, axis=-1, keepdims=True)
-    mean = np.sum(share * dprobs, axis=-1, keepdims=True) / np.where(share_sum == 0, 1.0, share_sum)
-    others = np.where(support & ~at_smallest, slope * (dprobs - mean), 0.0)
-    return np.where(at_smallest & support, -np.sum(others, axis=-1, keepdims=True), others)
-
-
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
     """Head g was copied to the r query heads g r .. g r + r - 1: each copy sends its gradient back."""
     if heads is None or dx.shape[2] == heads:

@@ -342,9 +342,8 @@ class Config:
                 specs[name] = spec
             if spec is None:
                 if not arg.optional and arg.falls_back_to is None:
-                    raise TypeError(
-                        f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got None; pass {name}="
-                    )
+                    shape = shape_text(arg.axes, sizes)
+                    raise TypeError(f"{self.variant}: expected {name} {shape}, got None; pass {name}=")
                 continue
             self._check_dtype(name, arg, spec[1], dtype, dtype_source)
             if dtype is None and arg.kind == "array":
@@ -367,17 +366,14 @@ class Config:
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None, dtype_source: str | None) -> None:
         if arg.kind in MEANINGS:
             if got != "bool":
-                fix, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
-                if arg.kind == "mask":
-                    fix += ", or an additive float bias as bias="
-                raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {fix}")
+                fix = f"pass {name} == 1" + (", or an additive float bias as bias=" if arg.kind == "mask" else "")
+                raise TypeError(f"{self.variant}: expected a boolean {name} ({MEANINGS[arg.kind]}), got {got}; {fix}")
         elif arg.kind == "integers":
             if got not in INTEGERS:
                 raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass integers")
         elif got not in FLOATS:
-            raise TypeError(
-                f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}"
-            )
+            fix = f"convert it to {dtype or FLOATS[1]}"
+            raise TypeError(f"{self.variant}: expected {name} of a float dtype, got {got}; {fix}")
         elif dtype not in (None, got):
             others, fix = "the layer and its other inputs", "convert it, or build the layer with another dtype"
             if dtype_source is not None:  # a function, or a layer without parameters

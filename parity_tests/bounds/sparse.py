@@ -151,7 +151,7 @@ def steep_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _vjp.steep_entmax_vjp)
+@rule(FUNCTIONS, _simplex.steep_entmax_vjp)
 def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     """g (dp - D) but for the smallest weight, from which the others' gradients are taken.
 
@@ -168,7 +168,7 @@ def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         return np.sum(a, axis=-1, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, hidden = plain(_vjp.steep_entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        v, hidden = plain(_simplex.steep_entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
         smallest = np.arange(x.shape[-1]) == np.argmin(np.where(x.v > 0, x.v, 2.0), axis=-1)[..., None]
         others = ~smallest & ~hidden
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
@@ -229,7 +229,7 @@ def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _vjp.entmax_vjp)
+@rule(FUNCTIONS, _simplex.entmax_vjp)
 def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     """g (dp - D), as for 1.5-entmax, where g is a weight to the power of 2 - alpha.
 
@@ -244,7 +244,7 @@ def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         return np.sum(a, axis=-1, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, hidden = plain(_vjp.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        v, hidden = plain(_simplex.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
         g = np.where(x.v > 0, power(x.v), 0.0)
         ends = power(np.maximum(x.v - x.b, 0.0)), power(x.v + x.b)
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))

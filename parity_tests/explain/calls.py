@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isclose, log
+from math import log
 from typing import Any
 
 import numpy as np
@@ -231,7 +231,8 @@ def without_mscale(config: Any) -> Any:
     if config.scale is None or getattr(config, "rope_scaling", None) != "yarn" or "k" not in config.sizes():
         return NotImplemented
     mscale = 0.1 * log(config.rope_scaling_factor) + 1
-    return None if isclose(config.scale, mscale**2 * config.sizes()["k"] ** -0.5, rel_tol=1e-6) else NotImplemented
+    squared = mscale**2 * config.sizes()["k"] ** -0.5
+    return None if f"{config.scale:.6g}" == f"{squared:.6g}" else NotImplemented
 
 
 def transposed(*names: str) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:

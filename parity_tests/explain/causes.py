@@ -22,8 +22,9 @@ from parity_tests.explain.advice import (
 )
 from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.findings import Cause, Finding
+from parity_tests.explain.forms import STOPPED, THROUGH
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
-from parity_tests.explain.search import REFUSALS, STOPPED, THROUGH, Fit, Search
+from parity_tests.explain.search import REFUSALS, Fit, Search
 from parity_tests.explain.slopes import slopes
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped

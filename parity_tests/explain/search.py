@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.catalogue import Mistake, catalogue
 from parity_tests.explain.constants import Constant, constants_of, fitted, selects_steps, spread_of, written
 from parity_tests.explain.findings import Finding
-from parity_tests.explain.forms import other_forms
+from parity_tests.explain.forms import in_form, other_forms, stops
 from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
-from parity_tests.judge.candidates import scoped
 from parity_tests.judge.cases import draw, seeing
 from parity_tests.judge.judging import Anchor, Departure, Row
 from parity_tests.mistakes import MUTANTS
@@ -461,28 +459,6 @@ def told_by_fill(fits: list[Fit]) -> list[Fit]:
         return fits
     one = replace(fills[0], mistake=replace(fills[0].mistake, name=f"{FILLED} a finite number"))
     return [one if fit is fills[0] else fit for fit in fits if fit not in fills[1:]]
-
-
-def in_form(mistake: Mistake, config: Any) -> Mistake:
-    """A mistake made in another form of the same layer."""
-
-    def made(setup: Setup) -> Setup | None:
-        return mistake.made(replace(setup, case=replace(setup.case, given=config)))
-
-    return replace(mistake, made=made)
-
-
-STOPPED = "no gradient through {}"
-THROUGH = "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() where {} is made"
-
-
-def stops(whole: dict[str, Any]) -> list[Mistake]:
-    """A gradient that goes no further than one array, for each whose gradient the backward pass records."""
-    forward = {name for name in whole if scoped(name) in whole}
-    return [
-        Mistake(STOPPED.format(name), THROUGH.format(name), partial(replace, stopped=name), True, rank=3)
-        for name in sorted(forward)
-    ]
 
 
 def beside_nan(mistake: Mistake) -> Mistake:

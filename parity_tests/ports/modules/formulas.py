@@ -185,9 +185,9 @@ def weighted_sum(y: np.ndarray, some: Sequence[Source], right: Callable[[np.ndar
     if y.size <= 2 * len(some) or not np.isfinite(columns).all() or not np.isfinite(flat).all():
         return ""
     factors = np.linalg.lstsq(columns, flat, rcond=None)[0]
-    if not right((columns @ factors).reshape(y.shape)) or not all(abs(f) > 1e-6 for f in factors):
+    if not right((columns @ factors).reshape(y.shape)) or not np.round(factors, 6).all():
         return ""
-    factors = np.array([round(f) if abs(f - round(f)) < 1e-9 else f for f in factors])
+    factors = np.round(factors, 9)  # a whole number is one, whatever its last digits
     told = ""
     for factor, source in zip(factors, some, strict=True):
         sign = " - " if factor < 0 else " + " if told else ""
@@ -196,14 +196,20 @@ def weighted_sum(y: np.ndarray, some: Sequence[Source], right: Callable[[np.ndar
     return told
 
 
+def digits(x: float) -> str:
+    """A number as it is recognised: six digits of it."""
+    return f"{x:.6g}"
+
+
 def number(factor: float, width: int) -> str:
     """A factor, with what it is of the width where it is that."""
     named = {"sqrt({})": math.sqrt(width), "1/sqrt({})": 1 / math.sqrt(width), "{}": width, "1/{}": 1 / width}
     for form, value in named.items():
-        if width > 1 and abs(factor - value) <= 1e-6 * value:
+        if width > 1 and digits(factor) == digits(value):
             return f"{factor:.4g} = {form.format(width)}"
-    root = next((n for n in range(2, 65) if abs(factor**2 * n - 1) < 1e-6 or abs(factor**2 - n) < 1e-6), None)
-    if root is not None and abs(factor - round(factor)) > 1e-6 and abs(1 / factor - round(1 / factor)) > 1e-6:
+    roots = (n for n in range(2, 65) if math.isqrt(n) ** 2 != n)
+    root = next((n for n in roots if digits(factor) in (digits(math.sqrt(n)), digits(1 / math.sqrt(n)))), None)
+    if root is not None:
         return f"{factor:.4g} = {'sqrt' if factor > 1 else '1/sqrt'}({root})"
     return f"{factor:.4g}"
 
@@ -219,7 +225,7 @@ def relation(x: np.ndarray, y: np.ndarray, bound: float) -> str:
         return ""
     square = float(np.vdot(x, x))
     factor = float(np.vdot(x, y)) / square if square else 0.0
-    if x.size > 1 and abs(factor) > 1e-6 and factor != 1 and gap(factor * x, y) <= bound * max(1.0, abs(factor)):
+    if x.size > 1 and round(factor, 6) and factor != 1 and gap(factor * x, y) <= bound * max(1.0, abs(factor)):
         return (
             f"those of a times the constant factor {number(abs(factor), x.shape[-1])}{' and -1' if factor < 0 else ''}"
         )
