@@ -299,7 +299,7 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
 
 # One block of scores --------------------------------------------------------------------------------------------------
 #
-# Letters: i blocks of queries, q queries each; n rows, a block's queries in each of the r heads that share keys; c keys.
+# Letters: i blocks of queries, q queries each; n rows, a block's queries in the r heads that share keys; c keys of one.
 
 
 def _rows(plan: Plan, x: Array) -> Array:
