@@ -56,16 +56,16 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (five minutes)
-	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py \
+compiled: env  ## cells of the tables of transforms that `make test` leaves out, in PyTorch and JAX (five minutes)
+	$(RUN) -m pytest -n $(JOBS) -m compile --left-out parity_tests/tests/transforms/test_transforms_torch.py \
 	    parity_tests/tests/transforms/test_transforms_functions.py
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --everything \
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out \
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
 .PHONY: sampled
-sampled: env  ## what `make test` asks of some numbers, sizes, names and mistakes, asked of all
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --everything \
+sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out \
 	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py \
 	    parity_tests/tests/contract/test_relations.py $(addprefix parity_tests/tests/tool/test_,causes.py \
 	    consequences.py library.py modules.py)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
+from flax import nnx
+
 from attn_jax import _terms as terms
 from attn_jax import drop_in as drop_in
 from attn_jax._api import load as load
@@ -19,51 +21,95 @@ from attn_jax._rotary_functions import rotary_angles as rotary_angles
 from attn_jax._rotary_functions import rotate as rotate
 from attn_jax._simplex import entmax as entmax
 from attn_jax._simplex import softmax as softmax
-from attn_jax.additive import AdditiveAttention as AdditiveAttention
-from attn_jax.alibi import AlibiAttention as AlibiAttention
-from attn_jax.axial import AxialAttention as AxialAttention
-from attn_jax.bigbird import BigBirdAttention as BigBirdAttention
-from attn_jax.block_sparse import BlockSparseAttention as BlockSparseAttention
-from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
-from attn_jax.chunked import ChunkedAttention as ChunkedAttention
-from attn_jax.cope import ContextualPositionAttention as ContextualPositionAttention
-from attn_jax.decoder import DecoderAttention as DecoderAttention
-from attn_jax.delta import DeltaRule as DeltaRule
-from attn_jax.differential import DifferentialAttention as DifferentialAttention
-from attn_jax.dilated import DilatedAttention as DilatedAttention
-from attn_jax.disentangled import DisentangledAttention as DisentangledAttention
-from attn_jax.dot_product import DotProductAttention as DotProductAttention
-from attn_jax.entmax15 import EntmaxAttention as EntmaxAttention
-from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
-from attn_jax.gated import GatedAttention as GatedAttention
-from attn_jax.gated_delta import GatedDeltaRule as GatedDeltaRule
-from attn_jax.gla import GatedLinearAttention as GatedLinearAttention
-from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
-from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
-from attn_jax.hard import HardAttention as HardAttention
-from attn_jax.kda import KimiDeltaAttention as KimiDeltaAttention
-from attn_jax.linear import LinearAttention as LinearAttention
-from attn_jax.longformer import LongformerAttention as LongformerAttention
-from attn_jax.luong import LuongAttention as LuongAttention
-from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
-from attn_jax.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
-from attn_jax.prefix import PrefixAttention as PrefixAttention
-from attn_jax.qk_norm import QKNormAttention as QKNormAttention
-from attn_jax.retention import Retention as Retention
-from attn_jax.ring import RingAttention as RingAttention
-from attn_jax.rotary import RotaryAttention as RotaryAttention
-from attn_jax.segments import SegmentedAttention as SegmentedAttention
-from attn_jax.self_attention import SelfAttention as SelfAttention
-from attn_jax.seq2seq import Seq2Seq as Seq2Seq
-from attn_jax.shaw import ShawAttention as ShawAttention
-from attn_jax.sigmoid_attention import SigmoidAttention as SigmoidAttention
-from attn_jax.sinks import SinkAttention as SinkAttention
-from attn_jax.sparsemax import SparsemaxAttention as SparsemaxAttention
-from attn_jax.swin import SwinAttention as SwinAttention
-from attn_jax.t5_bias import T5Attention as T5Attention
-from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
-from attn_jax.transformer_xl import TransformerXLAttention as TransformerXLAttention
+from attn_jax.additive import AdditiveAttention as _AdditiveAttention
+from attn_jax.alibi import AlibiAttention as _AlibiAttention
+from attn_jax.axial import AxialAttention as _AxialAttention
+from attn_jax.bigbird import BigBirdAttention as _BigBirdAttention
+from attn_jax.block_sparse import BlockSparseAttention as _BlockSparseAttention
+from attn_jax.blockwise import BlockwiseAttention as _BlockwiseAttention
+from attn_jax.chunked import ChunkedAttention as _ChunkedAttention
+from attn_jax.cope import ContextualPositionAttention as _ContextualPositionAttention
+from attn_jax.decoder import DecoderAttention as _DecoderAttention
+from attn_jax.delta import DeltaRule as _DeltaRule
+from attn_jax.differential import DifferentialAttention as _DifferentialAttention
+from attn_jax.dilated import DilatedAttention as _DilatedAttention
+from attn_jax.disentangled import DisentangledAttention as _DisentangledAttention
+from attn_jax.dot_product import DotProductAttention as _DotProductAttention
+from attn_jax.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_jax.fused_qkv import FusedQKVAttention as _FusedQKVAttention
+from attn_jax.gated import GatedAttention as _GatedAttention
+from attn_jax.gated_delta import GatedDeltaRule as _GatedDeltaRule
+from attn_jax.gla import GatedLinearAttention as _GatedLinearAttention
+from attn_jax.gqa import GroupedQueryAttention as _GroupedQueryAttention
+from attn_jax.gru import GatedRecurrentUnit as _GatedRecurrentUnit
+from attn_jax.hard import HardAttention as _HardAttention
+from attn_jax.kda import KimiDeltaAttention as _KimiDeltaAttention
+from attn_jax.linear import LinearAttention as _LinearAttention
+from attn_jax.longformer import LongformerAttention as _LongformerAttention
+from attn_jax.luong import LuongAttention as _LuongAttention
+from attn_jax.mha import MultiHeadAttention as _MultiHeadAttention
+from attn_jax.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
+from attn_jax.prefix import PrefixAttention as _PrefixAttention
+from attn_jax.qk_norm import QKNormAttention as _QKNormAttention
+from attn_jax.retention import Retention as _Retention
+from attn_jax.ring import RingAttention as _RingAttention
+from attn_jax.rotary import RotaryAttention as _RotaryAttention
+from attn_jax.segments import SegmentedAttention as _SegmentedAttention
+from attn_jax.self_attention import SelfAttention as _SelfAttention
+from attn_jax.seq2seq import Seq2Seq as _Seq2Seq
+from attn_jax.shaw import ShawAttention as _ShawAttention
+from attn_jax.sigmoid_attention import SigmoidAttention as _SigmoidAttention
+from attn_jax.sinks import SinkAttention as _SinkAttention
+from attn_jax.sparsemax import SparsemaxAttention as _SparsemaxAttention
+from attn_jax.swin import SwinAttention as _SwinAttention
+from attn_jax.t5_bias import T5Attention as _T5Attention
+from attn_jax.talking_heads import TalkingHeadsAttention as _TalkingHeadsAttention
+from attn_jax.transformer_xl import TransformerXLAttention as _TransformerXLAttention
 from attn_np.contract import _patterns as patterns
+from attn_np.contract.additive import Config as _AdditiveAttentionConfig
+from attn_np.contract.alibi import Config as _AlibiAttentionConfig
+from attn_np.contract.axial import Config as _AxialAttentionConfig
+from attn_np.contract.bigbird import Config as _BigBirdAttentionConfig
+from attn_np.contract.block_sparse import Config as _BlockSparseAttentionConfig
+from attn_np.contract.blockwise import Config as _BlockwiseAttentionConfig
+from attn_np.contract.chunked import Config as _ChunkedAttentionConfig
+from attn_np.contract.cope import Config as _ContextualPositionAttentionConfig
+from attn_np.contract.decoder import Config as _DecoderAttentionConfig
+from attn_np.contract.delta import Config as _DeltaRuleConfig
+from attn_np.contract.differential import Config as _DifferentialAttentionConfig
+from attn_np.contract.dilated import Config as _DilatedAttentionConfig
+from attn_np.contract.disentangled import Config as _DisentangledAttentionConfig
+from attn_np.contract.dot_product import Config as _DotProductAttentionConfig
+from attn_np.contract.entmax15 import Config as _EntmaxAttentionConfig
+from attn_np.contract.fused_qkv import Config as _FusedQKVAttentionConfig
+from attn_np.contract.gated import Config as _GatedAttentionConfig
+from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
+from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
+from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
+from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
+from attn_np.contract.hard import Config as _HardAttentionConfig
+from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
+from attn_np.contract.linear import Config as _LinearAttentionConfig
+from attn_np.contract.longformer import Config as _LongformerAttentionConfig
+from attn_np.contract.luong import Config as _LuongAttentionConfig
+from attn_np.contract.mha import Config as _MultiHeadAttentionConfig
+from attn_np.contract.mla import Config as _MultiHeadLatentAttentionConfig
+from attn_np.contract.prefix import Config as _PrefixAttentionConfig
+from attn_np.contract.qk_norm import Config as _QKNormAttentionConfig
+from attn_np.contract.retention import Config as _RetentionConfig
+from attn_np.contract.ring import Config as _RingAttentionConfig
+from attn_np.contract.rotary import Config as _RotaryAttentionConfig
+from attn_np.contract.segments import Config as _SegmentedAttentionConfig
+from attn_np.contract.self_attention import Config as _SelfAttentionConfig
+from attn_np.contract.seq2seq import Config as _Seq2SeqConfig
+from attn_np.contract.shaw import Config as _ShawAttentionConfig
+from attn_np.contract.sigmoid_attention import Config as _SigmoidAttentionConfig
+from attn_np.contract.sinks import Config as _SinkAttentionConfig
+from attn_np.contract.sparsemax import Config as _SparsemaxAttentionConfig
+from attn_np.contract.swin import Config as _SwinAttentionConfig
+from attn_np.contract.t5_bias import Config as _T5AttentionConfig
+from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfig
+from attn_np.contract.transformer_xl import Config as _TransformerXLAttentionConfig
 
 __all__ = [
     "AdditiveAttention",
@@ -129,14 +175,1427 @@ __all__ = [
     "trace",
 ]
 
+class AdditiveAttention(_AdditiveAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AdditiveAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        query_dim: int,
+        key_dim: int | None = None,
+        hidden_dim: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class AlibiAttention(_AlibiAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AlibiAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        window: tuple[int | None, int | None] | None = None,
+        scale_slopes: bool = False,
+    ) -> None: ...
+
+class AxialAttention(_AxialAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AxialAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        use_bias: bool = True,
+        height: int,
+        width: int,
+    ) -> None: ...
+
+class BigBirdAttention(_BigBirdAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BigBirdAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        block_size: int,
+        near_blocks: int = 1,
+        global_blocks: int = 1,
+        random_blocks: int = 3,
+        graph_seed: int = 0,
+    ) -> None: ...
+
+class BlockSparseAttention(_BlockSparseAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BlockSparseAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        use_bias: bool = True,
+        block_size: int,
+        chosen_blocks: int,
+        query_block: int = 1,
+    ) -> None: ...
+
+class BlockwiseAttention(_BlockwiseAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BlockwiseAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        block_size: int,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> None: ...
+
+class ChunkedAttention(_ChunkedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ChunkedAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        chunk_size: int,
+    ) -> None: ...
+
+class ContextualPositionAttention(_ContextualPositionAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ContextualPositionAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        num_positions: int = 64,
+        gate_with: str = "keys",
+        scale_positions: bool = False,
+    ) -> None: ...
+
+class DecoderAttention(_DecoderAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DecoderAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = True,
+        window: tuple[int | None, int | None] | None = None,
+        chunk_size: int | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        norm: str | None = None,
+        norm_over: str = "head",
+        norm_weight: str | None = "shared",
+        norm_bias: bool = False,
+        norm_offset: float = 0.0,
+        norm_eps: float = 1e-06,
+        clip_qkv: float | None = None,
+        temperature_growth: float | None = None,
+        temperature_interval: int | None = None,
+        sinks: bool = False,
+        gate: bool = False,
+        rope_base: float | None = 10000.0,
+        rotary_dim: int | None = None,
+        rope_layout: str = "half",
+        rope_sections: tuple[int, ...] | None = None,
+        rope_sections_interleaved: bool = False,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class DeltaRule(_DeltaRule):
+    @overload
+    def __init__(
+        self,
+        config: _DeltaRuleConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        use_norm: bool = True,
+        norm_eps: float = 1e-06,
+    ) -> None: ...
+
+class DifferentialAttention(_DifferentialAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DifferentialAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        lambda_init: float | None = None,
+        depth: int = 1,
+        num_kv_heads: int | None = None,
+        norm_weight: bool = True,
+        norm_eps: float = 1e-05,
+        rope_base: float | None = None,
+        rope_layout: str = "half",
+        max_positions: int | None = None,
+    ) -> None: ...
+
+class DilatedAttention(_DilatedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DilatedAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        dilation: int,
+        steps: tuple[int | None, int | None] | None = None,
+    ) -> None: ...
+
+class DisentangledAttention(_DisentangledAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DisentangledAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        max_distance: int = 512,
+        score_terms: tuple[str, ...] = ("c2p", "p2c"),
+        buckets_per_side: int | None = None,
+        p2c_view: str = "key",
+        share_projections: bool = False,
+        rel_projection_bias: bool = False,
+        norm_rel: bool = False,
+        norm_eps: float = 1e-07,
+    ) -> None: ...
+
+class DotProductAttention(_DotProductAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DotProductAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class EntmaxAttention(_EntmaxAttention):
+    @overload
+    def __init__(
+        self,
+        config: _EntmaxAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class FusedQKVAttention(_FusedQKVAttention):
+    @overload
+    def __init__(
+        self,
+        config: _FusedQKVAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int = 1,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        use_output: bool = False,
+        output_dim: int | None = None,
+        memory_keys: int | None = None,
+    ) -> None: ...
+
+class GatedAttention(_GatedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GatedAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        gate: str = "element",
+    ) -> None: ...
+
+class GatedDeltaRule(_GatedDeltaRule):
+    @overload
+    def __init__(
+        self,
+        config: _GatedDeltaRuleConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+        qk_norm_eps: float | None = None,
+        conv_size: int | None = None,
+    ) -> None: ...
+
+class GatedLinearAttention(_GatedLinearAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GatedLinearAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        rank: int = 16,
+        temperature: float = 16.0,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+    ) -> None: ...
+
+class GroupedQueryAttention(_GroupedQueryAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GroupedQueryAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        num_kv_heads: int,
+        memory_keys: int | None = None,
+    ) -> None: ...
+
+class GatedRecurrentUnit(_GatedRecurrentUnit):
+    @overload
+    def __init__(
+        self,
+        config: _GatedRecurrentUnitConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        input_dim: int,
+        hidden_dim: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        reset_after: bool = True,
+        bidirectional: bool = False,
+    ) -> None: ...
+
+class HardAttention(_HardAttention):
+    @overload
+    def __init__(
+        self,
+        config: _HardAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        estimator: str = "straight_through",
+        temperature: float = 1.0,
+    ) -> None: ...
+
+class KimiDeltaAttention(_KimiDeltaAttention):
+    @overload
+    def __init__(
+        self,
+        config: _KimiDeltaAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+        qk_norm_eps: float | None = None,
+        conv_size: int | None = None,
+        rank: int | None = None,
+    ) -> None: ...
+
+class LinearAttention(_LinearAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LinearAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        feature_map: str | Callable[[Any], Any] = "elu",
+        num_features: int | None = None,
+        causal: bool = False,
+        form: str = "auto",
+        chunk_size: int = 64,
+        normalize: bool = True,
+        eps: float = 1e-06,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class LongformerAttention(_LongformerAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LongformerAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        half_window: int,
+    ) -> None: ...
+
+class LuongAttention(_LuongAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LuongAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        query_dim: int,
+        key_dim: int | None = None,
+        hidden_dim: int | None = None,
+        score: str = "general",
+        causal: bool = False,
+        local: str | None = None,
+        half_window: int | None = None,
+        position_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None: ...
+
+class MultiHeadAttention(_MultiHeadAttention):
+    @overload
+    def __init__(
+        self,
+        config: _MultiHeadAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        memory_keys: int | None = None,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class MultiHeadLatentAttention(_MultiHeadLatentAttention):
+    @overload
+    def __init__(
+        self,
+        config: _MultiHeadLatentAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        kv_rank: int,
+        nope_dim: int,
+        rope_dim: int,
+        value_head_dim: int,
+        q_rank: int | None = None,
+        output_dim: int | None = None,
+        absorbed: bool = False,
+        use_bias: bool = False,
+        norm_eps: float = 1e-06,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        rope_base: float | None = 10000.0,
+        rope_layout: str = "interleaved",
+        rope_sections: tuple[int, ...] | None = None,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class PrefixAttention(_PrefixAttention):
+    @overload
+    def __init__(
+        self,
+        config: _PrefixAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class QKNormAttention(_QKNormAttention):
+    @overload
+    def __init__(
+        self,
+        config: _QKNormAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        norm: str = "rms",
+        norm_over: str = "head",
+        norm_eps: float = 1e-06,
+        num_kv_heads: int | None = None,
+    ) -> None: ...
+
+class Retention(_Retention):
+    @overload
+    def __init__(
+        self,
+        config: _RetentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        activation: str | None = None,
+        exponent: float = 5.0,
+        form: str = "auto",
+        chunk_size: int = 64,
+        decay: tuple[float, ...] | None = None,
+        decay_rule: str = "retnet",
+        norm: str = "layer",
+        norm_over: str = "head",
+        norm_weight: str | None = None,
+        norm_eps: float = 1e-05,
+        use_gate: bool = True,
+        gate_activation: str = "silu",
+        use_bias: bool = False,
+        rope_base: float | None = None,
+        rope_layout: str = "interleaved",
+        angle_spacing: str = "closed",
+    ) -> None: ...
+
+class RingAttention(_RingAttention):
+    @overload
+    def __init__(
+        self,
+        config: _RingAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        shards: int,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> None: ...
+
+class RotaryAttention(_RotaryAttention):
+    @overload
+    def __init__(
+        self,
+        config: _RotaryAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        rope_base: float = 10000.0,
+        rotary_dim: int | None = None,
+        rope_layout: str = "half",
+        rope_sections: tuple[int, ...] | None = None,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class SegmentedAttention(_SegmentedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SegmentedAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class SelfAttention(_SelfAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SelfAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        use_output: bool = False,
+        output_dim: int | None = None,
+    ) -> None: ...
+
+class Seq2Seq(_Seq2Seq):
+    @overload
+    def __init__(
+        self,
+        config: _Seq2SeqConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        input_dim: int,
+        hidden_dim: int,
+        num_layers: int = 1,
+        output_dim: int | None = None,
+        dropout: float = 0.0,
+        vocab_size: int | None = None,
+    ) -> None: ...
+
+class ShawAttention(_ShawAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ShawAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        max_distance: int = 16,
+        use_values: bool = True,
+    ) -> None: ...
+
+class SigmoidAttention(_SigmoidAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SigmoidAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        score_offset: float | None = None,
+    ) -> None: ...
+
+class SinkAttention(_SinkAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SinkAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        sink: str = "learned",
+    ) -> None: ...
+
+class SparsemaxAttention(_SparsemaxAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SparsemaxAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class SwinAttention(_SwinAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SwinAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        use_bias: bool = True,
+        height: int,
+        width: int,
+        window_size: int,
+        shift: int = 0,
+    ) -> None: ...
+
+class T5Attention(_T5Attention):
+    @overload
+    def __init__(
+        self,
+        config: _T5AttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = 1.0,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = False,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool | None = None,
+    ) -> None: ...
+
+class TalkingHeadsAttention(_TalkingHeadsAttention):
+    @overload
+    def __init__(
+        self,
+        config: _TalkingHeadsAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        softmax_heads: int | None = None,
+        mix_scores: bool = True,
+        mix_weights: bool = True,
+    ) -> None: ...
+
+class TransformerXLAttention(_TransformerXLAttention):
+    @overload
+    def __init__(
+        self,
+        config: _TransformerXLAttentionConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = False,
+        base: float = 10000.0,
+    ) -> None: ...
+
 @overload
 def build(
     variant: Literal["additive"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     query_dim: int,
     key_dim: int | None = None,
     hidden_dim: int,
@@ -149,9 +1608,10 @@ def build(
     variant: Literal["alibi"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -169,9 +1629,10 @@ def build(
     variant: Literal["axial"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -187,9 +1648,10 @@ def build(
     variant: Literal["bigbird"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -209,9 +1671,10 @@ def build(
     variant: Literal["block_sparse"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -229,9 +1692,10 @@ def build(
     variant: Literal["blockwise"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     block_size: int,
     scale: float | None = None,
     causal: bool = False,
@@ -241,9 +1705,10 @@ def build(
     variant: Literal["chunked"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -260,9 +1725,10 @@ def build(
     variant: Literal["cope"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -280,9 +1746,10 @@ def build(
     variant: Literal["decoder"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     num_kv_heads: int | None = None,
@@ -331,9 +1798,10 @@ def build(
     variant: Literal["delta"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -349,9 +1817,10 @@ def build(
     variant: Literal["differential"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -379,9 +1848,10 @@ def build(
     variant: Literal["dilated"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -399,9 +1869,10 @@ def build(
     variant: Literal["disentangled"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -427,9 +1898,10 @@ def build(
     variant: Literal["dot_product"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     scale: float | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
@@ -442,9 +1914,10 @@ def build(
     variant: Literal["entmax15"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -464,9 +1937,10 @@ def build(
     variant: Literal["fused_qkv"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int = 1,
     head_dim: int | None = None,
@@ -485,9 +1959,10 @@ def build(
     variant: Literal["gated"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -508,9 +1983,10 @@ def build(
     variant: Literal["gated_delta"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     num_key_heads: int | None = None,
@@ -528,9 +2004,10 @@ def build(
     variant: Literal["gla"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -547,9 +2024,10 @@ def build(
     variant: Literal["gqa"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -571,9 +2049,10 @@ def build(
     variant: Literal["gru"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     input_dim: int,
     hidden_dim: int,
     num_layers: int = 1,
@@ -587,9 +2066,10 @@ def build(
     variant: Literal["hard"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -611,9 +2091,10 @@ def build(
     variant: Literal["kda"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     num_key_heads: int | None = None,
@@ -632,9 +2113,10 @@ def build(
     variant: Literal["linear"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -654,9 +2136,10 @@ def build(
     variant: Literal["longformer"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -672,9 +2155,10 @@ def build(
     variant: Literal["luong"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     query_dim: int,
     key_dim: int | None = None,
     hidden_dim: int | None = None,
@@ -690,9 +2174,10 @@ def build(
     variant: Literal["mha"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -714,9 +2199,10 @@ def build(
     variant: Literal["mla"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     kv_rank: int,
@@ -752,9 +2238,10 @@ def build(
     variant: Literal["prefix"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -769,9 +2256,10 @@ def build(
     variant: Literal["qk_norm"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -795,9 +2283,10 @@ def build(
     variant: Literal["retention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -826,9 +2315,10 @@ def build(
     variant: Literal["ring"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     shards: int,
     scale: float | None = None,
     causal: bool = False,
@@ -838,9 +2328,10 @@ def build(
     variant: Literal["rotary"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -874,9 +2365,10 @@ def build(
     variant: Literal["segments"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -892,9 +2384,10 @@ def build(
     variant: Literal["self_attention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
@@ -912,9 +2405,10 @@ def build(
     variant: Literal["seq2seq"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     input_dim: int,
     hidden_dim: int,
     num_layers: int = 1,
@@ -927,9 +2421,10 @@ def build(
     variant: Literal["shaw"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -949,9 +2444,10 @@ def build(
     variant: Literal["sigmoid_attention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -972,9 +2468,10 @@ def build(
     variant: Literal["sinks"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -995,9 +2492,10 @@ def build(
     variant: Literal["sparsemax"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1017,9 +2515,10 @@ def build(
     variant: Literal["swin"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1037,9 +2536,10 @@ def build(
     variant: Literal["t5_bias"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1060,9 +2560,10 @@ def build(
     variant: Literal["talking_heads"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1085,9 +2586,10 @@ def build(
     variant: Literal["transformer_xl"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1106,9 +2608,10 @@ def build(
     variant: Literal["deberta_v3"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1134,9 +2637,10 @@ def build(
     variant: Literal["lightning"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1165,9 +2669,10 @@ def build(
     variant: Literal["mqa"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1189,9 +2694,10 @@ def build(
     variant: Literal["off_by_one"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1212,9 +2718,10 @@ def build(
     variant: Literal["retnet"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1243,9 +2750,10 @@ def build(
     variant: Literal["sliding_window"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,
@@ -1267,9 +2775,10 @@ def build(
     variant: Literal["softcap"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    rngs: nnx.Rngs | None = None,
     d_model: int,
     num_heads: int,
     head_dim: int | None = None,

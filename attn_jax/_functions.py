@@ -15,6 +15,8 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     known_range,
+    lengths_are_numbers,
+    signed,
     stack,
     to_dtype,
     upcast,
@@ -74,12 +76,13 @@ def positions_as_pattern(
         if pattern is not None:
             masking = {"causal": False, "window": None}
             default = s - t
-            # signed, by the sum with 0: differences of unsigned numbers would wrap
-            pattern = (
-                ShiftedQueriesPerSequence(pattern, offset + arange(1, q) - default)
-                if is_array
-                else ShiftedQueries(pattern, offset - default)
-            )
+            if is_array:
+                pattern = ShiftedQueriesPerSequence(pattern, signed(offset) - default)
+            elif lengths_are_numbers():
+                pattern = ShiftedQueries(pattern, offset - default)
+            else:
+                shift = arange(1, q) + (offset - default)
+                pattern = ShiftedQueriesPerSequence(pattern, broadcast_to(shift, q.shape[:1]))
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
     return masking | {"pattern": pattern}

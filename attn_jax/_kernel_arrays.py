@@ -31,9 +31,12 @@ def slice_of(x: Array, axis: int, first: Any, size: int) -> Array:
     return jax.vmap(lambda first, x: of_one(x, first=first), (0, None if alone else 0))(first, x[0] if alone else x)
 
 
-def lowest(x: Array) -> Any:
-    """The lowest finite number of the dtype of an array."""
-    return jnp.finfo(x.dtype).min
+def largest(scores: Array, visible: Array | None) -> Array:
+    """The largest score over the last axis; the lowest finite number where what is visible is all -inf, so that only a
+    query that sees no key has -inf.
+    """
+    scores = jnp.maximum(jax.lax.stop_gradient(scores), jnp.finfo(scores.dtype).min)
+    return jnp.max(scores if visible is None else jnp.where(visible, scores, -jnp.inf), -1, initial=-jnp.inf)
 
 
 def pad_to(x: Array, axis: int, size: int) -> Array:

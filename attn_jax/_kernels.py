@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._cudnn import attend_with_cudnn, cudnn_supports
-from attn_jax._kernel_arrays import add_at, lowest, pad_to, sharded_as_queries, slice_of
+from attn_jax._kernel_arrays import add_at, largest, pad_to, sharded_as_queries, slice_of
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -299,8 +299,7 @@ def _skewed_bias(plan: Plan, diagonal_bias: Array | None, g: int) -> Array | Non
 
 # One block of scores --------------------------------------------------------------------------------------------------
 #
-# Letters: i blocks of queries, each of q queries; n rows, its queries in each of the r heads that share keys; c keys of
-# a block.
+# Letters: i blocks of queries, q queries each; n rows, a block's queries in the r heads that share keys; c keys of one.
 
 
 def _rows(plan: Plan, x: Array) -> Array:
@@ -378,24 +377,21 @@ def _visible(
 
 
 def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, visible: Array | None) -> tuple[Array, Array | None]:
-    """Scores `b g n c`, -inf where hidden, and the slope of the softcap.
-
-    A visible score that is -inf becomes the lowest finite number: only a query that sees no key has nothing but -inf.
-    """
+    """Scores `b g n c`, -inf where hidden, and the slope of the softcap."""
     scores, slope = einsum("bgnk,bgkc->bgnc", q, k), None
     if plan.softcap is not None:
         tanh_scores = tanh(scores / plan.softcap)
         slope = 1.0 - tanh_scores * tanh_scores
         scores = plan.softcap * tanh_scores
     scores = scores if bias is None else scores + _rows(plan, bias)
-    return scores if visible is None else where(visible, maximum(scores, lowest(scores)), -jnp.inf), slope
+    return scores if visible is None else where(visible, scores, -jnp.inf), slope
 
 
 def _block_scores(
     plan: Plan, i: Any, j: Any, q: Array, k: Array, bias: Array | None, mask: Array | None,
     pattern_arrays: tuple[Array, ...], skewed_bias: Array | None,
-) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
-    """Of block i of the queries and block j of the keys: the scores, who sees whom, and the slope of the softcap.
+) -> tuple[Array, Array, Array | None, Array | None]:  # fmt: skip
+    """Of block i of the queries and j of the keys: scores, each query's largest, who sees whom, the softcap's slope.
 
     A bias by diagonal is added in place, some queries after the others: it is never an array as large as the block,
     which would have to be written and read again.
@@ -404,19 +400,24 @@ def _block_scores(
     visible = _visible(plan, i, j, bias, mask, pattern_arrays)
     scores, slope = _scores(plan, q, k, bias if skewed_bias is None else None, visible)
     if skewed_bias is None:
-        return scores, visible, slope
-    b, g, rows = *scores.shape[:2], skewed_bias.shape[3]
-    scores_by_axes = scores.reshape(b, g, plan.group_size, plan.block_queries, plan.block_keys)
+        return scores, largest(scores, visible), visible, slope
+    (b, g), rows, rows_by_axes = scores.shape[:2], skewed_bias.shape[3], (plan.group_size, plan.block_queries)
+    scores_by_axes, tops = scores.reshape(b, g, *rows_by_axes, plan.block_keys), []
+    if visible is not None:
+        visible = visible.reshape(*visible.shape[:2], *(rows_by_axes if visible.shape[2] > 1 else (1, 1)), -1)
     for first_query, column in _strip_starts(plan, skewed_bias, i, j):
         part = slice_of(scores_by_axes, 3, first_query, rows)
         added = slice_of(skewed_bias, 4, column, plan.block_keys)
-        visible_in_strip = (added != -jnp.inf) if visible is None else (added != -jnp.inf) & (part != -jnp.inf)
+        visible_in_strip = added != -jnp.inf
+        if visible is not None:
+            visible_in_strip &= slice_of(visible, 3, first_query, rows)
         added = added if bias is None else added + slice_of(bias, 3, first_query, rows)
-        part = where(visible_in_strip, maximum(part + added, lowest(scores)), -jnp.inf)
+        part = where(visible_in_strip, part + added, -jnp.inf)
+        tops.append(largest(part, visible_in_strip))
         scores_by_axes = jax.lax.dynamic_update_slice_in_dim(scores_by_axes, part, first_query, 3)
     # XLA would make one operation of the last part and the change of shape, and copy the block for it.
     scores = jax.lax.optimization_barrier(scores_by_axes).reshape(scores.shape)
-    return scores, scores != -jnp.inf, slope
+    return scores, jnp.concatenate(tops, 3).reshape(scores.shape[:3]), scores != -jnp.inf, slope
 
 
 def _key_mask(plan: Plan, visible: Array | None, *hidden_by: Array | None) -> Array | None:
@@ -430,9 +431,8 @@ SoftmaxState = tuple[Array, Array, Array]
 ContextAndStats = tuple[Array, Array, Array]
 
 
-def _online_sums(scores: Array, v: Array, before: SoftmaxState | None = None) -> SoftmaxState:
-    """The sums over some keys, from their scores and values, and those before."""
-    top = jnp.max(jax.lax.stop_gradient(scores), -1, initial=-jnp.inf)
+def _online_sums(scores: Array, top: Array, v: Array, before: SoftmaxState | None = None) -> SoftmaxState:
+    """The sums over some keys, from their scores, each query's largest one and their values, and those before."""
     top = top if before is None else maximum(top, before[0])
     shift = where(top == -jnp.inf, 0.0, top)
     e = exp(scores - shift[..., None])
@@ -445,17 +445,18 @@ def _online_sums(scores: Array, v: Array, before: SoftmaxState | None = None) ->
     return top, total, weighted_values
 
 
-def _average(plan: Plan, state: SoftmaxState, v: Array, sinks: Array | None, some_hidden: bool) -> ContextAndStats:
+def _average(plan: Plan, state: SoftmaxState, v: Array, sinks: Array | None) -> ContextAndStats:
     """From the state after all keys: the average of the values, the largest score and the sum of exponentials.
 
     A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
-    its exponentials are 0. Without `some_hidden` every query sees a key, even if its scores are all -inf.
+    its exponentials are 0.
     """
-    empty_rows = (state[0] == -jnp.inf) & some_hidden
+    empty_rows = state[0] == -jnp.inf
     if sinks is not None:
-        state = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), state)
+        scores = _rows(plan, sinks)
+        state = _online_sums(scores, largest(scores, None), jnp.zeros_like(v[:, :, :1]), state)
     top, total, weighted_values = state
-    total = where(empty_rows, 1.0, where(top == lowest(top), jnp.nan, total))
+    total = where(empty_rows, 1.0, total)
     return where(empty_rows[..., None], 0.0, weighted_values / total[..., None]), where(empty_rows, jnp.inf, top), total
 
 
@@ -469,7 +470,7 @@ def _one_block(
     q, k = zero_unseen("bgnc->bgnk", visible, q[0]), zero_unseen("bgnc->bgkc", visible, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", visible, v.swapaxes(1, 2))
     scores, _ = _scores(plan, q, k, bias, visible)
-    context, top, total = _average(plan, _online_sums(scores, v), v, sinks, visible is not None or plan.s == 0)
+    context, top, total = _average(plan, _online_sums(scores, largest(scores, visible), v), v, sinks)
     return context[None], _lse(plan, top, total, sinks)[None]
 
 
@@ -503,20 +504,20 @@ def _forward(
     def query_block(block: tuple[Array, Array]) -> ContextAndStats:
         i, qi = block
 
-        def scores_and_values(j: Any) -> tuple[Array, Array, bool]:
+        def scores_and_values(j: Any) -> tuple[Array, Array, Array]:
             kj, vj = keys_and_values(j)
-            scores, visible, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
-            return scores, zero_unseen("bgnc->bgcv", _key_mask(plan, visible, bias, mask), vj), visible is not None
+            scores, top, visible, _ = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            return scores, top, zero_unseen("bgnc->bgcv", _key_mask(plan, visible, bias, mask), vj)
 
-        scores, vj, some_hidden = scores_and_values(0)
+        scores, top, vj = scores_and_values(0)
         first, end, key_block_at = key_loop(i)
         if plan.pattern is None and plan.keeps_layout and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.block_keys))
-        no_keys = _online_sums(scores[..., :0], vj[:, :, :0])
+        no_keys = _online_sums(scores[..., :0], where(True, -jnp.inf, top), vj[:, :, :0])
         state = jax.lax.fori_loop(
-            first, end, lambda n, state: _online_sums(*scores_and_values(key_block_at(n))[:2], state), no_keys
+            first, end, lambda n, state: _online_sums(*scores_and_values(key_block_at(n)), state), no_keys
         )
-        return _average(plan, state, vj, sinks, some_hidden)
+        return _average(plan, state, vj, sinks)
 
     return jax.lax.map(query_block, (jnp.arange(plan.num_query_blocks), q))
 
@@ -559,7 +560,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             j = key_block_at(n)
             at = plan.key_start(j)
             kj, vj = slice_of(k, 3, at, plan.block_keys), slice_of(v, 2, at, plan.block_keys)
-            scores, visible, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
+            scores, _, visible, slope = _block_scores(plan, i, j, qi, kj, bias, mask, pattern_arrays, skewed_bias)
             e = exp(scores - top_i[..., None])
             ds = e * (einsum("bgnv,bgcv->bgnc", dcontext_i, vj) - delta_i[..., None])
             ds = ds if visible is None else where(visible, ds, 0.0)

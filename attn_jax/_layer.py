@@ -5,7 +5,7 @@ from functools import partial, wraps
 from importlib import import_module
 from inspect import isfunction
 from types import MethodType
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from flax import nnx
 
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
-from attn_np.contract import Config, annotated_names, check_config, under_prefix
+from attn_np.contract import Config, annotated_names, under_prefix
+from attn_np.contract._call import call_error, config_of
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -41,7 +42,10 @@ class UncompiledMethod:
 
 
 def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call that first casts float arrays to the layer's dtype, if its user has set one."""
+    """A layer's call that first casts float arrays to the layer's dtype, if its user has set one.
+
+    It says what to write instead of arguments that the call does not have.
+    """
 
     def cast(x: Any, dtype: str) -> Any:
         floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES
@@ -52,7 +56,13 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         if self.casts_inputs:
             inputs = tuple(cast(x, self.dtype) for x in inputs)
             options = {name: cast(x, self.dtype) for name, x in options.items()}
-        return call(self, *inputs, **options)
+        try:
+            return call(self, *inputs, **options)
+        except TypeError:
+            error = call_error(self.config, call, inputs, options)
+            if error is None:
+                raise
+        raise error
 
     return cast_and_call
 
@@ -61,7 +71,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
 
     Args:
-        config: the contract's Config.
+        config: the contract's Config; or its fields by name.
         rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
         dtype: of inputs and outputs, as in Flax: float inputs are cast to it. By default inputs must have the
             parameters' dtype, and others are refused as in the other packages. Sums are formed in float32 at least.
@@ -81,14 +91,18 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
 
     def __init__(
         self,
-        config: C,
-        *,
-        rngs: nnx.Rngs,
+        config: C = None,  # type: ignore[assignment]
+        *positional: Never,
+        rngs: nnx.Rngs | None = None,
         dtype: Any = None,
         param_dtype: Any = "float32",
         _values: dict[str, Array] | None = None,
+        **fields: Any,
     ) -> None:
-        check_config(type(self), config)
+        config = config_of(type(self), config, positional, fields)
+        if not isinstance(rngs, nnx.Rngs):
+            got = "none" if rngs is None else repr(rngs)
+            raise TypeError(f"{config.variant}: expected rngs= to be an nnx.Rngs, got {got}; pass rngs=nnx.Rngs(0)")
         jax_dtype = DTYPES[float_dtype_name(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
         self.dtype = float_dtype_name(config.variant, param_dtype if dtype is None else dtype)

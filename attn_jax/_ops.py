@@ -56,6 +56,11 @@ def amin_detached(x: Array, axis: int) -> Array:
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
 
 
+def largest_first(x: Array) -> Array:
+    """The entries of the last axis from the largest to the smallest, without a gradient."""
+    return jnp.sort(jax.lax.stop_gradient(x), axis=-1, descending=True)
+
+
 def detach(x: Array) -> Array:
     """The array itself, without a gradient."""
     return jax.lax.stop_gradient(x)
@@ -187,6 +192,16 @@ def pairs_to_diagonals(x: Array, n: int) -> Array:
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return jnp.clip(x, low, high)
+
+
+def lengths_are_numbers() -> bool:
+    """Whether lengths have values that can be written down; in a program that PyTorch compiles they may be symbols."""
+    return True
+
+
+def signed(x: Array) -> Array:
+    """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
+    return x if x.dtype == bool else x.astype(jax.dtypes.canonicalize_dtype(np.int64))
 
 
 def concrete(x: Array) -> bool:

@@ -19,6 +19,7 @@ from attn_jax._ops import (
     dtype_name,
     known_range,
     record,
+    signed,
     stack,
     take,
     where,
@@ -112,6 +113,7 @@ def cos_sin_for(
         positions = clip(unclipped, 0, length - 1)
         cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
     else:
+        positions = signed(positions)
         known = known_range(positions)
         if known is not None:
             config.check_position_range(*known)

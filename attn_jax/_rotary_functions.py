@@ -11,6 +11,7 @@ from attn_jax._ops import (
     dtype_name,
     float_dtype_name,
     known_range,
+    signed,
     take,
     to_dtype,
     upcast,
@@ -74,6 +75,7 @@ def rotary_angles(
     """
     name = float_dtype_name("rotary_angles", dtype)
     spec = functions_contract.integer_positions(checked_specs("rotary_angles", positions=positions)["positions"])
+    positions = signed(positions)
     low, high = known_range(positions) or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else functions_contract.numpy_scalar_to_python(max_positions)
     config = functions_contract.RotaryAnglesOptions(

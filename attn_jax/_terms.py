@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_jax._layer import checked_specs
-from attn_jax._ops import Array, arange, dtype_name, take, to_dtype, upcast
+from attn_jax._ops import Array, arange, dtype_name, signed, take, to_dtype, upcast
 from attn_np.contract import _functions as functions_contract
 
 
@@ -103,8 +103,7 @@ class RelativeBias:
             return aligned[None]
         if not hasattr(self.offset, "shape"):
             return aligned[None] - (self.offset - (s - t))
-        # signed: differences of unsigned numbers would wrap
-        offset = self.offset.reshape(-1, 1) + arange(1, self.q)
+        offset = signed(self.offset).reshape(-1, 1)
         return aligned[None] - (offset - (s - t))
 
     def diagonal_values(self) -> Array:

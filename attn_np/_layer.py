@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 import numpy as np
 
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
-from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
+from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
+from attn_np.contract._call import call_error, config_of
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -54,11 +55,27 @@ def checked_vjp(vjp: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call that says what to write instead of arguments that it does not have."""
+
+    @wraps(call)
+    def run(self: Any, *inputs: Any, **options: Any) -> Any:
+        try:
+            return call(self, *inputs, **options)
+        except TypeError:
+            error = call_error(self.config, call, inputs, options)
+            if error is None:
+                raise
+        raise error
+
+    return run
+
+
 class Layer(DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as attributes, the call's check, training and evaluation mode.
 
     Args:
-        config: the contract's Config.
+        config: the contract's Config; or its fields by name.
         rng: a NumPy generator, or a seed for one, that draws the parameters and, in training, dropout.
         dtype: float64, float32, bfloat16 or float16.
     """
@@ -68,16 +85,19 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         cls.vjp = checked_vjp(cls.vjp)
+        if "__call__" in vars(cls):
+            cls.__call__ = checked_call(vars(cls)["__call__"])
 
     def __init__(
         self,
-        config: C,
-        *,
+        config: C = None,  # type: ignore[assignment]
+        *positional: Never,
         rng: np.random.Generator | int | None = None,
         dtype: str = "float32",
         _values: dict[str, Array] | None = None,
+        **fields: Any,
     ) -> None:
-        check_config(type(self), config)
+        config = config_of(type(self), config, positional, fields)
         self.config, self.training, self.dtype = config, True, float_dtype_name(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
@@ -174,7 +194,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
-        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))  # type: ignore[operator]
+        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         object.__setattr__(cache, "spent", True)
         return y, cache_after
 

@@ -69,6 +69,11 @@ def detach(x: Array) -> Array:
     return x
 
 
+def largest_first(x: Array) -> Array:
+    """The entries of the last axis from the largest to the smallest, without a gradient."""
+    return np.sort(x, axis=-1)[..., ::-1]
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     return np.any(x, axis=axes)
@@ -174,6 +179,16 @@ def pairs_to_diagonals(x: Array, n: int) -> Array:
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return np.clip(x, low, high)
+
+
+def lengths_are_numbers() -> bool:
+    """Whether lengths have values that can be written down; in a program that PyTorch compiles they may be symbols."""
+    return True
+
+
+def signed(x: Array) -> Array:
+    """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
+    return x if x.dtype == bool else x.astype(np.int64, copy=False)
 
 
 def concrete(x: Array) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._layer import checked_specs
-from attn_np._ops import Array, arange, dtype_name, take, to_dtype, upcast
+from attn_np._ops import Array, arange, dtype_name, signed, take, to_dtype, upcast
 from attn_np._vjp import sum_to, take_vjp
 from attn_np.contract import _functions as functions_contract
 
@@ -118,8 +118,7 @@ class RelativeBias:
             return aligned[None]
         if not hasattr(self.offset, "shape"):
             return aligned[None] - (self.offset - (s - t))
-        # signed: differences of unsigned numbers would wrap
-        offset = self.offset.reshape(-1, 1) + arange(1, self.q)
+        offset = signed(self.offset).reshape(-1, 1)
         return aligned[None] - (offset - (s - t))
 
     def diagonal_values(self) -> Array:

@@ -1,10 +1,11 @@
 """Derivative rules, each derived once: the gradients of operands from the gradient of their result."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
+from inspect import BoundArguments, Parameter, signature
 from itertools import zip_longest
 from math import prod
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
+from attn_np.contract._package import FUNCTIONS
 from attn_np.contract._tape import BackwardTape
 
 
@@ -146,20 +148,6 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     root_sum = np.sum(root, axis=axis, keepdims=True)
     mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(root_sum == 0, 1.0, root_sum)
     return root * (dprobs - mean)
-
-
-@dispatches_on_array_type
-def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
-    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - tau) on the support, so dp_i/ds_j = g_i (delta_ij - dtau/ds_j).
-
-    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dtau/ds_j = g_j / sum g_i, and
-    ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
-    """
-    support = probs > 0
-    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    slope_sum = np.sum(slope, axis=-1, keepdims=True)
-    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slope_sum == 0, 1.0, slope_sum)
-    return slope * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
@@ -394,6 +382,9 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
         return partial(rule, **by_position, **function.keywords)
     if not callable(getattr(function, "vjp", None)):
         name = getattr(function, "__name__", repr(function))
+        if name in FUNCTIONS and str(function.__module__).startswith(f"{__package__}."):
+            fix = "nothing that it returns depends on an array of floats: call it alone"
+            raise TypeError(f"value_and_vjp: expected a function with a gradient, got {name}; {fix}")
         fix = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
         raise TypeError(f"value_and_vjp: expected a layer or a function with a backward pass, got {name}; {fix}")
     return function.vjp
@@ -408,6 +399,15 @@ def cast_like(grad: Any, x: Any) -> Any:
     return to_dtype(grad, dtype_name(x))
 
 
+def arguments_by_name(call: BoundArguments) -> dict[str, Any]:
+    """The arguments of a call by name; those that a function takes as `**options` are beside the others."""
+    named = dict(call.arguments)
+    for name, parameter in call.signature.parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            named |= named.pop(name)
+    return named
+
+
 def function_value_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
@@ -416,10 +416,12 @@ def function_value_and_vjp(
         inputs, options, function = (*function.args, *inputs), function.keywords | options, function.func
     rule, call = rule_of(function), signature(function).bind(*inputs, **options)
     call.apply_defaults()
-    named = call.arguments
+    named = arguments_by_name(call)
 
     def forward(tape: dict[str, Any] | None) -> Any:
-        return function(**named | ({"tape": tape} if "tape" in named else {}))
+        taped = {"tape": tape} if "tape" in call.arguments else {}
+        arguments = BoundArguments(call.signature, OrderedDict(call.arguments | taped))
+        return function(*arguments.args, **arguments.kwargs)
 
     def pull(*cotangents: Any) -> Grads:
         tape = BackwardTape() if recompute else copy(forward_tape)

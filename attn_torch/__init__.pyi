@@ -3,7 +3,53 @@
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
+import torch
+
 from attn_np.contract import _patterns as patterns
+from attn_np.contract.additive import Config as _AdditiveAttentionConfig
+from attn_np.contract.alibi import Config as _AlibiAttentionConfig
+from attn_np.contract.axial import Config as _AxialAttentionConfig
+from attn_np.contract.bigbird import Config as _BigBirdAttentionConfig
+from attn_np.contract.block_sparse import Config as _BlockSparseAttentionConfig
+from attn_np.contract.blockwise import Config as _BlockwiseAttentionConfig
+from attn_np.contract.chunked import Config as _ChunkedAttentionConfig
+from attn_np.contract.cope import Config as _ContextualPositionAttentionConfig
+from attn_np.contract.decoder import Config as _DecoderAttentionConfig
+from attn_np.contract.delta import Config as _DeltaRuleConfig
+from attn_np.contract.differential import Config as _DifferentialAttentionConfig
+from attn_np.contract.dilated import Config as _DilatedAttentionConfig
+from attn_np.contract.disentangled import Config as _DisentangledAttentionConfig
+from attn_np.contract.dot_product import Config as _DotProductAttentionConfig
+from attn_np.contract.entmax15 import Config as _EntmaxAttentionConfig
+from attn_np.contract.fused_qkv import Config as _FusedQKVAttentionConfig
+from attn_np.contract.gated import Config as _GatedAttentionConfig
+from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
+from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
+from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
+from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
+from attn_np.contract.hard import Config as _HardAttentionConfig
+from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
+from attn_np.contract.linear import Config as _LinearAttentionConfig
+from attn_np.contract.longformer import Config as _LongformerAttentionConfig
+from attn_np.contract.luong import Config as _LuongAttentionConfig
+from attn_np.contract.mha import Config as _MultiHeadAttentionConfig
+from attn_np.contract.mla import Config as _MultiHeadLatentAttentionConfig
+from attn_np.contract.prefix import Config as _PrefixAttentionConfig
+from attn_np.contract.qk_norm import Config as _QKNormAttentionConfig
+from attn_np.contract.retention import Config as _RetentionConfig
+from attn_np.contract.ring import Config as _RingAttentionConfig
+from attn_np.contract.rotary import Config as _RotaryAttentionConfig
+from attn_np.contract.segments import Config as _SegmentedAttentionConfig
+from attn_np.contract.self_attention import Config as _SelfAttentionConfig
+from attn_np.contract.seq2seq import Config as _Seq2SeqConfig
+from attn_np.contract.shaw import Config as _ShawAttentionConfig
+from attn_np.contract.sigmoid_attention import Config as _SigmoidAttentionConfig
+from attn_np.contract.sinks import Config as _SinkAttentionConfig
+from attn_np.contract.sparsemax import Config as _SparsemaxAttentionConfig
+from attn_np.contract.swin import Config as _SwinAttentionConfig
+from attn_np.contract.t5_bias import Config as _T5AttentionConfig
+from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfig
+from attn_np.contract.transformer_xl import Config as _TransformerXLAttentionConfig
 from attn_torch import _terms as terms
 from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
@@ -20,50 +66,50 @@ from attn_torch._rotary_functions import rotary_angles as rotary_angles
 from attn_torch._rotary_functions import rotate as rotate
 from attn_torch._simplex import entmax as entmax
 from attn_torch._simplex import softmax as softmax
-from attn_torch.additive import AdditiveAttention as AdditiveAttention
-from attn_torch.alibi import AlibiAttention as AlibiAttention
-from attn_torch.axial import AxialAttention as AxialAttention
-from attn_torch.bigbird import BigBirdAttention as BigBirdAttention
-from attn_torch.block_sparse import BlockSparseAttention as BlockSparseAttention
-from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
-from attn_torch.chunked import ChunkedAttention as ChunkedAttention
-from attn_torch.cope import ContextualPositionAttention as ContextualPositionAttention
-from attn_torch.decoder import DecoderAttention as DecoderAttention
-from attn_torch.delta import DeltaRule as DeltaRule
-from attn_torch.differential import DifferentialAttention as DifferentialAttention
-from attn_torch.dilated import DilatedAttention as DilatedAttention
-from attn_torch.disentangled import DisentangledAttention as DisentangledAttention
-from attn_torch.dot_product import DotProductAttention as DotProductAttention
-from attn_torch.entmax15 import EntmaxAttention as EntmaxAttention
-from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
-from attn_torch.gated import GatedAttention as GatedAttention
-from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
-from attn_torch.gla import GatedLinearAttention as GatedLinearAttention
-from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
-from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
-from attn_torch.hard import HardAttention as HardAttention
-from attn_torch.kda import KimiDeltaAttention as KimiDeltaAttention
-from attn_torch.linear import LinearAttention as LinearAttention
-from attn_torch.longformer import LongformerAttention as LongformerAttention
-from attn_torch.luong import LuongAttention as LuongAttention
-from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
-from attn_torch.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
-from attn_torch.prefix import PrefixAttention as PrefixAttention
-from attn_torch.qk_norm import QKNormAttention as QKNormAttention
-from attn_torch.retention import Retention as Retention
-from attn_torch.ring import RingAttention as RingAttention
-from attn_torch.rotary import RotaryAttention as RotaryAttention
-from attn_torch.segments import SegmentedAttention as SegmentedAttention
-from attn_torch.self_attention import SelfAttention as SelfAttention
-from attn_torch.seq2seq import Seq2Seq as Seq2Seq
-from attn_torch.shaw import ShawAttention as ShawAttention
-from attn_torch.sigmoid_attention import SigmoidAttention as SigmoidAttention
-from attn_torch.sinks import SinkAttention as SinkAttention
-from attn_torch.sparsemax import SparsemaxAttention as SparsemaxAttention
-from attn_torch.swin import SwinAttention as SwinAttention
-from attn_torch.t5_bias import T5Attention as T5Attention
-from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
-from attn_torch.transformer_xl import TransformerXLAttention as TransformerXLAttention
+from attn_torch.additive import AdditiveAttention as _AdditiveAttention
+from attn_torch.alibi import AlibiAttention as _AlibiAttention
+from attn_torch.axial import AxialAttention as _AxialAttention
+from attn_torch.bigbird import BigBirdAttention as _BigBirdAttention
+from attn_torch.block_sparse import BlockSparseAttention as _BlockSparseAttention
+from attn_torch.blockwise import BlockwiseAttention as _BlockwiseAttention
+from attn_torch.chunked import ChunkedAttention as _ChunkedAttention
+from attn_torch.cope import ContextualPositionAttention as _ContextualPositionAttention
+from attn_torch.decoder import DecoderAttention as _DecoderAttention
+from attn_torch.delta import DeltaRule as _DeltaRule
+from attn_torch.differential import DifferentialAttention as _DifferentialAttention
+from attn_torch.dilated import DilatedAttention as _DilatedAttention
+from attn_torch.disentangled import DisentangledAttention as _DisentangledAttention
+from attn_torch.dot_product import DotProductAttention as _DotProductAttention
+from attn_torch.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_torch.fused_qkv import FusedQKVAttention as _FusedQKVAttention
+from attn_torch.gated import GatedAttention as _GatedAttention
+from attn_torch.gated_delta import GatedDeltaRule as _GatedDeltaRule
+from attn_torch.gla import GatedLinearAttention as _GatedLinearAttention
+from attn_torch.gqa import GroupedQueryAttention as _GroupedQueryAttention
+from attn_torch.gru import GatedRecurrentUnit as _GatedRecurrentUnit
+from attn_torch.hard import HardAttention as _HardAttention
+from attn_torch.kda import KimiDeltaAttention as _KimiDeltaAttention
+from attn_torch.linear import LinearAttention as _LinearAttention
+from attn_torch.longformer import LongformerAttention as _LongformerAttention
+from attn_torch.luong import LuongAttention as _LuongAttention
+from attn_torch.mha import MultiHeadAttention as _MultiHeadAttention
+from attn_torch.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
+from attn_torch.prefix import PrefixAttention as _PrefixAttention
+from attn_torch.qk_norm import QKNormAttention as _QKNormAttention
+from attn_torch.retention import Retention as _Retention
+from attn_torch.ring import RingAttention as _RingAttention
+from attn_torch.rotary import RotaryAttention as _RotaryAttention
+from attn_torch.segments import SegmentedAttention as _SegmentedAttention
+from attn_torch.self_attention import SelfAttention as _SelfAttention
+from attn_torch.seq2seq import Seq2Seq as _Seq2Seq
+from attn_torch.shaw import ShawAttention as _ShawAttention
+from attn_torch.sigmoid_attention import SigmoidAttention as _SigmoidAttention
+from attn_torch.sinks import SinkAttention as _SinkAttention
+from attn_torch.sparsemax import SparsemaxAttention as _SparsemaxAttention
+from attn_torch.swin import SwinAttention as _SwinAttention
+from attn_torch.t5_bias import T5Attention as _T5Attention
+from attn_torch.talking_heads import TalkingHeadsAttention as _TalkingHeadsAttention
+from attn_torch.transformer_xl import TransformerXLAttention as _TransformerXLAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -129,12 +175,1336 @@ __all__ = [
     "trace",
 ]
 
+class AdditiveAttention(_AdditiveAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AdditiveAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        query_dim: int,
+        key_dim: int | None = None,
+        hidden_dim: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class AlibiAttention(_AlibiAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AlibiAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        window: tuple[int | None, int | None] | None = None,
+        scale_slopes: bool = False,
+    ) -> None: ...
+
+class AxialAttention(_AxialAttention):
+    @overload
+    def __init__(
+        self,
+        config: _AxialAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        use_bias: bool = True,
+        height: int,
+        width: int,
+    ) -> None: ...
+
+class BigBirdAttention(_BigBirdAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BigBirdAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        block_size: int,
+        near_blocks: int = 1,
+        global_blocks: int = 1,
+        random_blocks: int = 3,
+        graph_seed: int = 0,
+    ) -> None: ...
+
+class BlockSparseAttention(_BlockSparseAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BlockSparseAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        use_bias: bool = True,
+        block_size: int,
+        chosen_blocks: int,
+        query_block: int = 1,
+    ) -> None: ...
+
+class BlockwiseAttention(_BlockwiseAttention):
+    @overload
+    def __init__(
+        self,
+        config: _BlockwiseAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        block_size: int,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> None: ...
+
+class ChunkedAttention(_ChunkedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ChunkedAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        chunk_size: int,
+    ) -> None: ...
+
+class ContextualPositionAttention(_ContextualPositionAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ContextualPositionAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        num_positions: int = 64,
+        gate_with: str = "keys",
+        scale_positions: bool = False,
+    ) -> None: ...
+
+class DecoderAttention(_DecoderAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DecoderAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = True,
+        window: tuple[int | None, int | None] | None = None,
+        chunk_size: int | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        norm: str | None = None,
+        norm_over: str = "head",
+        norm_weight: str | None = "shared",
+        norm_bias: bool = False,
+        norm_offset: float = 0.0,
+        norm_eps: float = 1e-06,
+        clip_qkv: float | None = None,
+        temperature_growth: float | None = None,
+        temperature_interval: int | None = None,
+        sinks: bool = False,
+        gate: bool = False,
+        rope_base: float | None = 10000.0,
+        rotary_dim: int | None = None,
+        rope_layout: str = "half",
+        rope_sections: tuple[int, ...] | None = None,
+        rope_sections_interleaved: bool = False,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class DeltaRule(_DeltaRule):
+    @overload
+    def __init__(
+        self,
+        config: _DeltaRuleConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        use_norm: bool = True,
+        norm_eps: float = 1e-06,
+    ) -> None: ...
+
+class DifferentialAttention(_DifferentialAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DifferentialAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        lambda_init: float | None = None,
+        depth: int = 1,
+        num_kv_heads: int | None = None,
+        norm_weight: bool = True,
+        norm_eps: float = 1e-05,
+        rope_base: float | None = None,
+        rope_layout: str = "half",
+        max_positions: int | None = None,
+    ) -> None: ...
+
+class DilatedAttention(_DilatedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DilatedAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        dilation: int,
+        steps: tuple[int | None, int | None] | None = None,
+    ) -> None: ...
+
+class DisentangledAttention(_DisentangledAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DisentangledAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        max_distance: int = 512,
+        score_terms: tuple[str, ...] = ("c2p", "p2c"),
+        buckets_per_side: int | None = None,
+        p2c_view: str = "key",
+        share_projections: bool = False,
+        rel_projection_bias: bool = False,
+        norm_rel: bool = False,
+        norm_eps: float = 1e-07,
+    ) -> None: ...
+
+class DotProductAttention(_DotProductAttention):
+    @overload
+    def __init__(
+        self,
+        config: _DotProductAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class EntmaxAttention(_EntmaxAttention):
+    @overload
+    def __init__(
+        self,
+        config: _EntmaxAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class FusedQKVAttention(_FusedQKVAttention):
+    @overload
+    def __init__(
+        self,
+        config: _FusedQKVAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int = 1,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        use_output: bool = False,
+        output_dim: int | None = None,
+        memory_keys: int | None = None,
+    ) -> None: ...
+
+class GatedAttention(_GatedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GatedAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        gate: str = "element",
+    ) -> None: ...
+
+class GatedDeltaRule(_GatedDeltaRule):
+    @overload
+    def __init__(
+        self,
+        config: _GatedDeltaRuleConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+        qk_norm_eps: float | None = None,
+        conv_size: int | None = None,
+    ) -> None: ...
+
+class GatedLinearAttention(_GatedLinearAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GatedLinearAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        rank: int = 16,
+        temperature: float = 16.0,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+    ) -> None: ...
+
+class GroupedQueryAttention(_GroupedQueryAttention):
+    @overload
+    def __init__(
+        self,
+        config: _GroupedQueryAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        num_kv_heads: int,
+        memory_keys: int | None = None,
+    ) -> None: ...
+
+class GatedRecurrentUnit(_GatedRecurrentUnit):
+    @overload
+    def __init__(
+        self,
+        config: _GatedRecurrentUnitConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        input_dim: int,
+        hidden_dim: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        reset_after: bool = True,
+        bidirectional: bool = False,
+    ) -> None: ...
+
+class HardAttention(_HardAttention):
+    @overload
+    def __init__(
+        self,
+        config: _HardAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        estimator: str = "straight_through",
+        temperature: float = 1.0,
+    ) -> None: ...
+
+class KimiDeltaAttention(_KimiDeltaAttention):
+    @overload
+    def __init__(
+        self,
+        config: _KimiDeltaAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        form: str = "auto",
+        chunk_size: int = 64,
+        norm_eps: float = 1e-06,
+        qk_norm_eps: float | None = None,
+        conv_size: int | None = None,
+        rank: int | None = None,
+    ) -> None: ...
+
+class LinearAttention(_LinearAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LinearAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        feature_map: str | Callable[[Any], Any] = "elu",
+        num_features: int | None = None,
+        causal: bool = False,
+        form: str = "auto",
+        chunk_size: int = 64,
+        normalize: bool = True,
+        eps: float = 1e-06,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class LongformerAttention(_LongformerAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LongformerAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        half_window: int,
+    ) -> None: ...
+
+class LuongAttention(_LuongAttention):
+    @overload
+    def __init__(
+        self,
+        config: _LuongAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        query_dim: int,
+        key_dim: int | None = None,
+        hidden_dim: int | None = None,
+        score: str = "general",
+        causal: bool = False,
+        local: str | None = None,
+        half_window: int | None = None,
+        position_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None: ...
+
+class MultiHeadAttention(_MultiHeadAttention):
+    @overload
+    def __init__(
+        self,
+        config: _MultiHeadAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        memory_keys: int | None = None,
+        normalize_over: str = "keys",
+    ) -> None: ...
+
+class MultiHeadLatentAttention(_MultiHeadLatentAttention):
+    @overload
+    def __init__(
+        self,
+        config: _MultiHeadLatentAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        kv_rank: int,
+        nope_dim: int,
+        rope_dim: int,
+        value_head_dim: int,
+        q_rank: int | None = None,
+        output_dim: int | None = None,
+        absorbed: bool = False,
+        use_bias: bool = False,
+        norm_eps: float = 1e-06,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        rope_base: float | None = 10000.0,
+        rope_layout: str = "interleaved",
+        rope_sections: tuple[int, ...] | None = None,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class PrefixAttention(_PrefixAttention):
+    @overload
+    def __init__(
+        self,
+        config: _PrefixAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class QKNormAttention(_QKNormAttention):
+    @overload
+    def __init__(
+        self,
+        config: _QKNormAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        norm: str = "rms",
+        norm_over: str = "head",
+        norm_eps: float = 1e-06,
+        num_kv_heads: int | None = None,
+    ) -> None: ...
+
+class Retention(_Retention):
+    @overload
+    def __init__(
+        self,
+        config: _RetentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        activation: str | None = None,
+        exponent: float = 5.0,
+        form: str = "auto",
+        chunk_size: int = 64,
+        decay: tuple[float, ...] | None = None,
+        decay_rule: str = "retnet",
+        norm: str = "layer",
+        norm_over: str = "head",
+        norm_weight: str | None = None,
+        norm_eps: float = 1e-05,
+        use_gate: bool = True,
+        gate_activation: str = "silu",
+        use_bias: bool = False,
+        rope_base: float | None = None,
+        rope_layout: str = "interleaved",
+        angle_spacing: str = "closed",
+    ) -> None: ...
+
+class RingAttention(_RingAttention):
+    @overload
+    def __init__(
+        self,
+        config: _RingAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        shards: int,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> None: ...
+
+class RotaryAttention(_RotaryAttention):
+    @overload
+    def __init__(
+        self,
+        config: _RotaryAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        rope_base: float = 10000.0,
+        rotary_dim: int | None = None,
+        rope_layout: str = "half",
+        rope_sections: tuple[int, ...] | None = None,
+        max_positions: int | None = None,
+        rope_scaling: str | None = None,
+        rope_scaling_factor: float | None = None,
+        original_max_positions: int | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        yarn_truncate: bool = True,
+        attention_factor: float | None = None,
+        short_factor: tuple[float, ...] | None = None,
+        long_factor: tuple[float, ...] | None = None,
+    ) -> None: ...
+
+class SegmentedAttention(_SegmentedAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SegmentedAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class SelfAttention(_SelfAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SelfAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        use_output: bool = False,
+        output_dim: int | None = None,
+    ) -> None: ...
+
+class Seq2Seq(_Seq2Seq):
+    @overload
+    def __init__(
+        self,
+        config: _Seq2SeqConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        input_dim: int,
+        hidden_dim: int,
+        num_layers: int = 1,
+        output_dim: int | None = None,
+        dropout: float = 0.0,
+        vocab_size: int | None = None,
+    ) -> None: ...
+
+class ShawAttention(_ShawAttention):
+    @overload
+    def __init__(
+        self,
+        config: _ShawAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        max_distance: int = 16,
+        use_values: bool = True,
+    ) -> None: ...
+
+class SigmoidAttention(_SigmoidAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SigmoidAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        score_offset: float | None = None,
+    ) -> None: ...
+
+class SinkAttention(_SinkAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SinkAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        sink: str = "learned",
+    ) -> None: ...
+
+class SparsemaxAttention(_SparsemaxAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SparsemaxAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+    ) -> None: ...
+
+class SwinAttention(_SwinAttention):
+    @overload
+    def __init__(
+        self,
+        config: _SwinAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        use_bias: bool = True,
+        height: int,
+        width: int,
+        window_size: int,
+        shift: int = 0,
+    ) -> None: ...
+
+class T5Attention(_T5Attention):
+    @overload
+    def __init__(
+        self,
+        config: _T5AttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = 1.0,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = False,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool | None = None,
+    ) -> None: ...
+
+class TalkingHeadsAttention(_TalkingHeadsAttention):
+    @overload
+    def __init__(
+        self,
+        config: _TalkingHeadsAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        softmax_heads: int | None = None,
+        mix_scores: bool = True,
+        mix_weights: bool = True,
+    ) -> None: ...
+
+class TransformerXLAttention(_TransformerXLAttention):
+    @overload
+    def __init__(
+        self,
+        config: _TransformerXLAttentionConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        output_dim: int | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = False,
+        base: float = 10000.0,
+    ) -> None: ...
+
 @overload
 def build(
     variant: Literal["additive"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     query_dim: int,
@@ -149,7 +1519,7 @@ def build(
     variant: Literal["alibi"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -169,7 +1539,7 @@ def build(
     variant: Literal["axial"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -187,7 +1557,7 @@ def build(
     variant: Literal["bigbird"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -209,7 +1579,7 @@ def build(
     variant: Literal["block_sparse"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -229,7 +1599,7 @@ def build(
     variant: Literal["blockwise"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     block_size: int,
@@ -241,7 +1611,7 @@ def build(
     variant: Literal["chunked"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -260,7 +1630,7 @@ def build(
     variant: Literal["cope"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -280,7 +1650,7 @@ def build(
     variant: Literal["decoder"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -331,7 +1701,7 @@ def build(
     variant: Literal["delta"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -349,7 +1719,7 @@ def build(
     variant: Literal["differential"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -379,7 +1749,7 @@ def build(
     variant: Literal["dilated"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -399,7 +1769,7 @@ def build(
     variant: Literal["disentangled"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -427,7 +1797,7 @@ def build(
     variant: Literal["dot_product"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     scale: float | None = None,
@@ -442,7 +1812,7 @@ def build(
     variant: Literal["entmax15"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -464,7 +1834,7 @@ def build(
     variant: Literal["fused_qkv"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -485,7 +1855,7 @@ def build(
     variant: Literal["gated"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -508,7 +1878,7 @@ def build(
     variant: Literal["gated_delta"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -528,7 +1898,7 @@ def build(
     variant: Literal["gla"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -547,7 +1917,7 @@ def build(
     variant: Literal["gqa"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -571,7 +1941,7 @@ def build(
     variant: Literal["gru"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     input_dim: int,
@@ -587,7 +1957,7 @@ def build(
     variant: Literal["hard"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -611,7 +1981,7 @@ def build(
     variant: Literal["kda"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -632,7 +2002,7 @@ def build(
     variant: Literal["linear"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -654,7 +2024,7 @@ def build(
     variant: Literal["longformer"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -672,7 +2042,7 @@ def build(
     variant: Literal["luong"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     query_dim: int,
@@ -690,7 +2060,7 @@ def build(
     variant: Literal["mha"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -714,7 +2084,7 @@ def build(
     variant: Literal["mla"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -752,7 +2122,7 @@ def build(
     variant: Literal["prefix"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -769,7 +2139,7 @@ def build(
     variant: Literal["qk_norm"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -795,7 +2165,7 @@ def build(
     variant: Literal["retention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -826,7 +2196,7 @@ def build(
     variant: Literal["ring"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     shards: int,
@@ -838,7 +2208,7 @@ def build(
     variant: Literal["rotary"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -874,7 +2244,7 @@ def build(
     variant: Literal["segments"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -892,7 +2262,7 @@ def build(
     variant: Literal["self_attention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -912,7 +2282,7 @@ def build(
     variant: Literal["seq2seq"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     input_dim: int,
@@ -927,7 +2297,7 @@ def build(
     variant: Literal["shaw"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -949,7 +2319,7 @@ def build(
     variant: Literal["sigmoid_attention"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -972,7 +2342,7 @@ def build(
     variant: Literal["sinks"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -995,7 +2365,7 @@ def build(
     variant: Literal["sparsemax"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1017,7 +2387,7 @@ def build(
     variant: Literal["swin"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1037,7 +2407,7 @@ def build(
     variant: Literal["t5_bias"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1060,7 +2430,7 @@ def build(
     variant: Literal["talking_heads"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1085,7 +2455,7 @@ def build(
     variant: Literal["transformer_xl"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1106,7 +2476,7 @@ def build(
     variant: Literal["deberta_v3"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1134,7 +2504,7 @@ def build(
     variant: Literal["lightning"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1165,7 +2535,7 @@ def build(
     variant: Literal["mqa"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1189,7 +2559,7 @@ def build(
     variant: Literal["off_by_one"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1212,7 +2582,7 @@ def build(
     variant: Literal["retnet"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1243,7 +2613,7 @@ def build(
     variant: Literal["sliding_window"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,
@@ -1267,7 +2637,7 @@ def build(
     variant: Literal["softcap"],
     /,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
     d_model: int,

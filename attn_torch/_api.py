@@ -1,14 +1,11 @@
 """What the package offers by name: make a layer, save and load it, and see every intermediate of a call."""
 
 from collections.abc import Callable, Collection
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from attn_np import contract
 from attn_np.weights import (
     PathArg,
-    draw,
     pop_on_read,
     read,
     read_pretrained,
@@ -16,37 +13,10 @@ from attn_np.weights import (
     require_layer_of,
     write,
 )
+from attn_torch._build import build as build
+from attn_torch._build import layer_class as layer_class
 from attn_torch._layer import Layer, Output
 from attn_torch._ops import Device, DType, check_device, float_dtype_name, from_numpy, to_numpy
-
-
-def layer_class(variant: str) -> type[Layer[Any]]:
-    """The class of a variant in this package.
-
-    Raises:
-        ValueError: there is no such variant.
-    """
-    return getattr(import_module(f"{__package__}.{variant}"), contract.get(variant).Config.class_name)
-
-
-def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **fields: Any) -> Any:
-    """A layer in evaluation mode, with weights that are the same bits in every package.
-
-    Args:
-        variant: the variant's name, such as "mha".
-        seed: integer from 0; draws every parameter.
-        dtype: float64, float32, bfloat16 or float16.
-        device: where the parameters live, as the framework says it; in NumPy "cpu".
-        fields: those of the variant's Config.
-
-    Raises:
-        ValueError: an unknown variant, or a value that cannot be right.
-        TypeError: an unknown or missing field.
-    """
-    config, device = contract.config(variant, **fields), check_device(device)
-    dtype = float_dtype_name(variant, dtype)
-    values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
-    return layer_class(config.variant).from_params(config, values, dtype, seed)
 
 
 def save(

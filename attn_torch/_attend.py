@@ -23,6 +23,7 @@ from attn_torch._ops import (
     memoized_check,
     record,
     repeat_heads,
+    signed,
     softmax,
     stack,
     tanh,
@@ -133,6 +134,7 @@ def attend(
     array_specs = checked_specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=memoized_check)
     check_pattern("attend", pattern, sizes, spec_of)
+    pattern = None if pattern is None else pattern.map(lambda axes, x: signed(x))
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}

@@ -1,15 +1,19 @@
 """The base of PyTorch's layers: parameters, checks of a call, outputs, and decoding."""
 
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, annotated_names, check_config, float_dtype_name, under_prefix
+from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
+from attn_np.contract._call import call_error, config_of
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
+from attn_torch._context_parallel import refuse_context_parallel
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast
 
@@ -26,11 +30,28 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
+def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call that says what to write instead of arguments that it does not have."""
+
+    def run(self: Any, *inputs: Any, **options: Any) -> Any:
+        try:
+            return call(self, *inputs, **options)
+        except TypeError:
+            error = call_error(self.config, call, inputs, options)
+            if error is None:
+                raise
+        raise error
+
+    # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
+    run.__code__ = run.__code__.replace(co_name=call.__qualname__)
+    return wraps(call)(run)
+
+
 class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
 
     Args:
-        config: the contract's Config.
+        config: the contract's Config; or its fields by name.
         device: where the parameters live; "meta" constructs without drawing.
         dtype: float64, float32, bfloat16 or float16; float32 by default.
     """
@@ -39,17 +60,20 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = checked_call(vars(cls)["forward"])
 
     def __init__(
         self,
-        config: C,
-        *,
+        config: C = None,  # type: ignore[assignment]
+        *positional: Never,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         _values: dict[str, Array] | None = None,
+        **fields: Any,
     ) -> None:
         super().__init__()
-        check_config(type(self), config)
+        config = config_of(type(self), config, positional, fields)
         self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
@@ -168,6 +192,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
+    refuse_context_parallel(who)
     return {name: spec_of(who, name, x) for name, x in arrays.items()}
 
 

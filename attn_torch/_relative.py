@@ -19,6 +19,7 @@ from attn_torch._ops import (
     pairs_to_diagonals,
     record,
     reorder,
+    signed,
     take,
     transpose_diagonals,
     zeros,
@@ -74,7 +75,7 @@ def relative_buckets(
     config = functions_contract.RelativeBucketsOptions(
         **{name: functions_contract.numpy_scalar_to_python(x) for name, x in options.items()}
     )
-    index = clip(relative_positions, -max_distance, max_distance) + max_distance
+    index = clip(signed(relative_positions), -max_distance, max_distance) + max_distance
     return constants(config.buckets(), relative_positions)[index]
 
 

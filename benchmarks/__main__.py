@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from attn_np.contract._package import how_to_install
+
 try:
     import typer
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ModuleNotFoundError as absent:
-    raise SystemExit(
-        f"benchmarks: expected the package {absent.name}, got none; run pip install 'attn-parity[parity]'"
-    ) from None
+    raise SystemExit(f"benchmarks: expected the package {absent.name}, got none; {how_to_install('parity')}") from None
 
 from benchmarks import plan, run, variants
 from benchmarks.entrants import WHO

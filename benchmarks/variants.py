@@ -5,7 +5,7 @@ those of one thread, so that trees can be compared, and races run side by side, 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def windows(t: int) -> dict[str, Any]:
     return sides | {"window_size": size, "shift": size // 2}
 
 
-FORMULAS = {
+KNOWN = {
     "additive": Formula(QUADRATIC, fields={"query_dim": WIDTH, "hidden_dim": 32}),
     "alibi": Formula(QUADRATIC, 1.25),
     "axial": Formula(SQUARE, 1.0, for_length=grid),
@@ -107,6 +107,26 @@ FORMULAS = {
     "talking_heads": Formula(QUADRATIC, 3.0),
     "transformer_xl": Formula(QUADRATIC, 4.0),
 }
+
+
+def formula_of(variant: str) -> Formula:
+    """What is asked of a variant; of one without an entry its first example, and no more growth than a square's.
+
+    Raises:
+        ValueError: it has no entry, and its fields fix the number of positions.
+    """
+    if variant in KNOWN:
+        return KNOWN[variant]
+    example = next(iter(contract.examples(variant).values()))
+    if "t" in example.sizes():
+        raise ValueError(
+            f"{variant}: expected an entry in KNOWN of benchmarks/variants.py, since its fields fix the number of "
+            "positions; add one with for_length="
+        )
+    return Formula(QUADRATIC, fields={f.name: getattr(example, f.name) for f in fields(example)})
+
+
+FORMULAS = {variant: formula_of(variant) for variant in contract.variants()}
 # Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
 # sequence, a prefix of a quarter, two global positions.
 DOCUMENT = 256
@@ -121,21 +141,28 @@ def config(work: Work) -> tuple[Any, dict[str, Any]]:
     """The variant and its fields."""
     known = contract.get(work.variant).Config.fields()
     shared = {"d_model": work.heads * work.width, "num_heads": work.heads}
-    fields = {name: value for name, value in shared.items() if name in known}
+    own = {name: value for name, value in shared.items() if name in known}
     formula = FORMULAS[work.variant]
-    return work.variant, fields | formula.fields | formula.for_length(work.length)
+    return work.variant, own | formula.fields | formula.for_length(work.length)
 
 
 def arguments(work: Work) -> dict[str, Any]:
-    """What the layer is called with: numbers `b t d` where nothing stands in for them, and the special arguments."""
-    variant, fields = config(work)
-    width, found = work.heads * work.width, {}
-    for number, (name, arg) in enumerate(contract.config(variant, **fields).arguments().items()):
+    """What the layer is called with: numbers where nothing stands in for them, and the special arguments."""
+    variant, own = config(work)
+    made, found = contract.config(variant, **own), {}
+    sizes = made.sizes() | {"b": work.batch, "t": work.length, "s": work.length}
+    known = made.arguments()
+    shapes = {
+        name: tuple(sizes.get(letter, work.heads * work.width) for letter in arg.axes.split())
+        for name, arg in known.items()
+        if arg.kind == "array" and not arg.optional
+    }
+    for number, (name, arg) in enumerate(known.items()):
         if name in SPECIAL:
             found[name] = SPECIAL[name](work.length)
-        elif arg.kind == "array" and arg.falls_back_to is None and not arg.optional:
+        elif name in shapes and shapes[name] != shapes.get(arg.falls_back_to or ""):
             rng = np.random.default_rng((0, number))
-            found[name] = rng.standard_normal((work.batch, work.length, width), np.float32).astype(work.dtype)
+            found[name] = rng.standard_normal(shapes[name], np.float32).astype(work.dtype)
     return found
 
 

@@ -1,7 +1,8 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
 As a library: `assert_parity` judges an implementation of your own, `assert_decoding_parity` its steps with a cache,
-`compare` walks two traces, `compare_modules` finds where any two modules part, `show` makes a page of a call.
+`compare` walks two traces, `compare_modules` finds where any two modules part, `show` makes a page of a call. What the
+first two and `compare_modules` find is shown by `to_table` and `to_html`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from parity_tests.ports.modules.walk import compare_recordings
     from parity_tests.ports.parity import ParityError, Verdict, assert_parity, replay
     from parity_tests.ports.trace import Trace, load, record
+    from parity_tests.report.results import to_html, to_table
     from parity_tests.viewer.page import show
 
 __all__ = [
@@ -33,12 +35,15 @@ __all__ = [
     "record_modules",
     "replay",
     "show",
+    "to_html",
+    "to_table",
 ]
 ROOMS = {
     "ports.trace": ("Trace", "load", "record"),
     "ports.compare": ("compare",),
     "ports.decoding": ("assert_decoding_parity",),
     "ports.modules": ("ModuleComparison", "compare_modules", "compare_recordings", "load_modules", "record_modules"),
+    "report.results": ("to_html", "to_table"),
     "viewer.page": ("show",),
 }
 

@@ -1,8 +1,10 @@
 """The contract of all three packages: configs, axes, checks and examples, with the standard library alone."""
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ from attn_np.contract._base import float_dtype_name as float_dtype_name
 from attn_np.contract._base import memoized_check as memoized_check
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix
+from attn_np.contract._names import meant as meant
 from attn_np.contract._tape import Scope as Scope
 from attn_np.contract._tape import record as record
 from attn_np.contract._tape import scope as scope
@@ -49,7 +52,10 @@ def get(variant: str) -> ModuleType:
         if variant in presets():
             return get(presets()[variant][0])
         known = [*variants(), *presets()]
-        raise ValueError(f"expected the name of a variant, got {variant!r}; {did_you_mean(variant, known)}")
+        likely = meant(variant, variant_by_class_name(), known) if isinstance(variant, str) else ()
+        words = [repr(name) if name in known else f"the function {name}" for name in likely]
+        fix = f"did you mean {' or '.join(words)}?" if likely else did_you_mean(variant, known)
+        raise ValueError(f"expected the name of a variant, got {variant!r}; {fix}")
     return importlib.import_module(f"{__name__}.{variant}")
 
 
@@ -85,8 +91,18 @@ def config(variant: str, /, **fields: Any) -> Config:
 
 
 def examples(variant: str) -> dict[str, Config]:
-    """Two to five configs of a variant, by a short name; for nearly every pair of axes one where their sizes differ."""
-    return get(variant).EXAMPLES
+    """Two to five configs of a variant, by a short name; for nearly every pair of axes one where their sizes differ.
+
+    Those of a preset are those of its variant that may have its fields, with them.
+    """
+    found = get(variant).EXAMPLES
+    if variant not in presets():
+        return found
+    fields, own = presets()[variant][1].fields, {}
+    for name, example in found.items():
+        with contextlib.suppress(ValueError):  # an example whose other fields do not go with the preset's
+            own[name] = replace(example, **fields)
+    return own
 
 
 @cache

@@ -13,6 +13,11 @@ FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 # The meaning of True in a boolean argument, by its kind.
 MEANINGS = {"mask": "True = may attend", "keep": "True = not dropped", "marks": "True = marked"}
+# Fields whose None stands for a size that another field gives: `Config.sizes` holds what they come to.
+SIZE_FIELDS = (
+    "num_kv_heads", "num_key_heads", "softmax_heads", "head_dim", "value_head_dim", "output_dim", "key_dim",
+    "value_dim", "hidden_dim", "position_dim",
+)  # fmt: skip
 # How many sub-layers of one kind a config may ask for.
 MAX_CHILDREN = 1024
 
@@ -88,6 +93,11 @@ def is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, float) or is_integer(x)
 
 
+def rounded(x: float) -> float:
+    """A number without its last digits, in which two ways of computing the same one may differ."""
+    return float(f"{x:.14g}")
+
+
 def require(condition: bool, who: str, expected: str, got: object, fix: str) -> None:
     """Raise `field_error(who, expected, got, fix)` unless `condition` holds."""
     if not condition:
@@ -127,6 +137,8 @@ class Config:
     paper: ClassVar[str]
     equals: ClassVar[tuple[str, ...]] = ()
     traps: ClassVar[tuple[str, ...]] = ()
+    # Fields that change no result: how it is computed, and which calls are refused.
+    not_in_results: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.variant = cls.__module__.rpartition(".")[2]
@@ -175,6 +187,28 @@ class Config:
         in `parity_tests/judge/relations`.
         """
         return {}
+
+    def meaning(self) -> dict[str, Any]:
+        """What the results of a call in evaluation depend on, by name: configs with the same meaning are one function.
+
+        Defaults are written out, and fields that play no part beside the others are left out. A contract whose fields
+        have such defaults or parts of its own adds to it.
+        """
+        left_out = (*self.not_in_results, *SIZE_FIELDS)
+        values = {name: getattr(self, name) for name in self.fields() if name not in left_out}
+        values |= {"sizes": tuple(self.sizes().items()), "shapes": tuple(self.shapes().items())}
+        if "scale" in values and "k" in self.sizes():
+            values["scale"] = rounded(self.scale_or_default(self.sizes()["k"]))
+        if values.get("window") is not None:
+            left, right = values["window"]
+            right = 0 if values.get("causal") else right
+            values["window"] = None if left is None and (right is None or values.get("causal")) else (left, right)
+        return values
+
+    def scale_or_default(self, width: int) -> float:
+        """What scores of queries and keys of a width are multiplied by: the field `scale`, or its default."""
+        scale: float | None = getattr(self, "scale", None)
+        return width**-0.5 if scale is None else scale
 
     # Derived from it --------------------------------------------------------------------------------------------------
 
@@ -253,11 +287,12 @@ class Config:
             limit = "" if above is None else f" above {above}"
             raise field_error(self.variant, f"{name} to be a finite int or float{limit}", short(value), f"set {name}=")
 
-    def check_one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        """The named field is one of some words."""
+    def check_one_of(self, name: str, choices: tuple[str | None, ...], also: str = "") -> None:
+        """The named field is one of some words, or None where that is among them; `also` says what else it may be."""
         value = getattr(self, name)
         if value not in choices:
-            raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
+            words = ", ".join(map(repr if None in choices else str, choices))
+            raise field_error(self.variant, f"{name} to be one of {words}{also}", repr(value), f"set {name}=")
 
     def check_divisible(self, name: str, by: str, *, unless: str) -> None:
         """The first field is a multiple of the second, or a third one is set."""
@@ -307,9 +342,8 @@ class Config:
                 specs[name] = spec
             if spec is None:
                 if not arg.optional and arg.falls_back_to is None:
-                    raise TypeError(
-                        f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got None; pass {name}="
-                    )
+                    shape = shape_text(arg.axes, sizes)
+                    raise TypeError(f"{self.variant}: expected {name} {shape}, got None; pass {name}=")
                 continue
             self._check_dtype(name, arg, spec[1], dtype, dtype_source)
             if dtype is None and arg.kind == "array":
@@ -332,17 +366,14 @@ class Config:
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None, dtype_source: str | None) -> None:
         if arg.kind in MEANINGS:
             if got != "bool":
-                fix, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
-                if arg.kind == "mask":
-                    fix += ", or an additive float bias as bias="
-                raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {fix}")
+                fix = f"pass {name} == 1" + (", or an additive float bias as bias=" if arg.kind == "mask" else "")
+                raise TypeError(f"{self.variant}: expected a boolean {name} ({MEANINGS[arg.kind]}), got {got}; {fix}")
         elif arg.kind == "integers":
             if got not in INTEGERS:
                 raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass integers")
         elif got not in FLOATS:
-            raise TypeError(
-                f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}"
-            )
+            fix = f"convert it to {dtype or FLOATS[1]}"
+            raise TypeError(f"{self.variant}: expected {name} of a float dtype, got {got}; {fix}")
         elif dtype not in (None, got):
             others, fix = "the layer and its other inputs", "convert it, or build the layer with another dtype"
             if dtype_source is not None:  # a function, or a layer without parameters
@@ -365,9 +396,10 @@ class Config:
     def _check_broadcast(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
         letters = arg.axes.split()
         full = tuple(sizes.get(letter, -1) for letter in letters)
-        # Not `in (1, want)`: under torch.compile sizes may be symbols, which no `in` finds.
+        # Not `in (want, 1)`: under torch.compile sizes may be symbols, which no `in` finds. Two of them may be known to
+        # be equal, and not whether they are 1.
         fits = len(shape) <= len(full) and all(
-            got == 1 or got == want for got, want in zip(reversed(shape), reversed(full), strict=False)
+            got == want or got == 1 for got, want in zip(reversed(shape), reversed(full), strict=False)
         )
         if not fits:
             fix = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
@@ -439,7 +471,7 @@ def check_config(layer_type: Any, config: Any) -> None:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
             f"{expected.variant}: expected config to be a {layer_type.__name__}.Config, got {got}; "
-            f"pass {layer_type.__name__}.Config(...), or call build with its fields"
+            f"pass {layer_type.__name__}.Config(...), or its fields by name"
         )
 
 

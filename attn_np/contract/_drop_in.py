@@ -78,9 +78,13 @@ def broadcast_size(who: str, name: str, *sizes: int, fix: str = "broadcast them"
     Raises:
         ValueError: two sizes other than 1.
     """
-    whole = 1
-    for size in sizes:
-        fits = size == 1 or whole == 1 or size == whole
+    whole = sizes[0]
+    for size in sizes[1:]:
+        if (
+            size == whole
+        ):  # first: two symbols of a compiled program may be known to be equal, and not whether they are 1
+            continue
+        fits = size == 1 or whole == 1
         require(fits, who, f"one size for the axis of {name} in query, key and value", sizes, fix)
         whole = size if whole == 1 else whole
     return whole
@@ -145,7 +149,7 @@ def check_broadcast(who: str, name: str, shape: tuple[int, ...], scores_shape: t
         ValueError: naming the mask.
     """
     pairs = zip(reversed(shape), reversed(scores_shape), strict=False)
-    fits = len(shape) <= len(scores_shape) and all(n == 1 or n == size for n, size in pairs)
+    fits = len(shape) <= len(scores_shape) and all(n == size or n == 1 for n, size in pairs)
     fix = "add axes of size 1 where it does not vary"
     require(fits, who, f"{name} broadcastable to the scores' shape {scores_shape}", shape, fix)
 

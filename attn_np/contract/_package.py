@@ -25,6 +25,11 @@ HINTS = {
 }
 
 
+def how_to_install(extra: str) -> str:
+    """What to run for an extra of this project, which is installed from a clone: no package index has it."""
+    return f"run pip install '.[{extra}]' in a clone of attn-parity"
+
+
 def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> None:
     """Refuse to import a package whose framework is not installed, and say what to install.
 
@@ -34,8 +39,7 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"{package}: expected the package {module}, got none; run pip install 'attn-parity[{extra}]'",
-                name=module,
+                f"{package}: expected the package {module}, got none; {how_to_install(extra)}", name=module
             )
 
 

@@ -3,7 +3,7 @@
 from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
-from attn_np.contract._base import Arg, Config, Spec, field_error, is_integer, is_number, require
+from attn_np.contract._base import Arg, Config, Spec, field_error, is_integer, is_number, require, rounded
 
 LAYOUTS = ("half", "interleaved")
 
@@ -31,6 +31,8 @@ class Rotary(Config):
     A contract declares the base, the layout and some of the others as fields; the rest keep the values they have here.
     """
 
+    not_in_results = ("max_positions",)
+
     rope_base: Any  # a number; None where a contract has layers without positions
     rotary_dim: int | None = None
     rope_layout: str
@@ -51,6 +53,23 @@ class Rotary(Config):
 
     def unshown_sizes(self) -> tuple[int, ...]:
         return (self.rotary_width(),)
+
+    def meaning(self) -> dict[str, Any]:
+        values, width = super().meaning(), self.rotary_width()
+        angles = {name: values.pop(name, None) for name in ("rope_base", "rotary_dim", "rope_scaling", *SCALING_FIELDS)}
+        if self.rope_base is None:
+            for name in ("rope_layout", "rope_sections", "rope_sections_interleaved"):
+                values.pop(name, None)
+            return values
+        if width == 2:  # one pair, which both layouts make of the two dimensions
+            values.pop("rope_layout", None)
+        original = self.original_max_positions or 1
+        values |= {"frequencies": (self.frequencies(original),), "cos_sin_factor": rounded(self.cos_sin_factor())}
+        if self.rope_scaling == "longrope" and self.frequencies(original) != self.frequencies(original + 1):
+            values |= {"frequencies": tuple(map(self.frequencies, (original, original + 1))), "original": original}
+        if self.rope_scaling == "dynamic":
+            values |= {name: angles[name] for name in ("rope_base", "rope_scaling_factor", "original_max_positions")}
+        return values
 
     def rotary_width(self) -> int:
         """How many dimensions of a head are rotated."""
@@ -106,14 +125,7 @@ class Rotary(Config):
             width,
             "set rotary_dim=",
         )
-        kinds = ", ".join(repr(kind) for kind in SCALINGS)
-        require(
-            self.rope_scaling in SCALINGS,
-            variant,
-            f"rope_scaling to be one of {kinds}",
-            repr(self.rope_scaling),
-            "set rope_scaling=",
-        )
+        self.check_one_of("rope_scaling", tuple(SCALINGS))
         required, allowed = SCALINGS[self.rope_scaling]
         for name in SCALING_FIELDS:
             value = getattr(self, name)

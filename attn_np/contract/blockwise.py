@@ -56,6 +56,8 @@ class Config(_base.Config):
         "the largest score cancels, so it gets no gradient: differentiating through only one of its two uses is wrong",
     )
 
+    not_in_results = ("block_size",)
+
     block_size: int
     scale: float | None = None
     causal: bool = False

@@ -1,6 +1,7 @@
 """Decoder attention: the attention of today's decoder-only models; config fields switch its parts on."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract import _base
 from attn_np.contract._base import Param, Spec
@@ -244,6 +245,10 @@ class Config(Rotary):
         if self.norm is not None and self.norm_weight == "own":
             params |= {"w_q_norm_heads": Param("h k", "k", init=start), "w_k_norm_heads": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
+
+    def meaning(self) -> dict[str, Any]:
+        idle = () if self.norm is not None else ("norm_over", "norm_weight", "norm_eps")
+        return {name: value for name, value in super().meaning().items() if name not in idle}
 
     def cache_slots(self) -> int | None:
         left, chunk = super().cache_slots(), self.chunk_size

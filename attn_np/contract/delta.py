@@ -59,6 +59,8 @@ class Config(_base.Config):
         "silu comes before the norm of queries and keys",
     )
 
+    not_in_results = ("form", "chunk_size")
+
     d_model: int
     num_heads: int
     head_dim: int | None = None

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from math import exp
+from typing import Any
 
-from attn_np.contract._base import Arg, Param, Spec, require
+from attn_np.contract._base import Arg, Param, Spec, require, rounded
 from attn_np.contract._heads import CrossAttentionConfig
 from attn_np.contract._rotary import Rotary
 
@@ -118,6 +119,11 @@ class Config(Rotary, CrossAttentionConfig):
 
     def rotary_width(self) -> int:
         return 0 if self.rope_base is None else self.sizes()["k"]
+
+    def meaning(self) -> dict[str, Any]:
+        values = super().meaning() | {"lambda_init": rounded(self.lambda_init_value())}
+        del values["depth"]
+        return values
 
     def lambda_init_value(self) -> float:
         """The constant part of the second map's factor: lambda_init, or its default for the depth."""

@@ -1,6 +1,7 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract import _base, _heads
 from attn_np.contract._base import Param, Preset
@@ -131,6 +132,14 @@ class Config(_heads.RelativePositionConfig):
             self.buckets_per_side,
             "half of them hold one distance each, the others reach to max_distance",
         )
+
+    def meaning(self) -> dict[str, Any]:
+        idle = () if self.norm_rel else ("norm_eps",)
+        idle += () if "p2c" in self.score_terms else ("p2c_view",)
+        return {name: value for name, value in super().meaning().items() if name not in idle}
+
+    def scale_or_default(self, width: int) -> float:
+        return super().scale_or_default(width * (1 + len(self.score_terms)))
 
     def span(self) -> int:
         """How many embeddings one side has."""

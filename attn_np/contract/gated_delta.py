@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import exp, expm1, log
+from typing import Any
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
@@ -73,6 +74,8 @@ class Config(_base.Config):
         "published models have a short convolution on q, k and v, conv_size=4: without it their weights do not fit",
         "the convolution looks back: the last of its weights is that of the current position",
     )
+
+    not_in_results = ("form", "chunk_size")
 
     d_model: int
     num_heads: int
@@ -150,6 +153,9 @@ class Config(_base.Config):
     def qk_eps(self) -> float:
         """What is added under the roots of the norms of queries and keys."""
         return self.norm_eps if self.qk_norm_eps is None else self.qk_norm_eps
+
+    def meaning(self) -> dict[str, Any]:
+        return super().meaning() | {"qk_norm_eps": self.qk_eps()}
 
     def cache_slots(self) -> int | None:
         return 1

@@ -63,6 +63,8 @@ class Config(_base.Config):
         "a position's own decay acts on the state before it, not on what it writes",
     )
 
+    not_in_results = ("form", "chunk_size")
+
     d_model: int
     num_heads: int
     head_dim: int | None = None

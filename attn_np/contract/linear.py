@@ -82,6 +82,8 @@ class Config(_base.Config):
         "a chunk that reads the state after itself sees its own keys twice",
     )
 
+    not_in_results = ("form", "chunk_size")
+
     d_model: int
     num_heads: int
     head_dim: int | None = None
@@ -102,13 +104,8 @@ class Config(_base.Config):
         )
         self.check_number("eps")
         self.check_one_of("form", FORMS)
-        _base.require(
-            callable(self.feature_map) or self.feature_map in FEATURE_MAPS,
-            self.variant,
-            f"feature_map to be one of {', '.join(FEATURE_MAPS)} or a function",
-            repr(self.feature_map),
-            "set feature_map=",
-        )
+        if not callable(self.feature_map):
+            self.check_one_of("feature_map", FEATURE_MAPS, " or a function")
         self.check_flag("causal", "normalize", "use_bias")
         _base.require(
             self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
@@ -128,6 +125,9 @@ class Config(_base.Config):
             "set num_features=" if self.feature_map == "exp" else "leave num_features out, or set feature_map='exp'",
         )
         self.check_divisible("d_model", "num_heads", unless="head_dim")
+
+    def meaning(self) -> dict[str, Any]:
+        return {name: value for name, value in super().meaning().items() if self.normalize or name != "eps"}
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

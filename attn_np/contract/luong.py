@@ -113,13 +113,7 @@ class Config(_base.Config):
             f"hidden_dim={self.hidden_dim}, score={self.score!r}",
             "leave hidden_dim out",
         )
-        _base.require(
-            self.local in (None, "m", "p"),
-            self.variant,
-            "local to be one of None, m, p",
-            repr(self.local),
-            "set local=",
-        )
+        self.check_one_of("local", (None, "m", "p"))
         _base.require(
             (self.local is None) == (self.half_window is None),
             self.variant,

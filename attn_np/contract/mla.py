@@ -89,6 +89,8 @@ class Config(Rotary):
         "the norm is of the latent alone, not of the shared key, and w_uk can't be multiplied in before it",
     )
 
+    not_in_results = ("absorbed", "max_positions")
+
     d_model: int
     num_heads: int
     kv_rank: int

@@ -81,6 +81,9 @@ class Config(CrossAttentionConfig):
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"g": self.num_kv_heads or self.num_heads}
 
+    def scale_or_default(self, width: int) -> float:
+        return 1.0 if self.scale is None and self.norm == "l2" else super().scale_or_default(width)
+
     def own_params(self) -> dict[str, Param]:
         params = with_shared_heads(super().own_params())
         if self.norm == "l2":

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, Preset
@@ -92,6 +93,8 @@ class Config(_base.Config):
         "MiniMax's rates are ALiBi's slopes times 1 - layer / (layers - 1 + 1e-5) + 1e-5: late layers forget less",
     )
 
+    not_in_results = ("form", "chunk_size")
+
     d_model: int
     num_heads: int
     head_dim: int | None = None
@@ -174,6 +177,14 @@ class Config(_base.Config):
             width,
             "set head_dim=, dimensions are rotated in pairs",
         )
+
+    def meaning(self) -> dict[str, Any]:
+        values = super().meaning() | {"decay": self.log_decays()}
+        idle = ["exponent", "decay_rule", "rope_base", "angle_spacing"]
+        idle += ["norm_eps"] if self.norm == "none" else []
+        idle += ["rope_layout"] if self.rope_base is None else []
+        values |= {} if self.rope_base is None else {"frequencies": self.frequencies(1)}
+        return {name: value for name, value in values.items() if name not in idle}
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, at every length."""

@@ -52,6 +52,8 @@ class Config(_base.Config):
         "between its n meetings",
     )
 
+    not_in_results = ("shards",)
+
     shards: int
     scale: float | None = None
     causal: bool = False

@@ -19,9 +19,17 @@ OVERRIDABLE_FIELDS = ("max_positions",)
 
 
 def table_name_and_config(
-    hf: HFConfig, layout: Layout, layer: int, part: str, caller_fields: Mapping[str, Any] | None = None
+    hf: HFConfig,
+    layout: Layout,
+    layer: int,
+    part: str,
+    caller_fields: Mapping[str, Any] | None = None,
+    *,
+    foreign: bool = False,
 ) -> tuple[str, Config]:
     """The name of the table and the config of a layer, from a family's `config.json` and from the caller's fields.
+
+    With `foreign` the file is of another family, whose defaults are not known: the caller gives what it leaves out.
 
     Raises:
         ConfigMismatchError: a field that cannot be represented, or one with another value than the model's.
@@ -32,24 +40,89 @@ def table_name_and_config(
     if layout.table_and_fields is None:
         raise ValueError(f"weights: expected a layout with a {CONFIG}, got {layout.origin}; use load")
     try:
-        table_name, fields = layout.table_and_fields(hf, layer, part)
-        config = contract.config(layout.variant_of(table_name), **fields)
+        table_name, config, fields = described(hf, layout, layer, part)
     except WeightFileError:
         raise
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except ZeroDivisionError:
+        raise ConfigMismatchError(
+            hf.path, zero_divisor(hf, layout, layer, part), "a number above 0", "0", "correct the file"
+        ) from None
+    except (ValueError, TypeError) as error:
         fix = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(hf.path, None, "a possible layer", str(error)[:400], fix) from None
     caller_fields = dict(caller_fields or {})
+    assumed = assumed_fields(hf, layout, layer, part, table_name, config) if foreign else {}
+    refuse_assumed_fields(hf, config, {ours: key for ours, key in assumed.items() if ours not in caller_fields})
     complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
     model_fields = {*fields, *layout.tables[table_name].fixed} - {*TRAINING_FIELDS}
     # A family that states rope_base states rotary_dim too: left out, the whole head is rotated.
     model_fields |= {"rotary_dim"} if "rope_base" in fields else set()
+    model_fields -= set(assumed)
     for name in differences(config, complete):
         if name in model_fields:
             fix = f"leave {name}= out, or change it in a copy of the layer"
             expected = f"{getattr(config, name)!r}, as the model has it"
             raise ConfigMismatchError(hf.path, name, expected, repr(caller_fields[name]), fix)
     return table_name, complete
+
+
+def described(hf: HFConfig, layout: Layout, layer: int, part: str) -> tuple[str, Config, dict[str, Any]]:
+    """The name of the table and the config of a layer, as a family's reader has them, and the fields it states."""
+    table_name, fields = layout.table_and_fields(hf, layer, part)  # type: ignore[misc]
+    return table_name, contract.config(layout.variant_of(table_name), **fields), fields
+
+
+def zero_divisor(hf: HFConfig, layout: Layout, layer: int, part: str) -> str | None:
+    """The first field that is 0 and by which a family's reader divides."""
+    for key, _, other_hf in hf.without_zeros():
+        try:
+            described(other_hf, layout, layer, part)
+        except ZeroDivisionError:
+            continue
+        except (ValueError, TypeError):  # it came further
+            pass
+        return key
+    return None
+
+
+def assumed_fields(
+    hf: HFConfig, layout: Layout, layer: int, part: str, table_name: str, config: Config
+) -> dict[str, str]:
+    """Fields of the Config that are neither in the file nor in its weights, but are the family's defaults: each with
+    the absent field of the file that would give it.
+
+    A field is assumed if another value of an absent one gives it another value. Where that is a flag or a word, and the
+    field has our own default, a file that says nothing about it means the plain layer.
+    """
+    unseen = {*layout.tables[table_name].not_in_weights} - {*OVERRIDABLE_FIELDS}
+    assumed: dict[str, str] = {}
+    for key, value, other_hf in hf.alternatives():
+        try:
+            _, other, _ = described(other_hf, layout, layer, part)
+        except (ValueError, TypeError, ZeroDivisionError):  # no value that this field can have
+            continue
+        if other.variant != config.variant:  # its weights have other names
+            continue
+        for name in unseen.intersection(differences(config, other)):
+            plain = getattr(type(config), name, ...) == getattr(config, name)
+            if not plain or not isinstance(value, bool | str):
+                assumed.setdefault(name, key)
+    return assumed
+
+
+def refuse_assumed_fields(hf: HFConfig, config: Config, assumed: Mapping[str, str]) -> None:
+    """Refuse a file of another family that leaves fields out which this family has a default for.
+
+    Raises:
+        ConfigMismatchError: naming the fields of the Config to pass.
+    """
+    if assumed:
+        names = sorted(assumed)
+        defaults = ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+        keys = " and ".join(sorted(set(assumed.values())))
+        expected = f"{keys}, as the model's own defaults may be others than those of this layout, {defaults}"
+        fix = f"pass {', '.join(f'{name}=' for name in names)} with the values that the model has"
+        raise ConfigMismatchError(hf.path, assumed[names[0]], expected, "none", fix)
 
 
 def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:

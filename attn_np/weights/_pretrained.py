@@ -12,6 +12,7 @@ from attn_np.weights._check import LayerWeights, Request, check_prefix
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
+from attn_np.weights._known_types import KNOWN_TYPES
 from attn_np.weights._layer_prefixes import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._shards import open_tensors
@@ -92,17 +93,20 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
-    folder, weights_path = find_weights(path_text(path))
+    folder = folder_of(path_text(path))
+    if not os.path.isfile(os.path.join(folder, CONFIG)):
+        find_weights(path_text(path))  # which says what else is missing
     hf = read_hf_config(os.path.join(folder, CONFIG))
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = table_name_and_config(hf, family_layout, layer, part, fields)
+    foreign = hf.get("model_type") not in family_layout.model_types
+    table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
     request = Request(None, config.variant, {}, dtype, cast, finite)
-    with open_tensors(weights_path) as file:
+    with open_tensors(find_weights(path_text(path))) as file:
         layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
         weights, keys, ignored = read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)
     return Pretrained(
@@ -110,16 +114,21 @@ def read_pretrained(
     )
 
 
-def find_weights(path: str) -> tuple[str, str]:
-    """The folder of a model and the path of its weights: the path itself if it is a file; in a folder the file or index
-    of the usual name, else an index, else the only file of weights.
+def folder_of(path: str) -> str:
+    """The folder of a model: the path itself, or the folder of this file."""
+    return path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+
+
+def find_weights(path: str) -> str:
+    """The path of a model's weights: the path itself if it is a file; in a folder the file or index of the usual name,
+    else an index, else the only file of weights.
 
     Raises:
         FileNotFoundError: no weights, or no `config.json` beside them.
         ShardIndexError: several of these, of which none comes first.
     """
     if not os.path.isdir(path):
-        folder = os.path.dirname(path) or os.curdir
+        folder = folder_of(path)
         if not os.path.exists(path):
             fix = nearby_files_hint(folder, os.path.basename(path))
             raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {fix}")
@@ -144,7 +153,7 @@ def find_weights(path: str) -> tuple[str, str]:
     if not os.path.isfile(os.path.join(folder, CONFIG)):
         fix = "get it, or read the file with load, layout= and the fields of its Config"
         raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {fix}")
-    return folder, path
+    return path
 
 
 def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
@@ -163,11 +172,30 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
         if layout_of.get(model_type, name) != name:
             expected = f"one of {layout.model_types}"
             raise ConfigMismatchError(hf.path, "model_type", expected, repr(model_type), "leave layout= out")
+        refuse_known_to_differ(hf, name)
         return name, layout
     if model_type not in layout_of:
+        refuse_known_to_differ(hf, None)
         fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
         raise ConfigMismatchError(hf.path, "model_type", "the name of a known family", repr(model_type), fix)
     return layout_of[model_type], layouts.get(layout_of[model_type])
+
+
+def refuse_known_to_differ(hf: HFConfig, layout_name: str | None) -> None:
+    """Refuse a model that is known to compute something else than a layout says, though no field shows it.
+
+    Raises:
+        ConfigMismatchError: naming the difference, and the layout that is right if there is one.
+    """
+    model_type = hf.get("model_type")
+    known = KNOWN_TYPES.get(model_type) if isinstance(model_type, str) else None
+    if known is None or layout_name in known.layouts:
+        return
+    fix = "use the library the model was made for"
+    if known.layouts:
+        fix = f"pass {' or '.join(f'layout={name!r}' for name in known.layouts)}, whose names and numbers it has"
+    expected = "the name of a known family" if layout_name is None else f"a model that computes what {layout_name} does"
+    raise ConfigMismatchError(hf.path, "model_type", expected, f"{model_type!r}: {known.differs}", fix)
 
 
 def layout_of_model_type() -> dict[str, str]:

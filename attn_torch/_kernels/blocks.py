@@ -346,8 +346,8 @@ class BlockedCall:
 
 def diagonals_of(skewed_bias: Tensor) -> Tensor:
     """The bias by diagonal, one number for each diagonal, that a skewed bias is made of: `b h t n` -> `b h 1 m`."""
-    rows = skewed_bias.shape[2]
-    return torch.cat([skewed_bias[:, :, -1:], skewed_bias[:, :, :1, skewed_bias.shape[3] - rows + 1 :]], -1)
+    last_column = skewed_bias[:, :, :-1, -1:].flip(2).mT  # a row has fewer diagonals than rows, if keys are few
+    return torch.cat([skewed_bias[:, :, -1:], last_column], -1)
 
 
 def queries_per_block(q: Tensor, pattern: PackedPattern) -> int:

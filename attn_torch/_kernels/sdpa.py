@@ -11,10 +11,12 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from attn_np.contract._band import Band, Limits, Span
+from attn_torch._context_parallel import scaled_dot_product_attention
 from attn_torch._kernels.small import has_tangent
+from attn_torch._kernels.unseen import statically_true
 from attn_torch._ops import diagonals_to_pairs as skew_last_query_first
 
 # This many queries at a time go to the kernel in `attend_by_diagonals` where causality or a window hides keys: with
@@ -28,7 +30,8 @@ def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel computes the same function, does not form all scores, and is no slower than blocks."""
-    if 0 in (*q.shape, *k.shape, *v.shape) or under_transform(q, k, v, mask, bias):
+    empty = any(statically_true(n == 0) for n in (*q.shape, *k.shape, *v.shape))
+    if empty or under_transform(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]
     if q.is_cpu and max(widths) >= BLOCKS_WIDTH_RATIO * min(widths):
@@ -60,7 +63,7 @@ def attend(
         q, k = pad(q, (0, missing)), pad(k, (0, missing))
     elif missing < 0:
         v = pad(v, (0, -missing))
-    shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
+    shared = not statically_true(q.shape[1] == k.shape[1])  # one number of heads for both may be called shared, too
     context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
     return context[..., :width].transpose(1, 2)
 

@@ -202,8 +202,8 @@ def as_markdown(text: str, path: Path) -> str:
         return f"`{file.relative_to(ROOT)}`:\n\n```python\n{included(file, options)}\n```"
 
     text = DRAWN.sub(lambda drawn: f"*{' '.join(drawn['caption'].split())}*", text)
-    text = re.sub(r"^:::\{dropdown\} (.*)$", r"**\1**", FENCE.sub(plain, text), flags=re.MULTILINE)
-    return LINK.sub(r"\1", re.sub(r"^:::(\{\w+\})?\n?", "", text, flags=re.MULTILINE))
+    text = re.sub(r"^:{3,}\{dropdown\} (.*)$", r"**\1**", FENCE.sub(plain, text), flags=re.MULTILINE)
+    return LINK.sub(r"\1", re.sub(r"^:{3,}(\{[\w-]+\}.*)?\n?", "", text, flags=re.MULTILINE))
 
 
 # Sphinx ---------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,10 @@ WIDEST = 36 * EM  # a wider line is broken at its \qquad, then at its \quad
 # What LaTeX has and mathtext spells otherwise or does not need.
 SPELLINGS = {r"\tfrac": r"\frac", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\land": r"\wedge"}
 SPELLINGS |= dict.fromkeys((r"\big", r"\Big", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"), "")
+# A sum and what stands below it; mathtext leaves no room before the summand.
+SUM = re.compile(
+    r"\\sum(?![A-Za-z])(?:\s*[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\\s{]))*(?!\s*[_^])(?!\s*\\,)"
+)
 COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
 
 
@@ -50,6 +54,26 @@ def glyphs(latex: str) -> tuple[float, float, float, tuple[tuple[str, tuple[floa
     return float(width), float(height - depth), float(depth), tuple(commands)
 
 
+def spelled(source: str, display: bool) -> str:
+    r"""A formula as mathtext reads it. A fraction of a displayed formula has its full size outside of scripts."""
+    source = re.sub(r"\\[A-Za-z]+", lambda command: SPELLINGS.get(command[0], command[0]), text_size(source, display))
+    source = re.sub(r"'(?=\s*_)", r"^{\\prime}", source)  # mathtext sets what follows a prime behind it
+    return SUM.sub(lambda total: total[0] + r"\;", source)
+
+
+def text_size(source: str, display: bool) -> str:
+    r"""A formula in which `\frac` says its size: `\dfrac` where it is displayed, `\frac` in text and scripts."""
+    out, scripts = [], []  # for each open brace, whether it opens a script or stands in one
+    for token in re.findall(r"\\[A-Za-z]+|\\.|[_^]\s*\{|[{}]|[^\\{}_^]+|[_^]", source):
+        if token.endswith("{") and not token.startswith("\\"):
+            scripts.append(len(token) > 1 or scripts[-1:] == [True])
+        elif token == "}" and scripts:
+            scripts.pop()
+        full = display and token == r"\frac" and scripts[-1:] != [True]
+        out.append(r"\dfrac" if full else token)
+    return "".join(out)
+
+
 def svg(latex: str, display: bool = False) -> str:
     r"""A formula as one SVG element. Lines end at `\\`; the parts around the first `&` of each line are aligned.
 
@@ -59,7 +83,7 @@ def svg(latex: str, display: bool = False) -> str:
     source = " ".join(latex.split())
     for name in ("aligned", "align", "align*", "split", "gathered"):
         source = source.replace(rf"\begin{{{name}}}", "").replace(rf"\end{{{name}}}", "")
-    source = re.sub(r"\\[A-Za-z]+", lambda found: SPELLINGS.get(found[0], found[0]), source)
+    source = spelled(source, display)
     rows = [row for row in source.split(r"\\") if row.strip()]
     for gap in (r"\qquad", r"\quad"):
         if display and max(glyphs(row.replace("&", ""))[0] for row in rows) > WIDEST:

@@ -1,11 +1,59 @@
 """Small SVG pictures that stand inside a page and take its colours, light or dark."""
 
 import re
+from functools import cache
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
 CELL, GAP, MARGIN, TOP = 46, 40, 46, 44
+STYLE = Path(__file__).parents[1] / "_static" / "style.css"
+RGB = tuple[float, float, float]
+INKS: dict[str, RGB] = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
+
+
+# Colours --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def colours() -> dict[str, dict[str, RGB]]:
+    """The colours of maps by theme and name, as the style sheet gives them."""
+    css = STYLE.read_text("utf-8")
+    start = {"light": ":root {", "dark": 'body[data-theme="dark"] {'}
+    blocks = {theme: css.partition(text)[2].partition("}")[0] for theme, text in start.items()}
+    found = {theme: re.findall(r"--map-(\w+): #(\w{6});", block) for theme, block in blocks.items()}
+    return {theme: {name: rgb(digits) for name, digits in pairs} for theme, pairs in found.items()}
+
+
+def rgb(digits: str) -> RGB:
+    red, green, blue = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    return red, green, blue
+
+
+def mixed(over: RGB, under: RGB, opacity: float) -> RGB:
+    """A colour painted over another."""
+    red, green, blue = (opacity * a + (1 - opacity) * b for a, b in zip(over, under, strict=True))
+    return red, green, blue
+
+
+def contrast(one: RGB, other: RGB) -> float:
+    """The contrast of two colours, from 1 to 21, as WCAG defines it; text asks for 4.5."""
+
+    def luminance(colour: RGB) -> float:
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink(ground: RGB) -> str:
+    """Black or white, whichever is read more easily; one of them always has a contrast of 4.58 or more."""
+    return max(INKS, key=lambda name: contrast(INKS[name], ground))
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
 
 
 def caption(text: str) -> str:
@@ -36,6 +84,9 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px;min-width:{0.7 * width:.0f}px">'
         f"{hatch}{''.join(parts)}</svg></div>"
     )
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
 
 
 def heatmaps(
@@ -83,12 +134,13 @@ def cell(x: float, y: float, value: float, seen: bool = True, top: float = 1.0) 
     if not seen:
         return f'<rect {box} fill="url(#hidden)"/>'
     tone, depth = ("positive" if value >= 0 else "negative"), min(abs(value) / top, 1.0)
-    colour = "var(--map-text-on)" if depth > 0.55 else "currentColor"
+    grounds = {theme: mixed(c[tone], c["empty"], depth) for theme, c in colours().items()}
+    inks = "-".join(ink(ground) for ground in grounds.values())
     place = f'x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="13" text-anchor="middle"'
     sign = "−" if value < 0 and number(abs(value)) != "0" else ""
     return (
         f'<rect {box} fill="var(--map-empty)"/><rect {box} fill="var(--map-{tone})" fill-opacity="{depth:.3f}"/>'
-        f'<text {place} fill="{colour}">{sign}{number(abs(value))}</text>'
+        f'<text {place} class="map-{inks}">{sign}{number(abs(value))}</text>'
     )
 
 

@@ -6,13 +6,17 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attn_np import contract
+
+ATTN_NP = Path(__file__).parents[2] / "attn_np"
 # Calls that change a value's type or record it; the value is their first argument.
 PASSED_ON = ("upcast", "to_dtype", "record")
 # Calls that put 0 in hidden places; the value is their last argument.
@@ -20,10 +24,11 @@ HIDING = ("zero_unseen",)
 # How many arguments of a function are operands, where others are options.
 OPERANDS = {"softmax": 1, "dropout": 1, "attend": 3, "repeat_heads": 1, "rotate": 1, "rms_norm": 1, "l2_normalize": 1}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: r"\,", ast.Div: "/"}
-# Not opened on a page: the fast path, and the functions that every layer calls for its arguments and types.
+# Not opened on a page: the fast path, and the functions for types, sizes and tapes. What the same pass of every variant
+# calls is not opened either: it is no part of any one's idea.
 CLOSED = ("_kernels", "_layer", "_decode")
-PLUMBING = ("record", "to_dtype", "upcast", "dtype_name", "grads", "cotangent", "checked", "total", "scope", "fused")
-PLUMBING += ("fused_vjp", "zeros", "arange", "constants")
+PLUMBING = ("record", "scope", "to_dtype", "upcast", "dtype_name", "zeros", "arange", "constants", "einsum")
+PLUMBING += ("run_fast_path", "run_fast_path_vjp", "softmax_takes_fast_path", "checked_dy", "sum_grads")
 
 
 # The three files ------------------------------------------------------------------------------------------------------
@@ -36,10 +41,12 @@ class Source:
     forward: str
     backward: str
 
-    @property
-    def twin_lines(self) -> str:
-        lines = [i for i, line in enumerate(self.forward.splitlines(), 1) if "# twin:" in line]
-        return ",".join(map(str, lines))
+
+def lines_apart(texts: Iterable[str]) -> list[list[int]]:
+    """For each text the numbers of the lines that some other text does not have."""
+    lines = [text.splitlines() for text in texts]
+    shared = set.intersection(*map(set, lines))
+    return [[i for i, line in enumerate(each, 1) if line not in shared] for each in lines]
 
 
 def source(path: Path) -> Source:
@@ -251,14 +258,6 @@ class Given(ast.NodeTransformer):
             return node.body if self.constants.get(test.left.id, ...) is None else node.orelse
         return node
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if called_name(node) != "times":  # the product; the array itself without a factor
-            return node
-        left, right = node.args
-        absent = isinstance(right, ast.Name) and self.constants.get(right.id, ...) is None
-        return left if absent else ast.BinOp(left, ast.Mult(), right)
-
 
 def recurrent_lines(function: Callable[..., Any], call: ast.Call) -> list[tuple[str, str]]:
     """The lines of a recurrence from position to position, as a layer's call of it reads, and their formulas."""
@@ -372,8 +371,17 @@ def callees(names: set[str], module: ModuleType) -> list[Callable[..., Any]]:
         and re.fullmatch(r"attn_np\._\w+", function.__module__)
         and function.__module__.rpartition(".")[2] not in CLOSED
         and function.__name__ not in PLUMBING
+        and function.__name__ not in called_by_all(backward=False) | called_by_all(backward=True)
     ]
     return sorted(kept, key=lambda function: (function.__module__, function.__code__.co_firstlineno))
+
+
+@cache
+def called_by_all(*, backward: bool) -> frozenset[str]:
+    """The functions that this pass of every variant calls, but for the rules of derivatives."""
+    paths = [ATTN_NP / f"{variant}.py" for variant in contract.variants()]
+    called = [names_called(definitions(path, backward=backward)) for path in paths if path.exists()]
+    return frozenset(name for name in set.intersection(*called) if not is_backward(name))
 
 
 def names_called(nodes: list[ast.FunctionDef]) -> set[str]:

@@ -115,10 +115,11 @@ def block(text: str, *options: str) -> list[str]:
 
 def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
     """The forward in three trees: side by side in a wide window, else in tabs."""
-    out = ["The same lines in three trees; what cannot be equal is marked.", ""]
+    out = ["The same lines in three trees; those that are not in all of them are marked.", ""]
     out += ["`````{tab-set}", ":sync-group: tree", ":class: trees", ""]
-    for tree, file in files.items():
-        marked = [f":emphasize-lines: {file.twin_lines}"] if file.twin_lines else []
+    apart = sources.lines_apart(file.forward for file in files.values())
+    for (tree, file), numbers in zip(files.items(), apart, strict=True):
+        marked = [f":emphasize-lines: {','.join(map(str, numbers))}"] if numbers else []
         out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
         out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", file.forward, "```"]
         out += ["````", ""]

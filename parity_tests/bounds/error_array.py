@@ -104,6 +104,16 @@ class Flag:
         return Flag(value, could & (self.undecided | other.undecided))
 
     __rand__ = __and__
+
+    def __invert__(self) -> "Flag":
+        return Flag(~self.value, self.undecided)
+
+    def __or__(self, other: Any) -> "Flag":
+        """Of several conditions: open where one is and no other is certainly true."""
+        other = other if isinstance(other, Flag) else Flag(other, False)
+        return ~(~self & ~other)
+
+    __ror__ = __or__
     ndim, shape = property(lambda self: self.value.ndim), property(lambda self: self.value.shape)
 
     def __getitem__(self, index: Any) -> "Flag":

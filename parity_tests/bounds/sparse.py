@@ -115,6 +115,85 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
+@rule(FUNCTIONS, _simplex.steep_entmax)
+def steep_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
+    """A weight rises with its own score and falls with the others: it lies between what both ends of the scores give.
+
+    The w err relative to the logarithm of the weight. By what all of them and their sum err, y does, and so does each
+    weight, none of which rises faster than y. A score whose w surely add up to more than 1 has none; where that is
+    open, its weight is no larger than those errors.
+    """
+    s, p = lift(scores), promised()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    entmax_of = plain(_simplex.steep_entmax)
+    probs = entmax_of(s.v, None if allowed is None else ok, alpha)
+    shown = ok & ~np.isnan(probs)
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = s.v - np.where(np.isfinite(s.b), s.b, 0.0), s.v + np.where(np.isfinite(s.b), s.b, 0.0)
+        own = np.eye(s.shape[-1], dtype=bool)  # a row for each weight
+        each = np.broadcast_to(shown[..., None, :], (*s.shape, s.shape[-1]))
+        least, most = (
+            np.sum(np.where(own, entmax_of(np.where(own, x[..., None, :], y[..., None, :]), each, alpha), 0.0), -1)
+            for x, y in ((low, high), (high, low))
+        )
+        logs = np.where(probs > 0, np.abs(np.log(np.where(probs > 0, probs, 1.0))), 0.0)
+        per_log = (2 * FUNCTION + 8) * p.u
+        rounded = np.where(shown, per_log * (1 + logs) * probs, 0.0)
+        all_rounded = np.sum(rounded, axis=-1, keepdims=True) + p.gamma(s.shape[-1] + 8)
+        b = np.maximum(most - probs, probs - least) + rounded + 4 * all_rounded
+        above = np.where(each & ~own, (low[..., None, :] - high[..., None]) * (alpha - 1), 0.0)
+        log_w = np.log(np.where(above > 0, above, 1.0)) / (alpha - 1)
+        w = np.where(above > 0, np.exp(log_w), 0.0)
+        least_sum = np.sum(w * (1 - 2 * per_log * (1 + np.abs(log_w))), axis=-1) * (1 - 2 * p.gamma(s.shape[-1] + 8))
+        b = np.where(least_sum > 1, 0.0, b)
+        b = np.where(np.any(ok & ~np.isfinite(s.b), axis=-1, keepdims=True), np.inf, np.minimum(b, 1.0))
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, np.where(ok, b, 0.0))
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _simplex.steep_entmax_vjp)
+def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
+    """g (dp - D) but for the smallest weight, from which the others' gradients are taken.
+
+    D is dp of the smallest weight, plus shares of g times how much other dp differ from that: of the smallest weight
+    only the least that its g may be counts. Where another weight may be the smallest, or 0, anything may come out.
+    """
+    x, y, p = lift(probs), lift(dprobs), promised()
+    power = alpha - 2
+
+    def slope(a: np.ndarray) -> np.ndarray:
+        return np.where(a > 0, np.exp(-power * np.log(np.where(a > 0, a, 1.0))), np.inf)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(a, axis=-1, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        v, hidden = plain(_simplex.steep_entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        smallest = np.arange(x.shape[-1]) == np.argmin(np.where(x.v > 0, x.v, 2.0), axis=-1)[..., None]
+        others = ~smallest & ~hidden
+        logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
+        relative = (2 * FUNCTION * (1 + power * logs) + 16) * p.u
+        g, most = (
+            np.where(others & (x.v > 0), slope(x.v), 0.0),
+            np.where(others, slope(x.v - x.b) * (1 + relative), 0.0),
+        )
+        least = np.where(x.v > 0, slope(x.v + x.b) * (1 - relative), 0.0)
+        loose = np.maximum(most - g, np.where(others, g - least, 0.0))
+        dp, db = (np.sum(np.where(smallest, a, 0.0), axis=-1, keepdims=True) for a in (y.v, y.b))
+        sum_of_g, gap = over(slope(x.v) * (x.v > 0)), np.abs(y.v - dp)
+        shares = np.where(others, most / over(np.where(smallest | others, least, 0.0)), 0.0)
+        share = np.where(others & (x.v > 0), np.where(np.isfinite(sum_of_g), g / sum_of_g, 0.0), 0.0)
+        shares, loose_share = np.minimum(shares, 1.0), np.minimum(np.abs(shares - share), 1.0)
+        own = p.gamma(x.shape[-1] + 16) * (over(shares * magnitude(y)) + magnitude(y) + np.abs(dp))
+        inner = y.b + db + over(loose_share * gap + shares * (y.b + db)) + own
+        mean = dp + over(share * (y.v - dp))
+        b = np.where(others, loose * np.abs(y.v - mean) + most * inner, 0.0)
+        size = np.abs(np.where(others, v, 0.0)) + b
+        b = np.where(smallest & ~hidden, over(b) + p.gamma(x.shape[-1] + 4) * over(size), b)
+        b = np.where(hidden, 0.0, np.where(np.isnan(b), np.inf, b + p.eta))
+    return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
+
+
 @rule(FUNCTIONS, _simplex.bisected_entmax)
 def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     """A weight is a function that rises with z - t, so it lies between its values at both ends of what z - t may be.
@@ -150,7 +229,7 @@ def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _vjp.entmax_vjp)
+@rule(FUNCTIONS, _simplex.entmax_vjp)
 def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     """g (dp - D), as for 1.5-entmax, where g is a weight to the power of 2 - alpha.
 
@@ -165,7 +244,7 @@ def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         return np.sum(a, axis=-1, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, hidden = plain(_vjp.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        v, hidden = plain(_simplex.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
         g = np.where(x.v > 0, power(x.v), 0.0)
         ends = power(np.maximum(x.v - x.b, 0.0)), power(x.v + x.b)
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))

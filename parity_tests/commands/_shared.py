@@ -1,9 +1,13 @@
 """What the commands share: the console, progress, checks of options, and how an error is said."""
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -13,14 +17,46 @@ from typer.models import OptionInfo
 
 from attn_np import contract
 
+
+class Output(Console):
+    """The console of all commands. Where its reader has gone, as `head` does, a command goes on without a word: what it
+    writes to files, and how it ends, is the same."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # no file of the system behind it: nothing is left to flush
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # Where the output goes to a file or a pipe, lines are as long as they need to be.
-console = Console(highlight=False, width=None if Console().is_terminal else 160)
+console = Output(highlight=False, width=None if Console().is_terminal else 160)
+bars: list[Progress] = []
 
 
 def progress(*more: str) -> Progress:
     """A bar for long work, gone when it is done, with more columns of text."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, *map(TextColumn, more), console=console, transient=True)
+    bars.append(Progress(*columns, *map(TextColumn, more), console=console, transient=True))
+    return bars[-1]
+
+
+INTERRUPTED = 130  # how a shell calls a command that Ctrl-C ended
+
+
+def interruptible(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which says on Ctrl-C what it was doing."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except KeyboardInterrupt:
+            tasks = [task for bar in bars for task in bar.tasks]
+            at = f" at {tasks[-1].description}, {tasks[-1].completed:.0f} of {tasks[-1].total:.0f}" if tasks else ""
+            console.print(f"[bold red]interrupted[/] attn-parity {name}{at}: no verdict, nothing written")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
 
 
 def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -62,6 +98,12 @@ def writable(*written: Path | None, read: Sequence[Path | None] = (), overwrite:
             raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
         if path.exists() and not overwrite:
             raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another or pass --overwrite")
+
+
+def say_written(*paths: Path | None) -> None:
+    """Name the files that a command has written."""
+    for path in filter(None, paths):
+        console.print(f"written: {path}")
 
 
 def refused(error: Exception, command: Callable[..., None], **others: str) -> typer.Exit:

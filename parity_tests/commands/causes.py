@@ -26,7 +26,6 @@ def main(
     With --measure each is planted in a copy of a tree, the candidate is judged, and what the judge names is compared
     with what was planted.
     """
-    import json as js
 
     from rich.markup import escape
     from rich.table import Table
@@ -34,9 +33,14 @@ def main(
     from attn_np import contract
     from parity_tests.explain.catalogue import catalogue
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.report.plain import dumps
 
     writable(json, overwrite=overwrite)
-    variants = listed(variant, contract.variants(), "the name of a variant")
+    behind = {name: of for name, (of, _) in contract.presets().items()}
+    names = (
+        listed(variant, (*contract.variants(), *behind), "the name of a variant") if variant else contract.variants()
+    )
+    variants = tuple(dict.fromkeys(behind.get(name, name) for name in names))
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)
         seen = set()
@@ -80,6 +84,6 @@ def main(
         f"cause among those that fit: {len(alike)}; longest {max((x.seconds for x in found), default=0.0):.1f} s"
     )
     if json is not None:
-        json.write_text(js.dumps([one.__dict__ for one in found], indent=1) + "\n", encoding="utf-8")
+        json.write_text(dumps([one.__dict__ for one in found], indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")
     raise typer.Exit(0 if total and len(stages) >= 0.98 * total and len(named_) >= 0.95 * total else 1)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import Overwrite, console, refused, writable
+from parity_tests.commands._shared import Overwrite, console, refused, say_written, writable
 
 
 def main(
@@ -48,6 +48,10 @@ def main(
             checkpoint.judge_layer(found, result)
     except (ValueError, TypeError, OSError) as error:
         raise refused(error, main) from None
+    if json is not None:
+        summary.write_json(json, result)
+    if html is not None:
+        write_html(html, result, (found.dtype,), result.findings, title=f"attn-parity check {file.name}")
     console.print(f"{found.variant} from {file}: {found.config}", soft_wrap=True)
     if found.report:
         console.print(found.report, soft_wrap=True, markup=False)
@@ -55,12 +59,5 @@ def main(
     show_pairs(console, found)
     if inputs is not None and not found.recorded:
         console.print(f"[yellow]no recording[/] {inputs} holds no output to compare with: only the three were compared")
-    if picture is not None:
-        console.print(f"written: {picture}")
-    if json is not None:
-        summary.write_json(json, result)
-        console.print(f"written: {json}")
-    if html is not None:
-        write_html(html, result, (found.dtype,), result.findings, title=f"attn-parity check {file.name}")
-        console.print(f"written: {html}")
+    say_written(picture, json, html)
     raise typer.Exit(1 if result.failed or result.errors else 0)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import Overwrite, console, refused, writable
+from parity_tests.commands._shared import Overwrite, console, refused, say_written, writable
 
 
 def main(
@@ -47,9 +47,7 @@ def main(
             found = compare(first, second)
     except (ValueError, TypeError, OSError) as error:
         raise refused(error, main) from None
-    show_comparison(console, found, (str(one), str(other)))
     write_comparison(found, (str(one), str(other)), json, html)
-    for path in (json, html):
-        if path is not None:
-            console.print(f"written: {path}")
+    show_comparison(console, found, (str(one), str(other)))
+    say_written(json, html)
     raise typer.Exit(0 if found.agree else 1)

@@ -23,7 +23,6 @@ def main(
     Masks and biases of every shape, causality, windows, softcap, sinks, grouped heads and no heads, fewer and more
     queries than keys; lengths, widths, scales and how hard the numbers are on the arithmetic are drawn by the seed.
     """
-    import json as js
     from concurrent.futures import as_completed
     from dataclasses import asdict
 
@@ -32,6 +31,7 @@ def main(
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.kernels import Judged, combinations, work
     from parity_tests.judge.workers import workers
+    from parity_tests.report.plain import dumps
 
     writable(json, overwrite=overwrite)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")
@@ -63,6 +63,6 @@ def main(
     console.print("{}: {:,} in {:,} calls, {:,} arrays, {:,} numbers".format(word, len(total.alarms), *judged))
     if json is not None:
         held = {" ".join(key): asdict(found) for key, found in sorted(total.figures.items())}
-        json.write_text(js.dumps({"alarms": total.alarms, "figures": held}, indent=1) + "\n", encoding="utf-8")
+        json.write_text(dumps({"alarms": total.alarms, "figures": held}, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")
     raise typer.Exit(1 if total.alarms else 0)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, refused
+from parity_tests.commands._shared import Overwrite, console, refused, say_written, writable
 
 
 def main(
@@ -15,6 +15,9 @@ def main(
         Path | None,
         typer.Option(help='JSON: names in A to names in B, as {"layers.{i}.mlp": "blocks.{i}.ffn"}.'),
     ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to this file, to be opened in a browser.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Say where two modules part: the first submodule that differs although its inputs agree.
 
@@ -25,7 +28,9 @@ def main(
 
     from parity_tests import compare_recordings, load_modules
     from parity_tests.report.modules import show_modules
+    from parity_tests.report.results import to_html
 
+    writable(json, html, read=(a, b, names), overwrite=overwrite)
     try:
         try:
             renamed = None if names is None else js.loads(names.read_text(encoding="utf-8"))
@@ -38,5 +43,10 @@ def main(
             result = compare_recordings(*recordings, renamed)
     except (ValueError, TypeError, OSError) as error:
         raise refused(error, main) from None
+    if json is not None:
+        result.to_json(json)
+    if html is not None:
+        to_html(result, html, f"{a.name} against {b.name}")
     show_modules(console, result, (str(a), str(b)))
+    say_written(json, html)
     raise typer.Exit(0 if result.agree else 1)

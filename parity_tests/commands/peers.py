@@ -10,7 +10,9 @@ from parity_tests.commands._shared import console, listed
 
 def main(
     families: Annotated[str | None, typer.Option(help="Comma-separated names of layouts; all by default.")] = None,
-    record: Annotated[bool, typer.Option("--record", help="Write them to parity_tests/peers/results.json.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write them, and the libraries' defaults, where tests and pages read them.")
+    ] = False,
 ) -> None:
     """Hold layers against transformers, Flax, Keras, Equinox and torch: random weights, nothing downloaded.
 
@@ -37,7 +39,8 @@ def main(
     out, agree = Table(box=None, pad_edge=False), True
     for column in ("layout", "library", "layers", "worst of the library", "worst of ours"):
         out.add_column(column)
-    for family in listed(families, peers.names(), "the name of a layout that has a peer"):
+    chosen = listed(families, peers.names(), "the name of a layout that has a peer")
+    for family in chosen:
         rows, libraries = [], set()
         with console.status(f"judging {family}"):
             for (owner, _), peer in peers.peers().items():
@@ -54,5 +57,6 @@ def main(
     console.print(out)
     if record and agree:
         measure.RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n", "utf-8")
-        console.print(f"recorded: {measure.RESULTS}")
+        importlib.import_module("parity_tests.peers._recorded").record(chosen)
+        console.print("recorded; make sync writes them to the documentation's table of layouts")
     raise typer.Exit(0 if agree else 1)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attn_np import contract
-from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, say_written, writable
 
 
 def main(
@@ -26,16 +26,13 @@ def main(
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
-    ratchet_update: Annotated[
-        bool, typer.Option("--ratchet-update", help="Record this run's precision in ratchet.json.")
-    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate.
 
     By default the first example of each variant, with all of its arguments, in float64 and float32.
     """
-    from parity_tests.judge import ratchet, runner
+    from parity_tests.judge import runner
     from parity_tests.judge.cases import CALLS
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.result import Result
@@ -59,26 +56,22 @@ def main(
         real=real and device == "cpu",
         products=products,
     )
-    if ratchet_update and ratchet.reason(plan):
-        raise typer.BadParameter(f"--ratchet-update: expected a run with --all, got another: {ratchet.reason(plan)}")
     result = Result()
-    with progress() as bar, closing(runner.run(plan, jobs)) as pieces:
-        task = bar.add_task("judging")
-        for done, of, what, so_far in pieces:
-            result = so_far
-            bar.update(task, total=of, completed=done, description=f"judged {what}")
-    held = ratchet.compare(result, plan, ratchet.FILE)
-    summary.show(console, result, plan.dtypes, held.lines(summary.SHOWN))
-    differ = bool(result.failed or result.errors or not result.rows)
+    try:
+        with progress() as bar, closing(runner.run(plan, jobs)) as pieces:
+            task = bar.add_task("judging")
+            for done, of, what, so_far in pieces:
+                result = so_far
+                bar.update(task, total=of, completed=done, description=f"judged {what}")
+    except KeyboardInterrupt:
+        if result.rows:
+            console.print(summary.overview(result, plan.dtypes))  # what was judged till then; no verdict
+        raise
     if json is not None:
-        summary.write_json(json, result, ratchet=held.as_dict())
-        console.print(f"written: {json}")
+        summary.write_json(json, result)
     if html is not None:
-        write_html(html, result, plan.dtypes, result.findings, title="attn-parity run", comparison=held)
-        console.print(f"written: {html}")
-    if ratchet_update and differ:
-        console.print("[yellow]not recorded[/] only a run that agrees is")
-    elif ratchet_update:
-        ratchet.update(result, ratchet.FILE)
-        console.print(f"recorded: {ratchet.FILE}")
+        write_html(html, result, plan.dtypes, result.findings, title="attn-parity run")
+    summary.show(console, result, plan.dtypes)
+    say_written(json, html)
+    differ = bool(result.failed or result.errors or not result.rows)
     raise typer.Exit(1 if differ else 0)

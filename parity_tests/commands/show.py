@@ -10,7 +10,8 @@ from parity_tests.commands._shared import Overwrite, console, listed, refused, w
 
 def main(
     variant: Annotated[
-        str | None, typer.Argument(help="Name of a variant; not with --trace, and with --weights where needed.")
+        str | None,
+        typer.Argument(help="Name of a variant or preset; not with --trace, and with --weights where needed."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("viewer.html"),
     tokens: Annotated[
@@ -64,7 +65,7 @@ def main(
             if named not in examples:
                 nearest = contract.did_you_mean(named, tuple(examples))
                 raise typer.BadParameter(f"expected an example of {name}, got {named!r}; set --example, {nearest}")
-            case = Case(name, named, call, "float32", seed)
+            case = Case(examples[named].variant, named, call, "float32", seed, examples[named])
             drawn = draw(case, lengths={"s": len(words["t"]), **lengths} if words["t"] else lengths)
         with console.status("recording"):
             page = page_of(case, drawn, words=words, row=row, frameworks=chosen, trace=run)

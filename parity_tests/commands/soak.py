@@ -27,7 +27,6 @@ def main(
     With --ports, the candidates are layers that do not zero hidden places, where their inputs hold large numbers, and
     each records a random part of the names on the tape.
     """
-    import json as js
     from concurrent.futures import as_completed
 
     from rich.table import Table
@@ -37,6 +36,7 @@ def main(
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.hard_inputs import STYLES, hard_cases, soaked
     from parity_tests.judge.workers import workers
+    from parity_tests.report.plain import dumps
 
     writable(json, overwrite=overwrite)
     names = listed(variants, contract.variants(), "the name of a variant")
@@ -85,7 +85,7 @@ def main(
             "alarms": alarms,
             "worst": {f"{style} {name}": part[4] for (style, name), part in sorted(total.items())},
         }
-        json.write_text(js.dumps(content, indent=1) + "\n", encoding="utf-8")
+        json.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")
     raise typer.Exit(1 if alarms else 0)
 
@@ -103,19 +103,19 @@ def soak_ports(
     json: Path | None,
 ) -> int:
     """Judge correct ports with random taps, and return the exit status."""
-    import json as js
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    from concurrent.futures import as_completed
 
     from attn_np import contract
     from parity_tests.commands._shared import console, progress
+    from parity_tests.judge.workers import workers
     from parity_tests.ports.free import RUNS, soaked_ports
+    from parity_tests.report.plain import dumps
 
     places = tuple(name for name in frameworks if name in RUNS)
     per_round = SUBSETS * sum(len(contract.examples(name)) for name in names)
     tasks = [((name,), types, places, seed + n, SUBSETS) for n in range(-(-ports // per_round)) for name in names]
     judged, free, alarms = 0, 0, []
-    with progress() as bar, ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with progress() as bar, workers(jobs) as pool:
         task = bar.add_task("judging", total=per_round * len(tasks) // len(names))
         for future in as_completed([pool.submit(soaked_ports, t) for t in tasks]):
             found = future.result()
@@ -127,6 +127,6 @@ def soak_ports(
     counts = f"{len(alarms)} in {judged:,} ports with random taps, {free:,} of them without zeros at hidden places"
     console.print(f"{word}: {counts}", soft_wrap=True)
     if json is not None:
-        json.write_text(js.dumps({"ports": judged, "free": free, "alarms": alarms}, indent=1) + "\n", encoding="utf-8")
+        json.write_text(dumps({"ports": judged, "free": free, "alarms": alarms}, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")
     return 1 if alarms else 0

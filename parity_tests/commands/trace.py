@@ -11,7 +11,9 @@ from parity_tests.commands._shared import Overwrite, console, refused, writable
 def main(
     variant: Annotated[
         str | None,
-        typer.Argument(help="Name of a variant; not with --like, and with --weights where the layout has several."),
+        typer.Argument(
+            help="Name of a variant or preset; not with --like, and with --weights where the layout has several."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("trace.safetensors"),
     framework: Annotated[str, typer.Option(help="numpy, torch or jax.")] = "numpy",
@@ -80,7 +82,7 @@ def main(
                     f"an example of {name}", chosen, f"--example, {contract.did_you_mean(chosen, tuple(examples))}"
                 )
             given = contract.config(name, **fields_of(config)) if config else examples[chosen]
-            case = Case(name, "given" if config else chosen, call, dtype or "float32", seed, given)
+            case = Case(given.variant, "given" if config else chosen, call, dtype or "float32", seed, given)
             drawn = draw(case)
         with console.status("recording"):
             found = trace.record(trace.candidate(framework, device, jit), case, drawn)

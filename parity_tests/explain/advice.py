@@ -38,6 +38,15 @@ def as_if(constants: list[str]) -> str:
     return f"{constants[0]} gives these numbers, an unlikely value: look for another mistake where it is used"
 
 
+def selecting(constants: list[str]) -> str:
+    """What to look at where only a whole number that chooses between steps gives the numbers."""
+    if not constants:
+        return ""
+    return (
+        f"{constants[0]} fits these numbers, and it only chooses between steps: look at it and at the lines that use it"
+    )
+
+
 def rounds_throughout(dtype: str) -> str:
     return (
         f'the candidate\'s type is {dtype}: judge what it means in float64, with dtype="float64"; in {dtype} it is '

@@ -1,7 +1,8 @@
 """Mistakes in how a layer is called, configured and filled: made in the arguments, the fields and the weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,149 @@ def merged_the_other_way(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.
         return None
     h, v, d = x.shape
     return x.reshape(v, h, d).transpose(1, 0, 2)
+
+
+def split_alone(letter: str) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:
+    """One projection whose width was split as (k h), the others as they should be."""
+    names = (f"w_{letter}", f"b_{letter}")
+    return lambda name, x, sizes: split_the_other_way(name, x, sizes) if name in names else None
+
+
+def joint(how: Callable[..., Sequence[np.ndarray] | None], *names: str) -> Change:
+    """Weights that come from one joint one, read in another way; their biases alike.
+
+    Args:
+        how: from the parts, each `d heads width`, to those that are read in their place; None where it cannot be.
+        names: which, without the prefix.
+    """
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        held = dict(drawn.params)
+        for kind in ("w", "b"):
+            keys = [f"{kind}_{name}" for name in names]
+            if kind == "w" and any(key not in held or held[key].ndim != 3 for key in keys):
+                return None
+            if any(key not in held for key in keys):
+                continue
+            parts = [held[key] if kind == "w" else held[key][None] for key in keys]
+            if len({len(part) for part in parts}) > 1 or parts[0].shape[1] % parts[1].shape[1]:
+                return None  # of inputs of different widths
+            read = how(*parts)
+            if read is None or any(new.shape != part.shape for new, part in zip(read, parts, strict=True)):
+                return None
+            held |= {
+                key: np.ascontiguousarray(new if kind == "w" else new[0]) for key, new in zip(keys, read, strict=True)
+            }
+        same = all(np.array_equal(held[name], x) for name, x in drawn.params.items())
+        return None if same else (case, replace(drawn, params=held))
+
+    return change
+
+
+def side_by_side(*parts: np.ndarray) -> np.ndarray:
+    """One weight `d n` of several `d heads width`."""
+    return np.concatenate([x.reshape(len(x), -1) for x in parts], 1)
+
+
+def cut(flat: np.ndarray, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The inverse of `side_by_side`."""
+    ends = np.cumsum([0, *(x[0].size for x in parts)])
+    return [flat[:, a:b].reshape(x.shape) for a, b, x in zip(ends, ends[1:], parts, strict=False)]
+
+
+def by_group(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
+    """Joint `d (g (r + 2) k)`: the queries of a group, its key and its value; with one query each, head by head."""
+    d, g = len(q), k.shape[1]
+    groups = [x.reshape(d, g, -1, x.shape[-1]) for x in (q, k, v)]
+    return [x.reshape(d, g, -1) for x in groups]
+
+
+def read_by_group(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[np.ndarray] | None:
+    """What is read group by group of a joint weight that has all queries first, then all keys, then all values."""
+    groups = by_group(q, k, v)
+    flat = side_by_side(q, k, v).reshape(len(q), k.shape[1], -1)
+    ends = np.cumsum([0, *(x.shape[-1] for x in groups)])
+    return [flat[:, :, a:b].reshape(x.shape) for a, b, x in zip(ends, ends[1:], (q, k, v), strict=False)]
+
+
+def read_side_by_side(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[np.ndarray] | None:
+    """What is read as all queries, all keys, all values of a joint weight that is laid out group by group."""
+    flat = np.concatenate(by_group(q, k, v), 2).reshape(len(q), -1)
+    return cut(flat, (q, k, v))
+
+
+def keys_of_latents(*, first: int) -> Callable[..., list[np.ndarray]]:
+    """Keys and values of latents from one weight `z h (q + v)`, with the values first or with the heads fastest."""
+
+    def how(k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
+        both = np.concatenate([k, v], 2)
+        if not first:
+            both = np.swapaxes(both.reshape(len(k), both.shape[2], k.shape[1]), 1, 2)
+            return [both[..., : k.shape[2]], both[..., k.shape[2] :]]
+        return [both[..., v.shape[2] :], both[..., : v.shape[2]]]
+
+    return how
+
+
+def turned_part_first(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+    """Queries of latent attention whose rotated part comes first."""
+    if name != "w_q" or not {"q", "y"} <= sizes.keys():
+        return None
+    return np.concatenate([x[..., sizes["y"] :], x[..., : sizes["y"]]], -1)
+
+
+def other_heads(count: Callable[[int, int], float]) -> Change:
+    """As many numbers dealt out to another number of heads; `count` gives it from that of heads and their width."""
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        config, sizes = case.config, case.config.sizes()
+        names = {"w_q", "w_k", "w_v", "w_o"}
+        if not {"num_heads", "head_dim"} <= set(config.fields()) or not names <= drawn.params.keys():
+            return None
+        h, k, v = sizes["h"], sizes.get("k"), sizes.get("v")
+        n = count(h, k or 0)
+        if k != v or sizes.get("g", h) != h or n != int(n) or n in (0, h) or not k or h * k % n:
+            return None
+        n, width = int(n), h * k // int(n)
+        values = {"num_heads": n, "head_dim": width}
+        values |= {x: n for x in ("num_kv_heads",) if getattr(config, x, None) is not None}
+        values |= {x: width for x in ("value_head_dim",) if getattr(config, x, None) is not None}
+        try:
+            other = replace(config, **values)
+        except ValueError:
+            return None
+        if getattr(config, "scale", None) is not None or other.shapes().keys() != config.shapes().keys():
+            return None
+        if any(np.prod(shape) != drawn.params[name].size for name, shape in other.shapes().items()):
+            return None
+        held = {name: drawn.params[name].reshape(shape) for name, shape in other.shapes().items()}
+        inputs = {n: x for n, x in drawn.inputs.items() if x.ndim != 4 or x.shape[1] == 1}
+        return (replace(case, given=other), replace(drawn, params=held)) if inputs == drawn.inputs else None
+
+    return change
+
+
+def unscaled_positions(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+    """Plain rotary positions where the config scales them."""
+    if getattr(case.config, "rope_scaling", None) is None:
+        return None
+    names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "short_factor")
+    names = ("rope_scaling", "rope_scaling_factor", "original_max_positions", "long_factor", *names)
+    values = {name: None for name in names if name in case.config.fields()}
+    values |= {"yarn_truncate": True} if "yarn_truncate" in case.config.fields() else {}
+    try:
+        return replace(case, given=replace(case.config, **values)), drawn
+    except ValueError:
+        return None
+
+
+def without_mscale(config: Any) -> Any:
+    """No scale of its own, where the config's is 1/sqrt(width) times the square of YaRN's mscale."""
+    if config.scale is None or getattr(config, "rope_scaling", None) != "yarn" or "k" not in config.sizes():
+        return NotImplemented
+    mscale = 0.1 * log(config.rope_scaling_factor) + 1
+    squared = mscale**2 * config.sizes()["k"] ** -0.5
+    return None if f"{config.scale:.6g}" == f"{squared:.6g}" else NotImplemented
 
 
 def transposed(*names: str) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:
@@ -202,7 +346,22 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
     (
         "scores scaled, where they should not be",
         "leave the scale out, or pass scale=None to ours",
-        fields(scale=lambda c: None),
+        fields(scale=lambda c: None if c.scale == 1.0 else NotImplemented),
+    ),
+    (
+        "no mscale squared in the scale of the scores",
+        "multiply 1/sqrt(width) by the square of mscale, 0.1 ln(factor) + 1, as DeepSeek's models with YaRN do",
+        fields(scale=without_mscale),
+    ),
+    (
+        "scale of the config ignored: 1/sqrt(width) of a head",
+        "multiply the scores by the scale of the config, or pass scale=None to ours",
+        fields(scale=lambda c: None if c.scale != 1.0 and without_mscale(c) is NotImplemented else NotImplemented),
+    ),
+    (
+        "scaling of the rotary positions left out",
+        "scale the frequencies as rope_scaling says, or build ours without it",
+        unscaled_positions,
     ),
     (
         "scaled by the model's width",
@@ -238,6 +397,54 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
         "heads split the other way",
         "split the projected width as (heads, head_dim): reshape(b, t, heads, head_dim), the head's width fastest",
         params(split_the_other_way),
+    ),
+    *(
+        (
+            f"heads of the {whose} alone split the other way",
+            "split this width, too, as (heads, head_dim): its pattern is '(h k)', the width fastest, not '(k h)'",
+            params(split_alone(letter)),
+        )
+        for letter, whose in (("q", "queries"), ("k", "keys"), ("v", "values"))
+    ),
+    *(
+        (
+            f"another number of heads: {words}",
+            "take num_heads from the config: the width is the same, its numbers are dealt out to other heads",
+            other_heads(count),
+        )
+        for words, count in (
+            ("twice as many", lambda h, k: 2 * h),
+            ("half as many", lambda h, k: h / 2),
+            ("one", lambda h, k: 1),
+            ("one more", lambda h, k: h + 1),
+            ("one less", lambda h, k: h - 1),
+            ("as many as a head is wide", lambda h, k: k),
+        )
+    ),
+    (
+        "joint projection of queries, keys and values read head by head, or group by group",
+        "split the joint projection as all queries, all keys, all values; GPT-NeoX keeps those of a head together",
+        joint(read_by_group, "q", "k", "v"),
+    ),
+    (
+        "joint projection of queries, keys and values read as three parts where heads, or groups, are together",
+        "split the joint projection as (head, q k v, width), and for shared heads as (group, queries k v, width)",
+        joint(read_side_by_side, "q", "k", "v"),
+    ),
+    (
+        "joint projection of keys and values viewed as (width, heads)",
+        "view the joint projection of the latents as (heads, nope_dim + value_head_dim), the width fastest",
+        joint(keys_of_latents(first=0), "uk", "uv"),
+    ),
+    (
+        "values before the keys in the joint projection of the latents",
+        "split the joint projection of the latents in the order keys, values",
+        joint(keys_of_latents(first=1), "uk", "uv"),
+    ),
+    (
+        "rotated part of the queries first",
+        "split queries in the order nope_dim, rope_dim: the rotated part is the last",
+        params(turned_part_first),
     ),
     (
         "heads merged the other way",

@@ -11,17 +11,29 @@ from dataclasses import replace
 import numpy as np
 
 from parity_tests.bounds.error_array import ErrArray
-from parity_tests.explain.advice import NARROW, as_if, its_lines, next_step, not_made_of, rounds_throughout
+from parity_tests.explain.advice import (
+    NARROW,
+    as_if,
+    its_lines,
+    next_step,
+    not_made_of,
+    rounds_throughout,
+    selecting,
+)
+from parity_tests.explain.catalogue import Mistake
 from parity_tests.explain.findings import Cause, Finding
+from parity_tests.explain.forms import STOPPED, THROUGH
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
-from parity_tests.explain.search import Fit, Search
+from parity_tests.explain.search import REFUSALS, Fit, Search
+from parity_tests.explain.slopes import slopes
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
 from parity_tests.judge.judging import Anchor, Row
 
+REAL = "fiu"  # kinds of dtypes whose numbers have a picture
 MISTAKES_AT_ONCE = 3
-PAIRS = 4  # mistakes that are tried as the first of two
+PAIRS = 3  # mistakes that are tried as the first of two
 
 
 def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> Finding | None:
@@ -33,7 +45,17 @@ def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> 
         others: runs of the same candidate in other calls; a mistake that does not explain these is told only where
             none does.
     """
-    finding = explained(run, run.setup, causes=causes, others=others)
+    try:
+        with np.errstate(all="ignore"):
+            finding = explained(run, run.setup, causes=causes, others=others)
+    except Exception as error:  # whatever a copy of the reference with a mistake in it does with a candidate's numbers
+        if not causes:
+            raise
+        finding = explained(run, run.setup, causes=False)
+        if finding is None:
+            raise
+        finding.failure = f"{type(error).__name__}: {error}"
+        return finding
     if finding is not None and causes:
         near = consequences(run.case, run.drawn).neighbours(finding.first.name)
         finding.made_of, finding.goes_into = near
@@ -49,6 +71,7 @@ def explained(
     causes: bool = True,
     most: int = MISTAKES_AT_ONCE,
     others: Sequence[Judged] = (),
+    among: Sequence[Mistake] | None = None,
 ) -> Finding | None:
     """What is wrong with a run against the reference of a setup.
 
@@ -59,6 +82,7 @@ def explained(
         causes: whether mistakes are searched.
         most: how many mistakes may still be found, one behind the other.
         others: runs of the same candidate in other calls.
+        among: the mistakes that are looked for, beside constants; all of the catalogue by default.
     """
     with tree_of(setup) as tree:
         rows, anchor = verdicts(run.against(setup), tree, backward)
@@ -73,10 +97,12 @@ def explained(
         finding.next_step = not_made_of(aside, run)
         return finding
     finding.causes = list(dropped(run))
-    search = Search(run, setup, finding, anchor, others)
+    search = Search(run, setup, finding, anchor, others, among)
     fits = search.fits() if finding.got is not None else []
     if fits and not finding.causes:
         finding.after = behind(run, fits[0], backward, most)
+        if finding.after is None and backward and first.stage in FORWARD and not (fits[0].stop or fits[0].place):
+            finding.after = own_gradients(run, fits[0], rows, anchor)
     cut = list(cut_off(finding))
     finding.causes += [*cut, *told_once(fits)] if all_cut(run) else [*told_once(fits), *cut]
     finding.explains_all = bool(fits) and explains(fits[0], finding.after)
@@ -85,10 +111,13 @@ def explained(
         finding.after = explained(moved(run, first.name, order), setup, backward, most > 1, most - 1)
         finding.causes = [other_order(finding, order)]
         finding.explains_all = finding.after is None or finding.after.explains_all
-    elif not finding.causes and most > 1:
+    elif not finding.causes and most > 1 and not search.selecting:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
-        finding.next_step = "; ".join(filter(None, (as_if(search.unwritten), next_step(run, first, anchor))))
+        told = selecting(search.selecting), as_if(search.unwritten), next_step(run, first, anchor)
+        finding.next_step = "; ".join(filter(None, told))
+    elif search.selecting:
+        finding.next_step = selecting(search.selecting)
     elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
         meant = f"none, if it is meant to compute in {run.case.dtype}"
         finding.causes = [replace(cause, fix=meant) for cause in finding.causes]
@@ -106,6 +135,25 @@ def behind(run: Judged, fit: Fit, backward: bool, most: int) -> Finding | None:
     return None
 
 
+def own_gradients(run: Judged, fit: Fit, rows: list[Row], anchor: Anchor) -> Finding | None:
+    """A gradient that is not that of the candidate's own forward pass, which a mistake explains; None where all are."""
+    grads = {row.name: row for row in rows if row.stage.endswith("gradient")}
+    found_by = slopes(run, fit.mistake.made, anchor.wanted)
+    wrong = [name for name in found_by.wrong() if name in grads]
+    if not wrong:
+        return None
+    found = Finding(run.who, run.case.name, grads[wrong[0]], got=run.outcome.grads[wrong[0]])
+    found.want = np.asarray(anchor.wanted[wrong[0]].v)
+    found.patterns = [f"not the slope of its own outputs: {', '.join(wrong)}"]
+    text = "with the first mistake made, differences of the outputs in which this array stands still give the gradients"
+    stops = [Cause(STOPPED.format(name), THROUGH.format(name), 0.0, text) for name in found_by.stopped_at()]
+    found.causes = stops[:1] or list(cut_off(found))
+    found.explains_all = bool(stops)
+    if not found.causes:
+        found.next_step = "mend the first, then judge it again: a gradient differs by itself"
+    return found
+
+
 def explains(fit: Fit, rest: Finding | None) -> bool:
     """Whether a mistake, with those of the rest, gives all of the numbers."""
     if rest is not None:
@@ -118,7 +166,7 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     theirs = run.outcome.names.get(first.name, run.outcome.names.get(source_of(first.name), ""))
     finding = Finding(run.who, run.case.name, first, rows=rows, theirs="" if theirs == first.name else theirs)
     got, want = run.results().get(first.name), anchor.wanted.get(first.name)
-    if got is None or want is None:
+    if got is None or want is None or got.dtype.kind not in REAL:
         return finding
     finding.axes, finding.got = axes_of(run.case, first.name, got.ndim), got
     finding.hidden = anchor.hidden.get(first.name)
@@ -235,8 +283,11 @@ def two_at_once(run: Judged, search: Search) -> tuple[list[Cause], Finding | Non
     if search.backward or search.first.stage == "tape":
         return [], None
     for _, mistake in sorted(search.shares, key=lambda x: x[0])[:PAIRS]:
-        setup = mistake.made(search.setup)
-        after = None if setup is None else explained(run, setup, False, most=1)
+        try:
+            setup = mistake.made(search.setup)
+            after = None if setup is None else explained(run, setup, False, most=1, among=search.beside(mistake))
+        except REFUSALS:  # its bounds cannot be had
+            continue
         if after is not None and after.causes and after.explains_all:
             text = "with this mistake and the next the reference gives these numbers, within its bounds"
             return [Cause(mistake.name, mistake.fix, 0.0, text)], after

@@ -7,14 +7,14 @@ the difference vanishes at its value, and the steps end there.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import exp, floor, log, log10, sqrt
+from math import exp, floor, isfinite, log, log10, sqrt
 from typing import Any
 
 import numpy as np
 
 from parity_tests.explain.catalogue import Mistake, in_variant, other_field
 from parity_tests.explain.verdicts import Setup
-from parity_tests.mistakes.constants import EPS, FACTORS
+from parity_tests.mistakes.constants import EPS, FACTORS, LOWERED, PLACES
 
 # What a field is called in a message.
 WORDS = {
@@ -26,6 +26,13 @@ WORDS = {
     "norm_offset": "offset of the norm's weight",
     "attention_factor": "attention factor",
     "max_distance": "largest distance",
+}
+# Fields that are None stand for a number that a method of the config gives.
+STANDS_FOR = {
+    "qk_norm_eps": "qk_eps",
+    "lambda_init": "lambda_init_value",
+    "attention_factor": "cos_sin_factor",
+    "scale": "score_scale",
 }
 FACTOR = "factor on "  # begins the names of FACTORS; one of 0 leaves out what it stands on
 STEPS = 12  # Gauss-Newton converges in five or six, or not at all
@@ -43,10 +50,11 @@ class Constant:
 
     Attributes:
         name, fix: what it is called, and what to do where a candidate has another.
-        value: the reference's; None where it has none.
+        value: the reference's, that of a default too; None where it has none.
         made: the setup with another value; None where that is refused.
         whole: it is a whole number.
         own: it stands in the variant's own file.
+        given: the config gives it; a default is less likely to be meant by what a candidate has.
     """
 
     name: str
@@ -55,36 +63,60 @@ class Constant:
     made: Callable[[Setup, float], Setup | None]
     whole: bool = False
     own: bool = False
+    given: bool = True
 
     def mistake(self, value: float, spread: float = 0.0) -> Mistake:
         """The mistake of having this value instead; with a spread of infinity it is only known to have no effect."""
-        mine = "none" if self.value is None else f"{self.value:.6g}"
+        mine = "none" if self.value is None else f"{self.value:.6g}".replace("inf", "infinity")
         theirs = f"{value:.6g}" if spread < np.inf else "without an effect"
         name = f"{self.name} {theirs} in place of {mine}"
         if value == 0 and self.name.startswith(FACTOR):
             name = f"{self.name.removeprefix(FACTOR)} left out"
-        return Mistake(name, self.fix, lambda setup: self.made(setup, value), rank=0 if self.own else 4)
+
+        def made(setup: Setup) -> Setup | None:
+            found = self.made(setup, value)
+            return None if found is None else replace(found, constants=found.constants | {self.name})
+
+        return Mistake(name, self.fix, made, rank=0 if self.own else 4 if self.given else 5)
 
 
 def constants_of(setup: Setup) -> Iterator[Constant]:
     """The numbers of the config, and the factors of the code."""
     config = setup.case.config
+    yield from (constant for constant in every_constant(config) if constant.name not in setup.constants)
+
+
+def every_constant(config: Any) -> Iterator[Constant]:
     for name, kind in ((f.name, str(f.type)) for f in fields(config)):
         value = getattr(config, name)
         if not isinstance(value, int | float | None) or isinstance(value, bool) or name == "dropout":
             continue
+        if name == "chunk_size" and "form" in config.fields():
+            continue
         if value is None and kind.replace("None", "").strip(" |") != "float":
             continue
-        start = 1 / sqrt(config.sizes()["k"]) if name == "scale" and value is None and "k" in config.sizes() else value
+        start = effective(config, name)
         words = WORDS.get(name, name)
         fix = f"set it to {start:.6g}; if yours is meant, build ours with {name}=" if start is not None else (
             f"leave it out; if it is meant, build ours with {name}="
         )  # fmt: skip
-        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int))
+        given = value is not None
+        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int), given=given)
+        follow = [other for other in STANDS_FOR if follows(config, other, name)] if given else []
+        for other in follow:
+            kept = f"{words} ({WORDS.get(other, other)} as it is)"
+            yield Constant(kept, fix, start, partial(with_value_alone, name, other), isinstance(value, int))
     for mutant in EPS:
         own = in_variant(mutant, config.variant)
         if own is not None and (eps := getattr(config, "norm_eps", None)) is not None:
             yield Constant(own.name, own.fix, eps, factor_made(own), own=True)
+    for method, mutant in PLACES:
+        if mutant.file == f"{config.variant}.py":
+            yield Constant(mutant.name, mutant.fix, getattr(config, method)(), factor_made(mutant), own=True)
+    for mutant in LOWERED:
+        own = in_variant(mutant, config.variant)
+        if own is not None:
+            yield Constant(own.name, own.fix, -np.inf, factor_made(own), own=True)
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:
@@ -93,6 +125,38 @@ def constants_of(setup: Setup) -> Iterator[Constant]:
 
 def with_value(name: str, setup: Setup, value: float) -> Setup | None:
     return other_field(setup, name, value)
+
+
+def with_value_alone(name: str, other: str, setup: Setup, value: float) -> Setup | None:
+    """Another value of a field, while a field that is None stands for what it stood for."""
+    held = other_field(setup, other, effective(setup.case.config, other))
+    return None if held is None else other_field(held, name, value)
+
+
+def effective(config: Any, name: str) -> float | None:
+    """The value of a field, of one that is None what it stands for; None where that is no number."""
+    value = getattr(config, name)
+    if value is not None:
+        return value
+    own = getattr(config, STANDS_FOR.get(name, ""), None)
+    if own is not None:
+        return own()
+    width = config.sizes().get("k")
+    if name != "scale" or width is None:
+        return None
+    terms = 1 + len(getattr(config, "score_terms", ()))  # each is scaled as the content's scores are
+    return 1.0 if getattr(config, "norm", None) == "l2" else 1 / sqrt(width * terms)
+
+
+def follows(config: Any, other: str, name: str) -> bool:
+    """Whether what a field stands for, being None, is another with another value of a second field."""
+    if getattr(config, other, 0.0) is not None or other == "scale":
+        return False
+    try:
+        changed = replace(config, **{name: type(getattr(config, name))(2 * getattr(config, name))})
+        return effective(changed, other) != effective(config, other)
+    except (ValueError, TypeError):
+        return False
 
 
 def factor_made(mutant: Any) -> Callable[[Setup, float], Setup]:
@@ -114,7 +178,9 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
         residual: value -> candidate less reference, at the first array that differs; None where it cannot be computed.
     """
     own = constant.value
-    start = residual(own) if own is not None else None
+    start = residual(own) if own is not None and isfinite(own) else None
+    if start is not None and own and isfinite(own) and not used(constant, start, residual):
+        return None
     values = list(whole_numbers(constant) if constant.whole else decades(constant))
     sizes = {value: size for value in values if (size := norm(residual(value))) is not None}
     if not sizes or (start is not None and all(size == norm(start) for size in sizes.values())):
@@ -127,6 +193,26 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
     if best != 0:
         best = newton(best, residual)
     return shortest(best, residual)
+
+
+def selects_steps(constant: Constant, value: float, residual: Residual) -> bool:
+    """Whether a whole number only chooses between steps, as the bounds of buckets do: the next one, beside this value
+    or beside the reference's own, gives the very same numbers.
+    """
+    for at in (value, constant.value):
+        here = None if at is None else residual(at)
+        beside = [] if at is None or here is None else [residual(at + by) for by in (-1, 1)]
+        if any(other is not None and here is not None and np.array_equal(other, here) for other in beside):
+            return True
+    return False
+
+
+def used(constant: Constant, start: np.ndarray, residual: Residual) -> bool:
+    """Whether other values, far away, give other numbers."""
+    own = constant.value or 1
+    others = (1, 2, 3, 2 * int(own), 4 * int(own), WHOLE - 1) if constant.whole else (1024 * own, own / 1024)
+    far = [residual(value) for value in others if value != own]
+    return any(x is not None and not np.array_equal(x, start) for x in far)
 
 
 def spread_of(value: float, residual: Residual) -> float:
@@ -159,7 +245,7 @@ def written(value: float, own: float | None, spread: float) -> bool:
     if value == 0 or spread == np.inf:
         return True
     size = abs(value)
-    ratios = [size / abs(own)] if own else []
+    ratios = [size / abs(own)] if own and isfinite(own) else []
     others = [luck(x**power, abs(power) * spread, 0) for x in (size, *ratios) for power in (-2, -1, 2)]
     others += [luck(ratio, spread) for ratio in ratios]
     return luck(size, spread) <= LUCK or min(others) <= LUCK / len(others)
@@ -185,7 +271,7 @@ def luck(x: float, spread: float, decimals: int | None = None) -> float:
 
 def decades(constant: Constant) -> Iterator[float]:
     """Values around the reference's own, ten times apart, of both signs; nothing at all too."""
-    middle = abs(constant.value) if constant.value else 1.0
+    middle = abs(constant.value) if constant.value and isfinite(constant.value) else 1.0
     for power in range(-DECADES, DECADES + 1):
         yield from (middle * 10.0**power, -middle * 10.0**power)
     yield from (middle * 2.0, middle / 2.0, 0.0)

@@ -47,6 +47,7 @@ class Finding:
         theirs: the candidate's own name of the first array, where it is known and another one.
         made_of, goes_into: the names before and behind the first array in the dataflow of the reference.
         hidden: the places of the first array that are not compared, because nothing depends on them.
+        failure: what the search for a cause ended in, where it ended in an error of its own.
     """
 
     candidate: str
@@ -66,6 +67,7 @@ class Finding:
     made_of: list[str] = field(default_factory=list)
     goes_into: list[str] = field(default_factory=list)
     hidden: np.ndarray | None = None
+    failure: str = ""
 
 
 def told(finding: Finding) -> str:
@@ -108,7 +110,9 @@ def why(finding: Finding) -> list[str]:
         if i == 0:
             lines.append(f"  evidence: {cause.evidence}")
             lines.append(f"  fix: {cause.fix}")
-    if not finding.causes:
+    if finding.failure:
+        lines.append(f"  cause: the search for a cause failed: {finding.failure}; the verdict stands without it")
+    elif not finding.causes:
         lines.append("  cause: none of the known mistakes gives these numbers")
     if finding.next_step:
         lines.append(f"  next: {finding.next_step}")

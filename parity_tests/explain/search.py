@@ -9,8 +9,9 @@ import numpy as np
 from parity_tests.bounds.error_array import ErrArray, nearest
 from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.catalogue import Mistake, catalogue
-from parity_tests.explain.constants import Constant, constants_of, fitted, spread_of, written
+from parity_tests.explain.constants import Constant, constants_of, fitted, selects_steps, spread_of, written
 from parity_tests.explain.findings import Finding
+from parity_tests.explain.forms import in_form, other_forms, stops
 from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
 from parity_tests.judge.cases import draw, seeing
@@ -23,7 +24,11 @@ FAR = 1024  # times its bound: nothing that is right is so far away
 NEAR = 0.05
 # What a copy of the reference may raise where this call cannot have the mistake.
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, NameError)
+LONGER = {"t": 37, "s": 41}
 EMPTY = "row without a key is NaN"
+FILLED = "hidden scores filled with"
+# Of the mistakes that may be the second of two so many are tried, those whose own effect points along what is left.
+SECONDS, ALONG = 12, 0.3
 ENOUGH = 8  # numbers that must differ before a mistake that explains one stage alone is named
 
 
@@ -60,12 +65,15 @@ class Search:
         finding: the first difference.
         anchor: what was expected of each array.
         others: runs of the same candidate in other calls.
+        among: the mistakes that are looked for, beside constants; all of the catalogue by default.
         whole: every array of the reference without bounds, in dataflow order.
         order: place of each array in the order of the computation.
+        ends: of these the first that differs and the results.
         loose: how many numbers of each array have a bound that says little in the reference as it is.
         shares: mistakes that leave little of the difference, each with the share of it that they leave.
         values: the first array that differs with each mistake that was made.
         unwritten: constants of unlikely values that give the numbers; another mistake acts like them.
+        selecting: whole numbers that give the numbers, as their neighbours may: they only choose between steps.
     """
 
     run: Judged
@@ -73,12 +81,15 @@ class Search:
     finding: Finding
     anchor: Anchor
     others: Sequence[Judged] = ()
+    among: Sequence[Mistake] | None = None
     whole: dict[str, Any] = field(init=False)
     order: dict[str, int] = field(init=False)
+    ends: dict[str, Any] = field(init=False)
     loose: dict[tuple[str, str], int] = field(init=False)
     shares: list[tuple[float, Mistake]] = field(default_factory=list)
     values: list[tuple[Mistake, Any]] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
+    selecting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         finding, self.first = self.finding, self.finding.first
@@ -91,6 +102,8 @@ class Search:
         with tree_of(self.setup) as tree:
             self.whole = exact(self.setup, self.backward, tree)
         self.order = {name: i for i, name in enumerate(self.whole)}
+        names = {self.first.name, *self.run.outcome.outputs, *(self.run.outcome.grads if self.backward else ())}
+        self.ends = {name: self.whole.get(name) for name in names if name in self.whole}
         self.loose = {(row.stage, row.name): row.vacuous for row in self.finding.rows}
         self.compared = np.ones(np.shape(self.got), bool)
         hidden = self.anchor.hidden.get(self.first.name)
@@ -99,17 +112,23 @@ class Search:
 
     def fits(self) -> list[Fit]:
         """The mistakes that fit, best first; roundings only where nothing else does."""
-        known = [m for m in catalogue(self.run.case.variant) if self.backward or not m.backward]
+        every = catalogue(self.run.case.variant) if self.among is None else self.among
+        known = [m for m in every if (self.backward or not m.backward) and self.can_be(m)]
+        known += stops(self.whole) if self.backward else []
         found = [fit for m in known if not m.rounding and (fit := self.tried(m))]
         sure = any(not fit.stop for fit in found)
-        found += [fit for c in self.constants() if (c.own or not sure) and (fit := self.fitted_constant(c))]
+        found += [fit for c in self.constants() if (c.own or c.whole or not sure) and (fit := self.fitted_constant(c))]
         if all(fit.stop for fit in found):
             found = [fit for fit in found if not self.agreed(fit.stop)] or self.alone()
         if not found:
             found = [fit for m in known if not m.rounding and (fit := self.tried(beside_nan(m)))] if self.nan() else []
         if not found:
             found = [fit for m in known if m.rounding and (fit := self.rounding(m))]
-        return self.distinct(self.confirmed(self.best(found)))
+        return self.distinct(told_by_fill(self.confirmed(self.best(found))))
+
+    def can_be(self, mistake: Mistake) -> bool:
+        """Whether the argument that a mistake speaks of, if any, is given in one of the calls."""
+        return not mistake.argument or any(mistake.argument in run.drawn.inputs for run in (self.run, *self.others))
 
     def nan(self) -> bool:
         """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
@@ -119,33 +138,52 @@ class Search:
     def best(self, found: list[Fit]) -> list[Fit]:
         """Those that explain all before those that explain the first difference alone; the tightest bounds first.
 
-        A mistake about an argument that no call gives is told only where no other fits. Of two that hold the candidate
-        the one with tighter bounds says more; bounds 2^8 times as wide hold the candidate of any tighter one.
+        Of two that hold the candidate the one with tighter bounds says more; bounds 2^8 times as wide hold the
+        candidate of any tighter one.
         """
         whole = [fit for fit in found if not fit.stop]
         if not whole and found:
             furthest = max(self.order.get(fit.stop, len(self.order)) for fit in found)
             whole = [fit for fit in found if self.order.get(fit.stop, len(self.order)) == furthest]
-        calls = {name for run in (self.run, *self.others) for name in run.drawn.inputs}
-        whole = [fit for fit in whole if not fit.mistake.argument or fit.mistake.argument in calls] or whole
         whole.sort(key=lambda fit: (fit.tightness, fit.mistake.rank))
         return [fit for fit in whole if fit.tightness <= whole[0].tightness + 4]
 
     # Systematic mistakes
 
     def tried(self, mistake: Mistake) -> Fit | None:
-        """Whether the reference with a mistake gives this run's numbers; one that cannot be the one is passed over."""
+        """Whether the reference with a mistake gives this run's numbers; one that cannot be the one is passed over.
+
+        What the reference's own form has not the code for is made in the others.
+        """
         try:
-            setup = mistake.made(self.setup)
-            if setup is None:
-                return None
-            with tree_of(setup) as tree, np.errstate(all="ignore"):
-                arrays = exact(setup, self.backward, tree)
-                self.values.append((mistake, arrays.get(self.first.name)))
-                self.remember(mistake, arrays)
-                return self.judged(mistake, setup, tree, arrays) if self.possible(arrays) else None
+            fit, acts = self.tried_as(mistake)
         except REFUSALS:
             return None  # with the mistake this call does not run: it is not the one that was made
+        if not acts and mistake.forms:
+            for config in other_forms(self.setup.case.config):
+                try:
+                    fit, _ = self.tried_as(in_form(mistake, config))
+                except REFUSALS:
+                    continue
+                if fit is not None:
+                    break
+        return fit
+
+    def tried_as(self, mistake: Mistake) -> tuple[Fit | None, bool]:
+        """The fit of a mistake, if it is one, and whether it does anything."""
+        setup = mistake.made(self.setup)
+        if setup is None:
+            return None, True
+        with tree_of(setup) as tree, np.errstate(all="ignore"):
+            arrays = exact(setup, self.backward, tree)
+            if not set(self.run.outcome.tape) <= set(arrays):
+                return None, True
+            acts = any(x is None or not np.array_equal(x, arrays.get(n), equal_nan=True) for n, x in self.ends.items())
+            if not acts:
+                return None, False
+            self.values.append((mistake, arrays.get(self.first.name)))
+            self.remember(mistake, arrays)
+            return self.judged(mistake, setup, tree, arrays) if self.possible(arrays) else None, True
 
     def remember(self, mistake: Mistake, arrays: dict[str, Any]) -> None:
         """Keep a mistake that leaves little of the difference, with the share that it leaves."""
@@ -156,13 +194,33 @@ class Search:
             return
         places = self.compared & np.isfinite(got) & np.isfinite(array)
         left, whole = (float(np.sum((x - got)[places] ** 2)) for x in (array, right))
-        if whole and left < LESS**2 * whole:
+        if whole and left < LESS**2 * whole and array.any():  # of nothing but 0 any second mistake makes 0
             self.shares.append((left / whole, mistake))
+
+    def beside(self, first: Mistake) -> list[Mistake]:
+        """The mistakes that may be the second of two: what each does by itself is like what the first one leaves."""
+        arrays = {id(mistake): array for mistake, array in self.values}
+        one, right = arrays.get(id(first)), self.whole.get(self.first.name)
+        got = self.got
+        if one is None or right is None or np.shape(one) != np.shape(got):
+            return []
+        found = []
+        for mistake, array in self.values:
+            if mistake is first or array is None or np.shape(array) != np.shape(got):
+                continue
+            places = self.compared & np.isfinite(got) & np.isfinite(array) & np.isfinite(one)
+            left, does = (got - one)[places], (array - right)[places]
+            size = float(np.sqrt(np.sum(left**2) * np.sum(does**2)))
+            found.append((float(np.sum(left * does)) / size if size else 0.0, mistake))
+        found.sort(key=lambda x: -x[0])
+        return [mistake for share, mistake in found[:SECONDS] if share > ALONG]
 
     def possible(self, arrays: dict[str, Any]) -> bool:
         """Whether a mistake moves the first array that differs to where it is, and none before it beyond its bound."""
         for name, a in self.whole.items():
             b, want = arrays.get(name), self.bounds.get(name)
+            if name != self.first.name and name not in self.bounds:
+                continue
             if b is None or np.shape(a) != np.shape(b):
                 return True
             if name == self.first.name:
@@ -260,7 +318,9 @@ class Search:
     def distinct(self, fits: list[Fit]) -> list[Fit]:
         """Each mistake once: two that give the same results in a call with every argument and in one with few.
 
-        Every query sees a key there: what the two make of one that sees none is no difference that a port has.
+        These calls are longer than the run, so that two that only its length makes the same, as a window that is too
+        wide and none at all, are both told. Every query sees a key there: what the two make of one that sees none is no
+        difference that a port has.
         """
         found: list[tuple[Fit, list[dict[str, Any]]]] = []
         for fit in fits if len(fits) > 1 else []:
@@ -272,7 +332,7 @@ class Search:
     def results(self, mistake: Mistake, call: str) -> dict[str, Any]:
         """The results of a call with a mistake, by the names that the candidate has; without it where it cannot be."""
         case = replace(self.run.case, call=call).at("float64")
-        drawn = draw(case)
+        drawn = draw(case, lengths=LONGER)
         setup = Setup(case, replace(drawn, inputs={n: seeing(case, n, x) for n, x in drawn.inputs.items()}), EXACT)
         try:
             made = mistake.made(setup) or setup
@@ -321,6 +381,10 @@ class Search:
         value = fitted(constant, residual)
         if value is None:
             return None
+        if constant.whole and selects_steps(constant, value, residual):
+            fit = self.tried(constant.mistake(value))
+            self.selecting += [constant.mistake(value).name] if fit is not None and not fit.stop else []
+            return None
         spread = 0.0 if constant.whole else spread_of(value, residual)
         fit = self.tried(constant.mistake(value, spread))
         if fit is None or constant.whole or written(value, constant.value, spread):
@@ -331,7 +395,12 @@ class Search:
     # Roundings
 
     def rounding(self, mistake: Mistake) -> Fit | None:
-        """Whether the candidate's errors are those that a smaller type makes in the reference."""
+        """Whether the candidate's errors are those that a smaller type makes in the reference, in any of its forms."""
+        forms = other_forms(self.setup.case.config) if mistake.forms else ()
+        every = (self.rounding_as(made) for made in (mistake, *(in_form(mistake, config) for config in forms)))
+        return next(filter(None, every), None)
+
+    def rounding_as(self, mistake: Mistake) -> Fit | None:
         setup, want = mistake.made(self.setup), self.want
         if setup is None or want is None or want.shape != np.shape(self.got):
             return None
@@ -339,6 +408,8 @@ class Search:
             with tree_of(setup) as tree, np.errstate(all="ignore"):
                 arrays = rounded_arrays(setup, self.backward, tree)
                 error, made = self.moved(arrays)
+                if not made.any():
+                    return None
                 if not balanced(error, want[self.places(arrays)]):
                     return None
                 correlation = likeness(error, made)
@@ -376,6 +447,18 @@ class Search:
         if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
             return True
         return likeness(error, made) > 0
+
+
+def told_by_fill(fits: list[Fit]) -> list[Fit]:
+    """The same fits, with one in place of those that fill hidden scores with one number or another: where several fit,
+    the numbers do not tell which it was.
+    """
+    fills = [fit for fit in fits if fit.mistake.name.startswith(FILLED)]
+    fills = [fit for fit in fills if fit.mistake.fix == fills[0].mistake.fix]
+    if len(fills) < 2:
+        return fits
+    one = replace(fills[0], mistake=replace(fills[0].mistake, name=f"{FILLED} a finite number"))
+    return [one if fit is fills[0] else fit for fit in fits if fit not in fills[1:]]
 
 
 def beside_nan(mistake: Mistake) -> Mistake:

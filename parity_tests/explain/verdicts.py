@@ -1,6 +1,6 @@
 """One candidate's run, and the verdict on every array of it, against the reference as it is or with mistakes made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +12,7 @@ import numpy as np
 from parity_tests.bounds.copies import adopt, disown
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import Precision
-from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled
+from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled, scoped
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.consequences import consequences
 from parity_tests.judge.judging import Anchor, Row, judge_ends, reference, tape_rows
@@ -24,12 +24,22 @@ STAGES = ("tape", "output", "cotangent", "stage gradient", "gradient")
 
 @dataclass(frozen=True)
 class Setup:
-    """What the reference computes: the call, the edits of its source, and the precision of its bounds."""
+    """What the reference computes.
+
+    Attributes:
+        case, drawn: the call.
+        precision: that of its bounds.
+        edits: of its source.
+        constants: names of those that have another value than the config's.
+        stopped: name of the array whose gradient goes no further; "" where all do.
+    """
 
     case: Case
     drawn: Drawn
     precision: Precision
     edits: tuple[Mutant, ...] = ()
+    constants: frozenset[str] = frozenset()
+    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class Judged:
         fused: a compiler may hand values on before their last rounding.
         partial: the candidate records what it likes and returns the gradients it has.
         explained: names of arrays whose difference has its cause already.
+        stopped: as in `Setup`.
     """
 
     who: str
@@ -54,6 +65,7 @@ class Judged:
     fused: bool = False
     partial: bool = False
     explained: frozenset[str] = frozenset()
+    stopped: str = ""
 
     @property
     def setup(self) -> Setup:
@@ -62,11 +74,31 @@ class Judged:
 
     def against(self, setup: Setup) -> "Judged":
         """The same run, to be judged against the reference of another setup."""
-        return replace(self, case=setup.case, drawn=setup.drawn, precision=setup.precision)
+        own = {"case": setup.case, "drawn": setup.drawn, "precision": setup.precision, "stopped": setup.stopped}
+        return replace(self, **own)
 
     def results(self) -> dict[str, np.ndarray]:
         """Every array of the run by name."""
         return self.outcome.tape | self.outcome.cotangents | self.outcome.outputs | self.outcome.grads
+
+
+class Stopping(Anchor):
+    """An anchor whose reference passes no gradient on from the array of one name."""
+
+    stopped = ""
+
+    def tap(self, name: str, value: Any) -> Any:
+        return super().tap(name, value * 0.0 if name == self.stopped else value)
+
+
+class StoppingTape(dict[str, Any]):
+    """A tape that does the same without a candidate."""
+
+    stopped = ""
+
+    def tap(self, name: str, value: Any) -> Any:
+        self[name] = value * 0.0 if name == self.stopped else value
+        return self[name]
 
 
 def verdicts(
@@ -80,6 +112,9 @@ def verdicts(
     taps = run.outcome.tape | run.outcome.cotangents
     matter = consequences(run.case, run.drawn) if run.partial else None
     anchor = Anchor(taps, run.precision, run.fused, strict, matter, explained=run.explained)
+    if run.stopped:
+        anchor = Stopping(taps, run.precision, run.fused, strict, matter, explained=run.explained)
+        anchor.stopped = scoped(run.stopped)
     found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
     rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
     ends, stages = (found, grads) if backward else (found, {})
@@ -122,9 +157,27 @@ def tree_of(setup: Setup) -> Iterator[str]:
             disown(alias)
 
 
-def exact(setup: Setup, backward: bool, tree: str = "attn_np") -> dict[str, Any]:
-    """Every array of the reference by name, in float64 without bounds: twenty times faster than with them."""
-    case, drawn, tape = setup.case, setup.drawn, {}
+class HoldingTape(dict[str, Any]):
+    """A tape that goes on with other values for the arrays of some names."""
+
+    def __init__(self, held: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.held = held
+
+    def tap(self, name: str, value: Any) -> Any:
+        self[name] = self.held.get(name, value)
+        return self[name]
+
+
+def exact(setup: Setup, backward: bool, tree: str = "attn_np", held: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every array of the reference by name, in float64 without bounds: twenty times faster than with them.
+
+    `held` are arrays that have other values than those that the reference computes.
+    """
+    case, drawn, tape = setup.case, setup.drawn, dict[str, Any]() if not held else HoldingTape(held)
+    if setup.stopped:
+        tape = StoppingTape()
+        tape.stopped = scoped(setup.stopped)
     layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
     given = {name: widened(x) for name, x in drawn.inputs.items()}
     with np.errstate(all="ignore"):

@@ -19,6 +19,7 @@ from parity_tests.judge.result import Result
 from parity_tests.ports.trace import record
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm"
+EXAMPLE_VARIANT = "mha"
 # What a file of activations may call the inputs and the recorded results.
 QUERY = ("query", "hidden_states", "x")
 OUTPUT = ("attention_output", "output", "y")

@@ -16,7 +16,7 @@ from attn_np import contract
 from parity_tests.judge.candidates import attends, candidates, untaped
 from parity_tests.judge.cases import Case, Drawn, draw, given
 from parity_tests.judge.frameworks import prepare
-from parity_tests.judge.judging import judge, judge_call
+from parity_tests.judge.judging import judge, judge_call, rank
 
 Style = Callable[[np.random.Generator, Case, Drawn], Drawn]
 
@@ -169,7 +169,7 @@ def soaked(task: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]) 
             with np.errstate(all="ignore"):  # beyond the range of float16 is one of the hard places
                 rows = list(how(hard.case, candidate, drawn))
             old = figures.get((hard.style, hard.case.dtype), [0, 0, 0, 0, 0.0])
-            worst = max(row.ratio for row in rows)
+            worst = max(rank(row.ratio) for row in rows)
             numbers, loose = sum(row.elements for row in rows), sum(row.vacuous for row in rows)
             new = [old[0] + 1, old[1] + len(rows), old[2] + numbers, old[3] + loose, max(old[4], worst)]
             figures[hard.style, hard.case.dtype] = new

@@ -8,7 +8,7 @@ Two ways, both from the same reference code run on error-carrying arrays:
   the candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -30,6 +30,8 @@ from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import Candidate, Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.consequences import Consequences, replaced
+
+NUMBERS = "fiuc"  # kinds of dtypes that can be compared with numbers
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,16 @@ class Row:
         )
 
 
+def rank(ratio: float) -> float:
+    """A ratio as it is compared with others: what is not a number is worse than any."""
+    return np.inf if np.isnan(ratio) else ratio
+
+
+def worst(rows: Iterable[Row]) -> Row:
+    """The row that is furthest beyond its bound, or nearest to it."""
+    return max(rows, key=lambda row: rank(row.ratio))
+
+
 def ratios(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Error/bound of each number; infinite where one is finite and the other is not."""
     strange = ~np.isfinite(got) | ~np.isfinite(want)
@@ -106,6 +118,8 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
                 found |= {"index": index, "got": float(got[index]), "expected": float(want[index])}
             return found
         want = ErrArray(want, 0.0)
+    if got.dtype.kind not in NUMBERS:
+        return {"ratio": np.inf, "note": f"dtype {got.dtype.name}, expected numbers"}
     if out is not None:
         want = delivered(want, out)
     if got.shape != want.shape:
@@ -429,7 +443,7 @@ def judge_ends(
         if stages is not None and key in stages:
             close = judge_one(case, name, "gradient", key, outcome.grads, stages[key], outcome.dtypes)
             vacuous = min(row.vacuous, close.vacuous)
-            row = replace(max(row, close, key=lambda r: r.ratio), vacuous=vacuous)
+            row = replace(worst((row, close)), vacuous=vacuous)
         yield row
     for extra in sorted((set(outcome.outputs) | set(outcome.grads)) - set(found) - set(grads)):
         stage = "output" if extra in outcome.outputs else "gradient"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity_tests.explain.findings import Finding
-from parity_tests.judge.judging import Row
+from parity_tests.judge.judging import Row, worst
 
 
 @dataclass
@@ -27,7 +27,6 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the verdict, as `--json` writes them."""
-        finite = [row.ratio for row in self.rows]
         return {
             "cases": len({(row.candidate, row.case) for row in self.rows}),
             "checks": len(self.rows),
@@ -35,6 +34,6 @@ class Result:
             "failed": len(self.failed) + len(self.errors),
             "skipped": len(self.skipped),
             "vacuous": sum(row.vacuous for row in self.rows),
-            "worst_ratio": max(finite, default=0.0),
+            "worst_ratio": worst(self.rows).ratio if self.rows else 0.0,
             "scope": self.scope,
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from attn_np import contract
+from attn_np.contract._package import how_to_install
 from parity_tests.bounds.precision import Precision, fast_precision_of, precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.judge import checkpoint
@@ -29,7 +30,7 @@ class Plan:
         device: "cpu", or "accelerator" for every accelerator that is found.
         seed: of all random numbers.
         everything: all examples, not the first of each variant.
-        real: also the real layer in examples/.
+        real: also the real layer in examples/, where its variant is among those to judge.
         calls: which of "plain", "full" and "shared".
         repeat: how many seeds, from `seed` on.
         products: "full", or "tf32": matrix products of float32 may round their factors to TF32, and are judged so.
@@ -91,7 +92,8 @@ def tasks(plan: Plan) -> list[Task]:
         (plan, variant, example) for variant in plan.variants for example in list(contract.examples(variant))[:most]
     ]
     found.sort(key=lambda task: not contract.examples(task[1])[task[2]].children())
-    return [(plan, REAL, "")] * plan.real + found
+    real = plan.real and checkpoint.EXAMPLE_VARIANT in plan.variants
+    return [(plan, REAL, "")] * real + found
 
 
 def scope(plan: Plan) -> str:
@@ -149,9 +151,7 @@ def run(plan: Plan, jobs: int = 2) -> Generator[tuple[int, int, str, Result]]:
     for framework, needs in NEEDS.items():
         absent = [module for module in needs if find_spec(module) is None]
         if framework in plan.frameworks and absent:
-            result.skipped[framework] = (
-                f"{' and '.join(absent)} not installed; run pip install 'attn-parity[{framework}]'"
-            )
+            result.skipped[framework] = f"{' and '.join(absent)} not installed; {how_to_install(framework)}"
     plan = replace(plan, frameworks=tuple(f for f in plan.frameworks if f not in result.skipped))
     if plan.device != "cpu":
         for framework in ("torch", "jax"):

@@ -1,8 +1,9 @@
 """Processes that work for a command, and end with it."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -21,7 +22,7 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
         start: what each calls first, with what is `given`.
     """
     before = active_children()
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (start, *given))
+    pool = _Pool(jobs, get_context("spawn"), _start, (start, *given))
     try:
         yield pool
     except BaseException:
@@ -31,6 +32,19 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
         pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
+
+
+class _Pool(ProcessPoolExecutor):
+    """Processes that Ctrl-C does not reach, though a terminal sends it to all: the command ends them."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().submit(fn, *args, **kwargs)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what starts now inherits it
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _start(start: Callable[..., None] | None, *given: Any) -> None:

@@ -8,7 +8,18 @@ advice are also what a judged port that has such a mistake is told.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from parity_tests.mistakes import backward, masks, norms, of_variants, projections, recurrent, rotary, scores, weights
+from parity_tests.mistakes import (
+    backward,
+    masks,
+    norms,
+    of_variants,
+    projections,
+    recurrent,
+    rotary,
+    scores,
+    shards,
+    weights,
+)
 from parity_tests.mistakes.evidence import evidence, outcome_of
 from parity_tests.mistakes.plant import SHARED, TREES, Mutant, edited, file_of, planted
 
@@ -28,6 +39,7 @@ __all__ = [
 THEMES = {
     "scores": scores.MUTANTS,
     "masks": masks.MUTANTS,
+    "shards": shards.MUTANTS,
     "weights": weights.MUTANTS,
     "projections": projections.MUTANTS,
     "recurrent": recurrent.MUTANTS,

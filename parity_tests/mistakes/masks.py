@@ -20,6 +20,17 @@ def filled(value: str) -> str:
 
 
 MUTANTS = (
+    bare(
+        "mask after the softmax in additive attention",
+        "hide keys before the softmax, so that the remaining weights add up to 1",
+        "probs=softmax(scores, hide_neg_inf(allowed, bias), SOFTMAX_AXIS[c.normalize_over]))",
+        "probs=where(True if allowed is None else hide_neg_inf(allowed, bias), "
+        "softmax(scores, None, SOFTMAX_AXIS[c.normalize_over]), 0.0))",
+        file="additive.py",
+        variant="additive",
+        example="equal",
+        needs=("where",),
+    ),
     # Masks
     cross(
         "mask ignored",

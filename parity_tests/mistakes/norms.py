@@ -1,6 +1,6 @@
 """Mistakes in the norms of queries, keys and latents: eps, the mean, and the order with the rotation."""
 
-from parity_tests.mistakes.plant import SHARED, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder", "plain")
 
@@ -27,7 +27,64 @@ TURNED_FIRST = """\
         q, k = record(tape, q_rot=q, k_rot=k)
 """
 
+UNNORMED = "    if c.norm is None:\n        return x\n    shape, weight = x.shape, offset_weight(c, weight)\n"
+LEFT_OUT = "norm queries and keys and multiply by the norm's weight, as the config asks"
+QUERIES, KEYS = (f"{x}_norm=normalize(c, {x}, {x}_weight, self.b_{x}_norm)" for x in "qk")
+ROTARY_KEY = """\
+        latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
+        k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
+"""
+TOGETHER = """\
+        both = concatenate([kv_down, linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)], -1)
+        both = rms_norm(both, None, c.norm_eps)
+        latent, k_rot = record(tape, latent=both[..., : sizes["z"]] * self.w_kv_norm), both[..., sizes["z"] :]
+"""
+
 MUTANTS = (
+    decoder(
+        "norms of queries and keys left out with their weights",
+        LEFT_OUT,
+        UNNORMED,
+        UNNORMED.replace("c.norm is None", "c.norm is None or x.shape is not None"),
+    ),
+    decoder("norm of the queries left out with its weight", LEFT_OUT, QUERIES, "q_norm=q"),
+    decoder("norm of the keys left out with its weight", LEFT_OUT, KEYS, "k_norm=k"),
+    *(
+        decoder(
+            f"weight of the {whose} norm left out",
+            "multiply by the norm's weight after the division",
+            text,
+            text.replace(f", {x}_weight", ", None"),
+        )
+        for whose, x, text in (("queries'", "q", QUERIES), ("keys'", "k", KEYS))
+    ),
+    at("decoder.py", "decoder", "plain")(
+        "norm over all heads of a position, with one weight for all",
+        "norm each head by itself: over head_dim, after the heads are split",
+        "x = rms_norm(x, weight, c.norm_eps) if c.norm ==",
+        "x = rms_norm(x.reshape((*shape[:2], -1)), None, c.norm_eps).reshape(shape) * "
+        '(1.0 if weight is None else weight) if c.norm == "rms" and c.norm_over == "head" else '
+        "rms_norm(x, weight, c.norm_eps) if c.norm ==",
+    ),
+    at("mla.py", "mla", "both-ways")(
+        "norm of the queries' latent left out with its weight",
+        "norm the latent and multiply by the norm's weight before it is projected up",
+        "q_latent=rms_norm(q_down, self.w_q_norm, c.norm_eps)",
+        "q_latent=q_down",
+    ),
+    at("mla.py", "mla", "expanded")(
+        "latent and rotary key normed together",
+        "norm the latent alone: the rotary key, split off the same projection, has no norm",
+        ROTARY_KEY,
+        TOGETHER,
+    ),
+    at(SHARED, "decoder", "plain")(
+        "no gradient through the root of the norm",
+        "let the gradient through the norm's root, too: it is a function of x; no detach() of rsqrt",
+        "return dy / norm - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (norm * norm * norm))",
+        "return dy / norm",
+        trees=NUMPY,
+    ),
     decoder(
         "norm after the rotation",
         "norm queries and keys before they are rotated",

@@ -55,7 +55,7 @@ class Mutant:
         pattern: `old` is a regular expression, and `new` what replaces it, with its groups; the mistake is one of every
             variant that has such code.
         raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
-        argument: the argument of a call that the name speaks of: where no call gives it, other names come first.
+        argument: the argument of a call that the name speaks of: where no call gives it, it is not this mistake.
         gain: factor on the arrays of the case, for bugs that only large numbers show.
         survives: why the bug may live where no reference is whole, when it is planted in all three trees at once.
     """

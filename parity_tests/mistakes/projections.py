@@ -130,6 +130,14 @@ MUTANTS = (
         file=SHARED,
         needs=("arange",),
     ),
+    shared(
+        "shared heads tiled for the keys only",
+        CONSECUTIVE,
+        "k, v = repeat_heads(k, q), repeat_heads(v, q)\n    q = zero",
+        "k, v = k if k.ndim == 3 else k[:, :, arange(q.shape[2], q) % k.shape[2]], repeat_heads(v, q)\n    q = zero",
+        file=SHARED,
+        needs=("arange",),
+    ),
     by_index(
         "shared heads in reverse order",
         "let query head h use key/value head h // r",

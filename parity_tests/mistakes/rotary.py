@@ -15,7 +15,8 @@ QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin
 BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = append\(step, )"
 
 FREQUENCIES = "xp.asarray(config.frequencies(length), dtype=xp.float64)"
-# The 8 leading bits of a float64: Veltkamp's splitting.
+# The 8 leading bits of a float64: Veltkamp's splitting; and 11.
+IN_FLOAT16 = "{x} * (2.0**42 + 1.0) - ({x} * (2.0**42 + 1.0) - {x})"
 IN_BFLOAT16 = "{x} * (2.0**45 + 1.0) - ({x} * (2.0**45 + 1.0) - {x})"
 
 turned = at("rotary.py", "rotary", "interleaved", pattern=True)
@@ -52,6 +53,27 @@ MUTANTS = (
         "keep the tables in float32 or more until they are multiplied",
         "return xp.asarray(cos_sin, dtype=getattr(xp, dtype))",
         f"return xp.asarray({IN_BFLOAT16.format(x='cos_sin')}, dtype=getattr(xp, dtype))",
+    ),
+    yarn(
+        "cosines and sines of the rotary positions rounded to float16",
+        "keep the tables in float32 or more until they are multiplied",
+        "return xp.asarray(cos_sin, dtype=getattr(xp, dtype))",
+        f"return xp.asarray({IN_FLOAT16.format(x='cos_sin')}, dtype=getattr(xp, dtype))",
+    ),
+    interleaved(
+        "rotary frequencies by the width of the model",
+        "divide the exponents by the width of one head, or of the part of it that is rotated",
+        FREQUENCIES,
+        f"{FREQUENCIES} * xp.asarray([config.rope_base ** (2 * i / config.rotary_width() - 2 * i / "
+        'config.sizes()["d"]) for i in range(config.rotary_width() // 2)], dtype=xp.float64)',
+    ),
+    yarn(
+        "cosines and sines repeated in pairs, numbers paired by halves",
+        "give both halves the same angles: cat((freqs, freqs), -1) with rotate_half, repeat_interleave with neighbours",
+        "a, b = a * cos - b * sin, b * cos + a * sin",
+        "two = [stack([f, f], -1).reshape((*f.shape[:-1], 2 * n)) if layout == 'half' else concatenate([f, f], -1) "
+        "for f in (cos, sin)]\n    (c, d), (e, f) = ([y[..., :n], y[..., n:]] if layout == 'half' else [y[..., ::2], "
+        "y[..., 1::2]] for y in two)\n    a, b = a * c - b * e, b * d + a * f",
     ),
     at(SHARED, "rotary", "longrope")(
         "rotary frequencies by the width of the head where a part of it is rotated",
@@ -136,6 +158,7 @@ MUTANTS = (
         "rotary base of 10000 whatever the config says",
         "read the base of the frequencies from the config: 500 000 in Llama 3, a million in Qwen2",
         FREQUENCIES,
-        "10000.0 ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) * 2 / config.rotary_width())",
+        "xp.asarray(__import__('dataclasses').replace(config, rope_base=10000.0).frequencies(length), "
+        "dtype=xp.float64)",
     ),
 )

@@ -51,17 +51,17 @@ MUTANTS = (
         file="mha.py",
     ),
     cross(
-        "scale from the width plus one",
-        "divide by sqrt(head_dim) exactly",
-        "sqrt(q.shape[-1])",
-        "sqrt(q.shape[-1] + 1)",
-        many=True,
-    ),
-    cross(
         "scale from the number of keys",
         "take the scale from the last axis of the queries, not from the length of the keys",
         "sqrt(q.shape[-1])",
         "sqrt(k.shape[1])",
+        many=True,
+    ),
+    cross(
+        "scale from the width plus one",
+        "divide by sqrt(head_dim) exactly",
+        "sqrt(q.shape[-1])",
+        "sqrt(q.shape[-1] + 1)",
         many=True,
     ),
     cross(

@@ -14,18 +14,16 @@ from attn_np.contract import Config
 from attn_np.weights.layouts._rearrange import reverse
 from parity_tests.judge.candidates import Candidate, Outcome, collect
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.ports.arguments import accepted, needed, not_given
 from parity_tests.ports.jax_port import jax_port
 from parity_tests.ports.names import (
     Names,
-    accepted,
     arguments_of,
     axes_moved,
     framework_of,
     in_our_axes,
     invoke,
     letters_of,
-    needed,
-    not_given,
     pair,
     returned,
 )
@@ -146,8 +144,10 @@ def gradients_by_hand(
     unjudged = [f"d{name}" for name in known if result[name] is None]
     if unjudged:
         notes[f"gradients not judged, for which vjp= returned None: {', '.join(unjudged)}"] = None
-    grads = {name: np.asarray(x) for name, x in result.items() if x is not None}
-    moved = {name for name in floats if names.call is None and pair(taken[name])[1] is not None}
+    shapes = {name: x.shape for name, x in (drawn.inputs | drawn.params).items()}
+    grads = {name: np.asarray(x, float if np.ndim(x) == 0 else None) for name, x in result.items() if x is not None}
+    grads = {name: x if x.ndim else np.broadcast_to(x, shapes[name]) for name, x in grads.items()}
+    moved = {n for n in floats if pair(taken[n])[1] is not None and np.ndim(result[n])}
     return {f"d{name}": axes_back(x, drawn, name, taken, sizes) if name in moved else x for name, x in grads.items()}
 
 

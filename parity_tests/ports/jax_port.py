@@ -9,14 +9,12 @@ import numpy as np
 from attn_np.contract import Config
 from parity_tests.judge.candidates import Candidate, Outcome, accelerators, collect
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.ports.arguments import accepted, needed, not_given
 from parity_tests.ports.names import (
     Names,
-    accepted,
     in_our_axes,
     invoke,
     letters_of,
-    needed,
-    not_given,
     refuse_unmapped,
     returned,
     tapped,

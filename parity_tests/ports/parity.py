@@ -2,94 +2,29 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.causes import explain
-from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.verdicts import FORWARD, verdicts
-from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
-from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
+from parity_tests.explain.findings import Finding
+from parity_tests.explain.verdicts import FORWARD
+from parity_tests.judge.cases import CALLS
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
-from parity_tests.ports.empty_rows import (
-    ALSO_EMPTY,
-    LEFT_OUT,
-    ONLY_EMPTY_FIRST,
-    described_fill,
-    fill_used,
-    only_empty,
-    sees_nothing,
-)
-from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
+from parity_tests.ports.differences import difference, first_wrong
+from parity_tests.ports.names import Names, Weights, framework_of
+from parity_tests.ports.plan import Plan, longer_run, runs
 from parity_tests.ports.port import Port
+from parity_tests.ports.progress import progress
+from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
-from parity_tests.ports.untested import Untested, untested
+from parity_tests.ports.untested import Undetermined, Untested
+from parity_tests.ports.verdict import ParityError, UntestedError, Verdict
 
+__tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
-
-
-class ParityError(AssertionError):
-    """An implementation differs from the reference by more than rounding explains.
-
-    Attributes:
-        finding: the first difference, what it looks like, and the known mistakes that give its numbers.
-    """
-
-    def __init__(self, finding: Finding, note: str = "", first: str = "") -> None:
-        super().__init__("\n  ".join(filter(None, (first, told(finding), note))))
-        self.finding = finding
-
-
-@dataclass
-class Verdict:
-    """What `assert_parity` found where it found no difference.
-
-    Attributes:
-        rows: the verdict on every array of every call, in float64 first where both types were judged.
-        traces: what was computed in the candidate's own type, by call.
-        untested: the config's fields that these runs did not determine, where float64 was not judged.
-        why: why float64 was not judged; "" where it was, or was not asked for.
-        not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
-        notes: what was not judged, and why.
-    """
-
-    rows: list[Row]
-    traces: dict[str, Trace] = field(default_factory=dict)
-    untested: list[Untested] = field(default_factory=list)
-    why: str = ""
-    not_given: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def worst(self) -> Row:
-        return max(self.rows, key=lambda row: row.ratio)
-
-    def of_keys(self) -> str:
-        """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
-        arguments = {n: arg for trace in self.traces.values() for n, arg in trace.case.config.arguments().items()}
-        masks = [name for name in self.not_given if "mask" in name] if "mask" in arguments else []
-        return of_keys_alone(len(arguments["mask"].axes.split()), masks[0]) if masks else ""
-
-    def __str__(self) -> str:
-        numbers = sum(row.elements for row in self.rows)
-        loose = sum(row.vacuous for row in self.rows)
-        more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
-        more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
-        never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
-        more += never if self.not_given else ""
-        more += "".join(f"; {note}" for note in self.notes)
-        types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
-        return (
-            f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
-            f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
-            + "; with ".join(", ".join(trace.drawn.inputs) for trace in self.traces.values())
-        )
 
 
 def assert_parity(
@@ -107,6 +42,10 @@ def assert_parity(
     dtype: str | None = None,
     calls: tuple[str, ...] = OWN_CALLS,
     empty_rows: bool = True,
+    length: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    strict: bool = False,
     seed: int = 0,
     device: str | None = None,
     **fields: Any,
@@ -119,24 +58,34 @@ def assert_parity(
 
     What a candidate means is judged in float64, where a wrong eps shows, and its numbers in its own type: first a copy
     of a module with its weights in float64, or the function with float64 arrays, then the candidate as it is. Where it
-    cannot be had in float64, because something in it computes in a fixed type, the verdict says why, and which fields
-    of the config a run in its own type does not determine.
+    cannot be had in float64, because something in it computes in a fixed type, the verdict says why.
+
+    An agreement says no more than its inputs show: of 5 positions, a window of 4095 hides none. So the reference also
+    runs with every field of the config off, at its default, halved, doubled and one more (words and flags: every other
+    one), where this means something else and the weights fit. Where some of these move no number beyond its bound, or
+    entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
+    too. What then is not told apart stands in the verdict's `untested`.
 
     Args:
-        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module, or
-            a function; of NumPy arrays unless `framework` says otherwise.
+        candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module,
+            or a function; of NumPy arrays unless `framework` says otherwise.
         variant: the variant or preset that it should be, such as "mha" or "sliding_window".
         config: the variant's Config, or its fields.
         weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next five.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
-        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the function
-            is, and returns a dictionary of gradients by our names.
+        vjp: the backward pass of a function of NumPy arrays: `vjp(weights, query, ..., dy=dy)` is called as the
+            function is, and returns a dictionary of gradients by our names.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
         calls: which of "plain", "full", "shared" and "self" (see `parity_tests.judge.cases.Case`).
         empty_rows: whether masks hide every key from some query. The reference gives 0 there, a plain softmax NaN or
             the mean of the values: False leaves such masks out.
+        length: of the sequence, the axis t; by default a few positions, and more where they show more of the config.
+        sizes: of the axes that the config leaves open, by letter, such as `{"t": 8, "s": 16}` for an implementation
+            that needs lengths divisible by 8. With `length` or `sizes` no other length is judged.
+        batch: how many sequences; 2 by default.
+        strict: whether a field that the runs do not determine is an error.
         seed: of everything random.
         device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
             default its own; the CPU for JAX.
@@ -146,26 +95,36 @@ def assert_parity(
         The verdict on every array.
 
     Raises:
-        ParityError: it differs; the message names the first difference and the mistake that explains it.
+        ParityError: it differs; the message names the first difference and the mistake that explains it. Or, with
+            `strict`, that other values of its fields agree, too.
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
-    __tracebackhide__ = True
     made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
-    return judged_in_types(
-        lambda kind: port(candidate, made, names, framework, kind, device),
-        lambda found: runs(found, made, calls, empty_rows, seed, names),
-        lambda found, traces, note: judged_rows(
-            found, traces, names, note, (lambda: runs(found, made, calls, False, seed, names)) if empty_rows else None
-        ),
-        framework or framework_of(candidate),
-        dtype,
-    )
+    plan = Plan(made, calls, empty_rows, seed, names, asked_sizes("assert_parity", made, length, sizes, batch))
+
+    def longer(found: Port, traces: list[Trace], left: Undetermined) -> tuple[Trace | None, Finding | None]:
+        return longer_run(found, traces, left, plan, tell)
+
+    with progress("assert_parity") as tell:
+        verdict = judged_in_types(
+            lambda kind: port(candidate, made, names, framework, kind, device),
+            lambda found: runs(found, plan, tell),
+            lambda found, traces, note: judged_rows(
+                found, traces, names, note, (lambda: runs(found, plan.seeing(), tell)) if empty_rows else None
+            ),
+            framework or framework_of(candidate),
+            dtype,
+            None if length is not None or sizes is not None else longer,
+        )
+    if strict and verdict.untested:
+        raise UntestedError(verdict)
+    return verdict
 
 
 def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Config:
@@ -194,7 +153,8 @@ def differing_fields(config: Config, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 Check = Callable[[Port, list[Trace], str], list[Row]]
-Wide = tuple[list[Row], str, str]
+Longer = Callable[[Port, list[Trace], Undetermined], tuple[Trace | None, Finding | None]]
+Wide = tuple["list[Row]", "InOneType | None", str, str]
 
 
 def judged_in_types(
@@ -203,6 +163,7 @@ def judged_in_types(
     check: Check,
     framework: str,
     dtype: str | None,
+    longer: Longer | None = None,
 ) -> Verdict:
     """The verdict on a candidate in float64 and in its own type; in one type where `dtype` names it.
 
@@ -210,21 +171,65 @@ def judged_in_types(
         made: gives the port in a type.
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
+        longer: gives the trace of a longer sequence where one shows more of the config, and what is wrong with it.
     """
-    __tracebackhide__ = True
     found = made(dtype)
-    rows, why, part = [], "", ""
+    rows, wide, why, part = list[Row](), None, "", ""
     if dtype is None and found.dtype != "float64":
         with float64_in_jax(framework):
-            rows, why, part = judged_wide(lambda: made("float64"), run, check)
+            rows, wide, why, part = judged_wide(lambda: made("float64"), run, check, longer)
     traces = list(run(found))
     note = f"{part or 'in float64 it agrees'}; this is in {found.dtype}" if rows else ""
     note = f"not judged in float64: {why}" if why else note
-    rows = rows + check(found, traces, note)
-    unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
-    by_call = {trace.case.call: trace for trace in traces}
-    notes = [*found.notes, *([note] if why else [part] if part else [])]
-    return Verdict(rows, by_call, unseen, why, found.not_given, notes)
+    own = judged_in_type(found, traces, check, None if wide else longer, note)
+    notes = [*found.notes, *([note] if why else [part] if part else []), *(wide.notes if wide else [])]
+    by_call = own.traces | (wide.longer if wide else {})
+    untested = (wide or own).undetermined()
+    return Verdict(rows + own.rows, by_call, untested, why, found.not_given, list(dict.fromkeys(notes)))
+
+
+@dataclass(frozen=True)
+class InOneType:
+    """A candidate that agrees in one type.
+
+    Attributes:
+        rows, traces, notes: those of a `Verdict`.
+        longer: the traces of longer sequences, also among `traces`.
+        undetermined: gives the fields of the config that the traces do not determine.
+    """
+
+    rows: list[Row]
+    traces: dict[str, Trace]
+    longer: dict[str, Trace]
+    notes: list[str]
+    undetermined: Callable[[], list[Untested]]
+
+
+def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longer | None, note: str) -> InOneType:
+    """A candidate that agrees in the type of its traces.
+
+    Raises:
+        ParityError: it differs.
+    """
+    rows, by_call = check(found, traces, note), {trace.case.call: trace for trace in traces}
+    if not traces:
+        return InOneType(rows, by_call, {}, list(found.notes), lambda: [])
+    undetermined, more = Undetermined(traces[0].case.config), {}
+    if longer is not None:
+        undetermined.look(traces)
+        trace, finding = longer(found, traces, undetermined)
+        if finding is not None:
+            raise ParityError(finding, note)
+        if trace is not None:
+            undetermined.look([trace])
+            rows, more = rows + trace.verdicts()[0], {trace.case.example: trace}
+
+    def left() -> list[Untested]:
+        if longer is None:
+            undetermined.look(traces)
+        return undetermined.untested([*traces, *more.values()])
+
+    return InOneType(rows, by_call | more, more, list(found.notes), left)
 
 
 def judged_rows(
@@ -244,8 +249,7 @@ def judged_rows(
     Raises:
         ParityError: one of them differs.
     """
-    __tracebackhide__ = True
-    by_trace = [verdicts(trace.judged())[0] for trace in traces]
+    by_trace = [trace.verdicts()[0] for trace in traces]
     rows = [row for part in by_trace for row in part]
     wrong = first_wrong(traces, by_trace)
     if wrong is not None:
@@ -254,50 +258,15 @@ def judged_rows(
     return rows
 
 
-def first_wrong(traces: list[Trace], rows: list[list[Row]]) -> Trace | None:
-    """The first trace that differs."""
-    return next((trace for trace, part in zip(traces, rows, strict=True) if not all(row.ok for row in part)), None)
-
-
-def difference(
-    found: Port,
-    traces: list[Trace],
-    trace: Trace,
-    names: Names,
-    note: str,
-    seeing: Callable[[], Iterable[Trace]] | None,
-) -> tuple[Finding, str, str]:
-    """What is wrong with a trace, with what to say behind it and before it.
-
-    Where masks leave a query without a key, the same calls without such masks say first whether this is all.
-    """
-    empty = seeing is not None and sees_nothing(trace)
-    if empty:
-        others = list(seeing())
-        other = first_wrong(others, [verdicts(each.judged())[0] for each in others])
-        filled = fill_used(found, trace)
-        if other is None and not by_chance(found, trace):
-            return only_empty(trace, filled), note, ONLY_EMPTY_FIRST
-        if other is not None:
-            nan = any(np.isnan(x).any() for x in trace.outcome.outputs.values())
-            more = f"{ALSO_EMPTY}{f' ({described_fill(filled)})' if filled else ''}; {LEFT_OUT}" if nan or filled else ""
-            note = "\n  ".join(filter(None, (note, more)))
-            traces, trace = others, other
-    finding = explain(trace.judged(), others=[each.judged() for each in traces if each is not trace])
-    if finding is None:
-        raise ValueError("difference: expected a trace that differs, got one that agrees; look at the verdicts")
-    if not finding.causes and isinstance(names.weights, Mapping):
-        finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
-    if by_chance(found, trace):
-        finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-    return finding, note, ""
-CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
 BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
 
-def judged_wide(copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check) -> Wide:
-    """The verdicts on a candidate in float64; none, and why, where it cannot be had in it; what was left out of them.
+def judged_wide(
+    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check, longer: Longer | None
+) -> Wide:
+    """The verdicts on a candidate in float64 and what they determine; none, and why, where it cannot be had in it; and
+    what was left out of them.
 
     That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
     what makes the difference: then the outputs are judged if they are computed in float64, or nothing.
@@ -305,23 +274,24 @@ def judged_wide(copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace
     Raises:
         ParityError: it differs, and computes in float64 alone.
     """
-    __tracebackhide__ = True
     try:
         found = copied()
         traces = list(run(found))
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
-        return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", ""
+        return [], None, f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", ""
     watch = found.watch
-    rows = [row for trace in traces for row in verdicts(trace.judged())[0]] if watch.suspected else []
+    rows = [row for trace in traces for row in trace.verdicts()[0]] if watch.suspected else []
     if all(row.ok for row in rows):
-        return check(found, traces, WIDE), "", ""
+        wide = judged_in_type(found, traces, check, longer, WIDE)
+        return wide.rows, wide, "", ""
     watch.settle()
     if watch.forward:
-        return [], f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
+        return [], None, f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
     forward = [row for row in rows if row.stage in FORWARD]
     if watch.backward and forward and all(row.ok for row in forward):
-        return forward, "", f"gradients not judged in float64: they pass through {listed(watch.backward)}; {BUILT_WIDE}"
-    return check(found, traces, WIDE), "", ""
+        words = f"they pass through {listed(watch.backward)}; {BUILT_WIDE}"
+        return forward, None, "", f"gradients not judged in float64: {words}"
+    return check(found, traces, WIDE), None, "", ""
 
 
 def listed(seen: Iterable[str], most: int = 3) -> str:
@@ -340,23 +310,6 @@ def float64_in_jax(framework: str) -> Iterator[None]:
 
     with jax.enable_x64(True):
         yield
-
-
-CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
-
-
-def by_chance(found: Port, trace: Trace) -> bool:
-    """Whether the same call gives other numbers the next time, further apart than two right ones are."""
-    finding = explain(trace.judged(), causes=False)
-    again = found.candidate.run(trace.case, trace.drawn, True)
-    results = again.tape | again.cotangents | again.outputs | again.grads
-    if finding is None or finding.got is None or finding.bound is None:
-        return False
-    got, other = finding.got, results.get(finding.first.name)
-    if other is None or not got.shape == other.shape == finding.bound.shape:
-        return False
-    with np.errstate(invalid="ignore"):
-        return bool((np.abs(got - other) > 2 * finding.bound).any())
 
 
 def refuse_unjudged(traces: Iterable[Trace], rows: list[Row], names: Names) -> None:
@@ -432,43 +385,5 @@ def replay(
         )
     drawn = trace.drawn if found.params is None else replace(trace.drawn, params=found.params)
     replayed = record(found.candidate, case, drawn, partial=True)
-    refuse_unjudged([replayed], verdicts(replayed.judged())[0], names)
+    refuse_unjudged([replayed], replayed.verdicts()[0], names)
     return replayed
-
-
-def runs(
-    found: Port,
-    config: Config,
-    calls: tuple[str, ...],
-    empty_rows: bool,
-    seed: int,
-    names: Names,
-) -> Iterator[Trace]:
-    """A trace of each call that differs from the ones before it in what is given."""
-    returns = {pair(name)[0] for name in names.outputs if name is not None}
-    seen: list[set[str]] = []
-    for call in calls:
-        case = Case(config.variant, "yours", call, found.dtype, seed, config)
-        key = {*(name for name in given(config, call) if name in found.arguments), *found.required}
-        if key in seen:
-            continue
-        seen.append(key)
-        drawn = alike(draw(case, found.arguments, found.required), names)
-        yield record(found.candidate, case, prepared(found, case, drawn, empty_rows, returns), partial=True)
-
-
-def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:
-    """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
-    if not empty_rows:
-        drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
-    if found.params is not None:
-        drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
-    held = pulled(case, drawn, output_shapes(case, drawn))
-    if returns - held.keys():  # the weights, which get no gradient, or what the variant does not return
-        layer, variant = numpy_layer(case, drawn.params), case.config.variant
-        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
-        unknown = sorted(returns - {*known})
-        if unknown:
-            fix = contract.did_you_mean(unknown[0], known)
-            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {fix}")
-    return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})

@@ -12,14 +12,12 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.judge.candidates import Candidate, Outcome, accelerators, collect, from_torch, scoped, to_torch
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.ports.arguments import accepted, needed, not_given
 from parity_tests.ports.names import (
     Names,
-    accepted,
     in_our_axes,
     invoke,
     letters_of,
-    needed,
-    not_given,
     refuse_unmapped,
     returned,
     second_run,
@@ -29,6 +27,7 @@ from parity_tests.ports.names import (
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 from parity_tests.ports.watch import Watch, written
 from parity_tests.ports.weights import of_rules, read_weights, weights_of
+from parity_tests.ports.zero_key import refuse_zero_key
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -56,6 +55,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     where: Any = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
+        refuse_zero_key("assert_parity", candidate, (config.variant,))
         params, moves = read_weights(names.weights, config, {n: from_torch(x) for n, x in own.items()}, notes)
     taken = accepted(candidate, config, names)
 

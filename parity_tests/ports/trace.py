@@ -21,7 +21,7 @@ from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.verdicts import Judged
+from parity_tests.explain.verdicts import Judged, verdicts
 from parity_tests.judge.candidates import (
     Candidate,
     Outcome,
@@ -34,6 +34,7 @@ from parity_tests.judge.candidates import (
 )
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.frameworks import versions
+from parity_tests.judge.judging import Anchor, Row
 
 FORMAT = "attn-trace/1"
 KINDS = ("inputs", "params", "pulled", "outputs", "tape", "cotangents", "grads")
@@ -59,6 +60,14 @@ class Trace:
     fused: bool = False
     partial: bool = False
     about: dict[str, str] = field(default_factory=dict)
+    _verdicts: "tuple[list[Row], Anchor] | None" = field(default=None, init=False, repr=False, compare=False)
+
+    def verdicts(self) -> tuple[list[Row], Anchor]:
+        """The verdict on every array, and the reference's arrays with their bounds; found once."""
+        if self._verdicts is None:
+            backward = not self.partial or bool(self.outcome.grads or self.outcome.cotangents)
+            self._verdicts = verdicts(self.judged(), backward=backward)
+        return self._verdicts
 
     def judged(self) -> Judged:
         """The run as the judge takes it."""

@@ -71,10 +71,10 @@ def fill_of(x: np.ndarray, hidden: np.ndarray) -> float | None:
 
 
 def number(x: float) -> str:
-    """A number as people write it: -1e9, or the smallest float."""
-    if any(x == smallest(name) for name in DTYPES):
-        return "the smallest float"
-    return f"{x:.6g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    """A number as people write it: -1e9, or the smallest float32."""
+    limit = next((name for name in DTYPES if x == smallest(name)), "")
+    short = f"{x:.6g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    return f"the smallest {limit}" if limit and float(short) != x else short
 
 
 def smallest(dtype: str) -> float:

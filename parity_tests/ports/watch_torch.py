@@ -68,7 +68,9 @@ class Watching(TorchDispatchMode):
 
         return tree_map(wide, (args, kwargs))
 
-    def judge(self, func: Any, given: Any, again: tuple[Any, Any], out: Any, takes: list[Any], gives: list[Any]) -> None:
+    def judge(
+        self, func: Any, given: Any, again: tuple[Any, Any], out: Any, takes: list[Any], gives: list[Any]
+    ) -> None:
         """Compare a result with that of the same operation in float64."""
         strange = [x for x in takes if self.key(x) not in self.made and not written(from_torch(x))]
         for x in strange:

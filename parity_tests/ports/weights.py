@@ -1,9 +1,8 @@
 """Our parameters from a candidate's own: by a layout, or by a map of names and patterns."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from os.path import commonprefix
 from string import ascii_lowercase
 from typing import Any
 
@@ -184,22 +183,27 @@ def named_as_in(
     keys = [key for rule in rules for key in rule.keys if key not in absent]
     if not keys or all(key in held for key in keys):
         return rules, absent
-    common = commonprefix([key.split(".")[:-1] for key in keys])
-    cut = [".".join(common[:n]) + "." for n in range(1, len(common) + 1)]
-    parts = [start for start in cut if all(key.removeprefix(start) in held for key in keys)]
-    ends = (key.removesuffix(keys[0]) for key in held if key.endswith(f".{keys[0]}"))
-    wholes = [start for start in ends if all(f"{start}{key}" in held for key in keys)]
-    if len(parts) + len(wholes) > 1:
+    starts = keys[0].split(".")[:-1]
+    common = [".".join(starts[:n]) + "." for n in range(1, len(starts) + 1)]
+    cuts = ["", *(start for start in common if all(key.startswith(start) for key in keys))]
+    fits: dict[str, Callable[[str], str]] = {}
+    for cut in cuts:
+        short = keys[0].removeprefix(cut)
+        for start in (key.removesuffix(short) for key in held if f".{key}".endswith(f".{short}")):
+
+            def named(key: str, cut: str = cut, start: str = start) -> str:
+                return f"{start}{key.removeprefix(cut)}"
+
+            if all(named(key) in held for key in keys):
+                fits[named(keys[0])] = named
+    if len(fits) > 1:
         raise ValueError(
             f"assert_parity: expected a candidate with one {keys[0]!r}, got several, "
-            f"{', '.join(repr(f'{start}{keys[0]}') for start in wholes[:3])}; give the submodule that is to be judged"
+            f"{', '.join(map(repr, list(fits)[:3]))}; give the submodule that is to be judged"
         )
-    start, more = "".join(parts), "".join(wholes)
-
-    def named(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(f"{more}{name.removeprefix(start)}" for name in names)
-
-    return [replace(rule, keys=named(rule.keys)) for rule in rules], named(absent)
+    for named in fits.values():
+        return [replace(rule, keys=tuple(map(named, rule.keys))) for rule in rules], tuple(map(named, absent))
+    return rules, absent
 
 
 def of_rules(rules: Iterable[AppliedRule], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,15 +1,15 @@
 """The verdicts of a report: shades and figures of ratios, the heat map, and the numbers of single cases as JSON."""
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from parity_tests.judge.judging import Row
+from parity_tests.judge.judging import Row, rank, worst
 from parity_tests.judge.result import Result
+from parity_tests.report.plain import dumps
 from parity_tests.report.summary import order
 
 # Upper ends of the shades. 0 has a shade of its own, and so has what is beyond the last.
@@ -53,11 +53,6 @@ def figure(ratio: float) -> str:
     if ratio <= 1:
         return ">0.99" if text == "1" and ratio < 1 else text
     return "✗ >1" if text == "1" else f"✗ {text}"
-
-
-def worst(rows: Iterable[Row]) -> Row:
-    """The row with the largest ratio; what is not a number counts as the largest."""
-    return max(rows, key=lambda row: math.inf if math.isnan(row.ratio) else row.ratio)
 
 
 def words(row: Row) -> str:
@@ -154,7 +149,7 @@ def cells_by_variant(cells: list[Any], seeds: bool, most: int) -> list[dict[str,
     found: dict[str, dict[str, Any]] = {}
     for name, variant, dtype, candidate, groups in cells:
         entry = found.setdefault(variant, {"variant": variant, "cells": [], "cases": 0, "failed": 0})
-        ranked = sorted(((worst(group.rows), group) for group in groups), key=lambda pair: -rank(pair[0]))
+        ranked = sorted(((worst(group.rows), group) for group in groups), key=lambda pair: -rank(pair[0].ratio))
         shown = ranked[:left]
         left -= len(shown)
         lines = [
@@ -180,10 +175,6 @@ def cells_by_variant(cells: list[Any], seeds: bool, most: int) -> list[dict[str,
     return list(found.values())
 
 
-def rank(row: Row) -> float:
-    return row.ratio if math.isfinite(row.ratio) else math.inf
-
-
 class Table:
     """Values that are written once and referred to by number."""
 
@@ -203,7 +194,7 @@ class Table:
 
 
 def compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def short(ratio: float) -> float | int:
@@ -225,7 +216,7 @@ def block(groups: list[Group], room: int) -> Markup:
     names, sizes, counts = Table(), Table(), Table()
     cases: list[str] = ["0"] * len(groups)
     used = 0
-    for group in sorted(groups, key=lambda g: -rank(worst(g.rows))):
+    for group in sorted(groups, key=lambda g: -rank(worst(g.rows).ratio)):
         rows = sorted(group.rows, key=lambda row: list(STAGES).index(row.stage) if row.stage in STAGES else len(STAGES))
         notes = {str(i): clipped(words(row)) for i, row in enumerate(rows) if not row.ok}
         text = compact(

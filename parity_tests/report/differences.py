@@ -1,28 +1,27 @@
 """How findings and comparisons are shown: words and tables for the terminal, JSON for machines."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from parity_tests.explain.findings import FAR, Finding
+from parity_tests.explain.findings import FAR
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.frameworks import versions
 from parity_tests.judge.result import Result
 from parity_tests.ports.compare import Comparison
 from parity_tests.report.html import write_html
-from parity_tests.report.summary import as_dict, show_finding
+from parity_tests.report.plain import dumps, finding_dict
+from parity_tests.report.summary import show_finding
 
 
 def ratio(x: float | None) -> str:
     if x is None:
         return "[dim]–[/]"
     text = "far beyond" if x > FAR else f"{x:.3g}"
-    return f"[bold red]{text}[/]" if x > 1 else f"[green]{text}[/]"
+    return f"[green]{text}[/]" if x <= 1 else f"[bold red]{text}[/]"
 
 
 def number(x: float | None) -> str:
@@ -80,20 +79,6 @@ def verdict(found: Comparison) -> str:
     return f"[bold red]THEY DIFFER[/]: {where}; {side}"
 
 
-def finding_dict(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON holds it."""
-    return {
-        "candidate": finding.candidate,
-        "case": finding.case,
-        "first": as_dict(finding.first),
-        "axes": finding.axes,
-        "causes": [
-            {"name": c.name, "fix": c.fix, "ratio": c.ratio if np.isfinite(c.ratio) else None} for c in finding.causes
-        ],
-        "patterns": finding.patterns,
-    }
-
-
 def write_comparison(found: Comparison, labels: tuple[str, str], to_json: Path | None, to_html: Path | None) -> None:
     """What was found as JSON, and as a report."""
     if to_json is not None:
@@ -110,20 +95,16 @@ def write_comparison(found: Comparison, labels: tuple[str, str], to_json: Path |
                     "kind": line.kind,
                     "name": line.name,
                     "ok": line.ok,
-                    **{k: finite(getattr(line, k)) for k in ("apart", "ratio", "one", "other")},
+                    **{k: getattr(line, k) for k in ("apart", "ratio", "one", "other")},
                 }
                 for line in found.lines
             ],
             "findings": [finding_dict(finding) for finding in found.findings],
             "versions": versions(),
         }
-        to_json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        to_json.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
     if to_html is not None:
         rows = [row for trace in (found.one, found.other) for row in verdicts(trace.judged())[0]]
         dtypes = tuple(dict.fromkeys(row.case.dtype for row in rows))
         title = f"{Path(labels[0]).name} against {Path(labels[1]).name}"
         write_html(to_html, Result(rows=rows), dtypes, found.findings, title=title)
-
-
-def finite(x: float | None) -> float | None:
-    return x if x is not None and np.isfinite(x) else None

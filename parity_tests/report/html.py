@@ -4,26 +4,25 @@ Everything that matters is in the page itself: headline, heat map, failures. A s
 single cases from a compact block of JSON when they are opened. Nothing is fetched, and no file exceeds `LIMIT`.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from attn_np.contract._package import how_to_install
+
 try:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        f"attn-parity: expected the package {missing.name}, got none; run pip install 'attn-parity[parity]'",
-        name=missing.name,
+        f"attn-parity: expected the package {missing.name}, got none; {how_to_install('parity')}", name=missing.name
     ) from None
 
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.frameworks import versions
-from parity_tests.judge.judging import Row
-from parity_tests.judge.ratchet import Comparison
+from parity_tests.judge.judging import Row, worst
 from parity_tests.judge.result import Result
 from parity_tests.report.cells import (
     Group,
@@ -37,9 +36,9 @@ from parity_tests.report.cells import (
     legend,
     shade,
     words,
-    worst,
 )
 from parity_tests.report.pictures import finding_view, marked
+from parity_tests.report.plain import dumps
 
 LIMIT = 1_000_000  # bytes of a report
 WINDOW = 48  # cells of a picture along each axis ...
@@ -53,7 +52,7 @@ class Room:
 
     Attributes:
         findings, block: bytes for the sections of findings and for the numbers of single cases.
-        listed: findings, failures without one, exceptions and drifts that are shown one by one.
+        listed: findings, failures without one and exceptions that are shown one by one.
         cases: lines in the list of cases.
     """
 
@@ -153,7 +152,7 @@ def environment(*rooms: str) -> Environment:
 
 def json_block(data: Any) -> Markup:
     """Data as JSON that stands inside a script element of a page."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = dumps(data, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
@@ -163,7 +162,7 @@ def write_html(
     dtypes: Sequence[str],
     findings: Sequence[Finding] = (),
     title: str = "attn-parity",
-    comparison: Comparison | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write a result as one page.
 
@@ -173,13 +172,13 @@ def write_html(
         dtypes: columns of the heat map, in this order.
         findings: what is known about candidates that differ; failures without one are listed all the same.
         title: which command or question this answers.
-        comparison: with the recorded precision.
+        notes: what else is to be said below the headline.
     """
     room = Room()
-    text = page(result, dtypes, findings, title, comparison, room)
+    text = page(result, dtypes, findings, title, notes, room)
     while len(text.encode()) > LIMIT and room.listed:
         room = room.half()
-        text = page(result, dtypes, findings, title, comparison, room)
+        text = page(result, dtypes, findings, title, notes, room)
     path.write_text(text, encoding="utf-8")
 
 
@@ -188,7 +187,7 @@ def page(
     dtypes: Sequence[str],
     findings: Sequence[Finding],
     title: str,
-    comparison: Comparison | None,
+    notes: Sequence[str],
     room: Room,
 ) -> str:
     """The text of a report that shows as much as there is room for."""
@@ -199,10 +198,11 @@ def page(
     failures = [g for g in groups if g.failed and (g.candidate, g.rows[0].case.name) not in known]
     shown = rendered_findings(env, findings, room)
     drawn = heat_map(groups, dtypes)
-    drifts = [] if comparison is None else comparison.drifts
+    head = headline(result, findings, failures)
+    head["lead"] += notes
     return env.get_template("report.html.j2").render(
         title=title,
-        **headline(result, findings, failures),
+        **head,
         facts=facts(result),
         findings=shown,
         findings_more=len(findings) - len(shown),
@@ -212,9 +212,6 @@ def page(
         errors_more=max(0, len(result.errors) - room.listed),
         map=drawn,
         legend=legend(),
-        drift_note="" if comparison is None else comparison.note,
-        drifts=[str(drift) for drift in drifts[: room.listed]],
-        drifts_more=max(0, len(drifts) - room.listed),
         skipped=list(result.skipped.items()),
         variants=cells_by_variant(drawn["cells"], len({row.case.seed for row in result.rows}) > 1, room.cases),
         block=block(groups, room.block),

@@ -24,9 +24,6 @@ def show_modules(console: Console, result: ModuleComparison, labels: tuple[str, 
     shown = [row for row in result.gradients if row.verdict != "agrees"]
     if shown:
         console.print(gradient_table(shown, result.first))
-    for name, calls in (("a", result.only_a), ("b", result.only_b)):
-        if calls:
-            console.print(f"[dim]in {name} alone: {escape(', '.join(calls))}[/]", soft_wrap=True)
     for line in words(result):
         console.print(escape(line.replace("names=", "--names")), soft_wrap=True)
 

@@ -1,9 +1,8 @@
 """How verdicts are shown: a table, plain words, JSON."""
 
-import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,8 +10,9 @@ from rich.table import Table
 
 from parity_tests.explain.findings import Finding, told
 from parity_tests.judge.frameworks import versions
-from parity_tests.judge.judging import Row
+from parity_tests.judge.judging import Row, worst
 from parity_tests.judge.result import Result
+from parity_tests.report.plain import dumps, rows_dict
 
 SHOWN = 8
 LONG = 12
@@ -20,12 +20,14 @@ LONG = 12
 
 def shade(ratio: float) -> str:
     """A ratio with its verdict in colour: green passes, red fails."""
-    text = "fail" if ratio == float("inf") else f"{ratio:.3g}"
-    return f"[bold red]{text}[/]" if ratio > 1 else f"[green]{text}[/]"
+    text = f"{ratio:.3g}" if math.isfinite(ratio) else "fail"
+    return f"[green]{text}[/]" if ratio <= 1 else f"[bold red]{text}[/]"
 
 
-def worst(rows: Iterable[Row]) -> float | None:
-    return max((row.ratio for row in rows), default=None)
+def largest(rows: Iterable[Row]) -> float | None:
+    """The worst ratio of some rows; None where there are none."""
+    found = list(rows)
+    return worst(found).ratio if found else None
 
 
 def table(result: Result, dtypes: tuple[str, ...]) -> Table:
@@ -44,8 +46,8 @@ def table(result: Result, dtypes: tuple[str, ...]) -> Table:
         groups.setdefault((row.case.variant, row.candidate), []).append(row)
     last = ""
     for (variant, candidate), rows in sorted(groups.items(), key=lambda g: (g[0][0], order(g[0][1]))):
-        cells = [worst(r for r in rows if r.case.dtype == name) for name in dtypes]
-        cells += [worst(r for r in rows if kind_of(r) == kind) for kind in kinds]
+        cells = [largest(r for r in rows if r.case.dtype == name) for name in dtypes]
+        cells += [largest(r for r in rows if kind_of(r) == kind) for kind in kinds]
         shown = ["–" if ratio is None else shade(ratio) for ratio in cells]
         if variant != last:
             out.add_section()
@@ -62,8 +64,8 @@ def overview(result: Result, dtypes: tuple[str, ...]) -> Table:
         out.add_column(name, justify="left" if name == "variant" else "right", style="dim" if name == "numbers" else "")
     for variant in sorted({row.case.variant for row in result.rows}):
         rows = [row for row in result.rows if row.case.variant == variant]
-        cells = [worst(r for r in rows if r.candidate == name) for name in candidates]
-        cells += [worst(r for r in rows if r.case.dtype == name) for name in dtypes]
+        cells = [largest(r for r in rows if r.candidate == name) for name in candidates]
+        cells += [largest(r for r in rows if r.case.dtype == name) for name in dtypes]
         shown = ["–" if ratio is None else shade(ratio) for ratio in cells]
         out.add_row(variant, *shown, f"{sum(r.elements for r in rows):,}")
     return out
@@ -81,8 +83,8 @@ def order(candidate: str) -> tuple[int, str]:
     return ("numpy", "torch", "jax").index(framework) if framework in ("numpy", "torch", "jax") else 3, candidate
 
 
-def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Sequence[str] = ()) -> None:
-    """The table, with a line for each variant where there are many; failures in words, warnings, the verdict."""
+def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
+    """The table, with a line for each variant where there are many; failures in words, the verdict."""
     many = len({row.case.variant for row in result.rows}) > LONG
     console.print(overview(result, dtypes) if many else table(result, dtypes))
     for name, reason in result.skipped.items():
@@ -98,8 +100,6 @@ def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Se
     for finding in result.findings[:SHOWN]:
         show_finding(console, finding)
     for line in suspicion(result):
-        console.print(line, soft_wrap=True)
-    for line in warnings:
         console.print(line, soft_wrap=True)
     console.print(verdict(result), soft_wrap=True)
 
@@ -140,34 +140,12 @@ def verdict(result: Result) -> str:
     return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}{part}"
 
 
-def as_dict(row: Row) -> dict[str, Any]:
-    return {
-        "candidate": row.candidate,
-        "variant": row.case.variant,
-        "example": row.case.example,
-        "call": row.case.call,
-        "dtype": row.case.dtype,
-        "seed": row.case.seed,
-        "stage": row.stage,
-        "name": row.name,
-        "ok": row.ok,
-        "ratio": row.ratio if row.ratio < float("inf") else None,
-        "rms": row.rms if row.rms < float("inf") else None,
-        "index": list(row.index),
-        "elements": row.elements,
-        "vacuous": row.vacuous,
-        "note": row.note,
-    }
-
-
-def write_json(path: Path, result: Result, **more: Any) -> None:
-    """`summary`, `cases` (an entry per judged array), `skipped`, `errors`, `versions` and more; null is infinite."""
-    content = {
-        "summary": {k: v if v != float("inf") else None for k, v in result.summary().items()},
-        "cases": [as_dict(row) for row in result.rows],
+def write_json(path: Path, result: Result) -> None:
+    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null: not finite."""
+    content = rows_dict(result.rows) | {
+        "summary": result.summary(),
         "skipped": result.skipped,
         "errors": result.errors,
         "versions": versions(),
-        **more,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -43,6 +43,7 @@ context: Any = mlir and cache(mlir.make_ir_context)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also what is left out to save time, most of all in JAX")
+    parser.addoption("--left-out", action="store_true", help="what is left out to save time, and nothing else")
 
 
 def stands_back(item: pytest.Item) -> bool:
@@ -94,15 +95,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if items and not items[0].config.getoption("--everything"):
-        kept: list[pytest.Item] = []
-        dropped: list[pytest.Item] = []
+        asked: list[pytest.Item] = []
+        left: list[pytest.Item] = []
         seen: Counter[str] = Counter()
         for item in items:
             name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
             back = stands_back(item)
             nth = seen[name] % EVERY.get(name, 1)
             seen[name] += not back
-            (dropped if back or nth else kept).append(item)
+            (left if back or nth else asked).append(item)
+        kept, dropped = (left, asked) if items[0].config.getoption("--left-out") else (asked, left)
         items[0].config.hook.pytest_deselected(items=dropped)
         items[:] = kept
 

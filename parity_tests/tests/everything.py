@@ -69,6 +69,11 @@ EVERY: Mapping[str, int] = {
     "test_causes::test_two_mistakes_at_once_are_both_named": 2,
     "test_changed_fields::test_a_field_changes_what_it_did": 2,
     "test_consequences::test_a_right_port_may_tap_what_it_likes": 3,
+    "test_foreign_types::test_a_number_that_cannot_be_is_refused_in_words": 4,
+    "test_foreign_types::test_no_default_of_a_family_is_taken_silently": 4,
+    "test_decoding_causes::test_a_mistake_in_a_cache_by_hand_is_named": 11,
+    "test_decoding_causes::test_a_right_cache_of_each_kind_agrees": 2,
+    "test_decoding_causes::test_our_pieces_give_the_full_pass": 9,
     "test_fuzz::test_a_config_of_anything": 2,
     "test_kernels_jax::test_edges_of_windows": 2,
     "test_kernels_jax::test_one_query": 3,
@@ -94,6 +99,10 @@ EVERY: Mapping[str, int] = {
     "test_sparse::test_weights_and_gradients_stay_within_their_bounds": 3,
     "test_trace::test_a_trace_survives_its_file": 2,
     "test_transforms_numpy::test_many_threads_at_once": 2,
+    "test_untested::test_a_port_with_another_field_fails_or_is_named": 2,
+    "test_untested::test_configs_of_one_meaning_are_one_function": 5,
+    "test_whole_mistakes::test_a_mistake_is_found_at_its_submodule": 11,
+    "test_whole_mistakes::test_a_right_model_raises_no_alarm": 5,
     "test_weights::test_build_is_bit_identical_in_every_tree": 2,
     "test_weights::test_every_example_goes_through_a_file": 2,
 }
@@ -102,6 +111,9 @@ EVERY: Mapping[str, int] = {
 # asks every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
     # Of the layers made of `attend`; what it moves between devices is asked by itself.
+    # Steps of JAX arrays are compiled operation by operation, for every length of the cache.
+    "test_a_mistake_in_a_cache_of_jax_arrays_is_named": (),
+    "test_steps_of_nnx_with_is_causal_see_the_first_key": (),
     "test_a_layer_sums_over_devices_once": ("mha", "t5_bias"),
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
     "test_compile": ("mha", "linear"),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from sys import float_info
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from attn_np.weights._paths import open_regular
 
 CONFIG = "config.json"
 MAX_CONFIG = 2**22
+MANY = 2**5 * 3**2 * 5 * 7  # divisible by any number of heads that is likely
 ALLOW = "pass allow= with the names of those that leave attention as it is"
 
 # Our fields of rotary positions that weights do not depend on. (Weights do depend on `rope_layout`.)
@@ -52,8 +53,18 @@ IRRELEVANT_FIELDS = frozenset({
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "is_encoder_decoder",
     "tie_encoder_decoder", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
-    "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers",
+    "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers", "final_logit_softcapping", "model_max_length",
+    "is_llama_config", "transformers.js_config",
 })  # fmt: skip
+# Fields of published files that some families do not have, and the values with which they leave attention as it is:
+# switches that are off.
+IRRELEVANT_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+    "rope_interleaved": (False,),
+}
+# Numbers that matter only beside a switch that is on.
+SWITCHED_FIELDS = {"max_window_layers": "use_sliding_window"}
 
 
 class HFConfig:
@@ -69,6 +80,8 @@ class HFConfig:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = values.keys() - self._values.keys()
         self._read: set[str] = set()
+        self._raw = dict(values)
+        self._alternatives: dict[str, tuple[Any, ...]] = {}
         self._nested: dict[str, HFConfig] = {}
         self._irrelevant: Collection[str] = () if prefix else IRRELEVANT_FIELDS
 
@@ -78,6 +91,8 @@ class HFConfig:
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a field, of any type."""
         self._read.add(key)
+        if key not in self._values:
+            self._note_alternatives(key, *others_than(default))
         return self._values.get(key, default)
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -99,6 +114,8 @@ class HFConfig:
     def only(self, key: str, *known: Any) -> Any:
         """An optional field that must be one of `known`; anything else is unsupported."""
         value = self.get(key)
+        if value is None:
+            self._note_alternatives(key, *known)
         if value is None or any(type(value) is type(one) and value == one for one in known):
             return value
         return self.refuse(key, f"one of {', '.join(map(repr, known))}, which our layers support")
@@ -146,6 +163,8 @@ class HFConfig:
         if not isinstance(types, list) or (types and layer >= len(types)):
             self.refuse("layer_types", f"a list with an entry for layer {layer}")
         kind = types[layer] if types else default(layer)
+        if not types:
+            self._note_alternatives("layer_types", *([other] * (layer + 1) for other in known))
         if kind in known:
             return kind
         return self.refuse("layer_types", f"one of {', '.join(known)} for layer {layer}", kind)
@@ -181,12 +200,63 @@ class HFConfig:
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
-        own = {self.prefix + key for key in self._values.keys() - self._read - set(self._irrelevant)}
+        unread = self._values.keys() - self._read - set(self._irrelevant)
+        own = {self.prefix + key for key in unread if not self._is_off(key)}
         return own.union(*(nested.unread() for nested in self._nested.values()))
+
+    def _is_off(self, key: str) -> bool:
+        """Whether a field is a switch that is off, or belongs to one."""
+        switch = SWITCHED_FIELDS.get(key, key)
+        off = self._values.get(switch, False)
+        return bool(self._irrelevant) and any(off is value for value in IRRELEVANT_VALUES.get(switch, ()))
+
+    def alternatives(self) -> "Iterator[tuple[str, Any, HFConfig]]":
+        """For each field that was asked for and is absent: its name, another value, and the fields with this one."""
+        return self._changed(lambda hf: ((key, x) for key, others in hf._alternatives.items() for x in others))
+
+    def without_zeros(self) -> "Iterator[tuple[str, Any, HFConfig]]":
+        """For each field that was asked for and is 0: its name, a number above, and the fields with this one."""
+
+        def zeros(hf: HFConfig) -> Iterator[tuple[str, Any]]:
+            values = ((key, hf._values.get(key)) for key in sorted(hf._read))
+            return ((key, x) for key, value in values if is_number(value) and value == 0 for x in (1, MANY))
+
+        return self._changed(zeros)
+
+    def _changed(
+        self, changes: "Callable[[HFConfig], Iterable[tuple[str, Any]]]"
+    ) -> "Iterator[tuple[str, Any, HFConfig]]":
+        for key, value in changes(self):
+            yield self.prefix + key, value, HFConfig(self.path, self._raw | {key: value}, self.prefix)
+        for outer, nested in self._nested.items():
+            for name, value, inner in nested._changed(changes):
+                yield name, value, HFConfig(self.path, self._raw | {outer: inner._raw}, self.prefix)
+
+    def _note_alternatives(self, key: str, *values: Any) -> None:
+        if values:
+            self._alternatives[key] = values
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         return self.refuse(key, "this field") if value is None else value
+
+
+def others_than(default: Any) -> tuple[Any, ...]:
+    """Values that an absent field might have instead of a family's default; none for words, objects and no default."""
+    if isinstance(default, bool):
+        return (not default,)
+    if isinstance(default, int):
+        return (2 * default + 1, default + 1, max(default // 2, 1)) if default > 0 else (1, 8, 64)
+    if isinstance(default, float):
+        return 2 * default + 1, 2 * default, default / 2, 1.0
+    return (reversed_words(default),) if isinstance(default, list) and default else ()
+
+
+def reversed_words(x: Any) -> Any:
+    """A list with the words in it, or in the lists in it, in reverse order."""
+    if not isinstance(x, list):
+        return x
+    return x[::-1] if all(isinstance(y, str) for y in x) else [reversed_words(y) for y in x]
 
 
 def read_hf_config(path: str) -> HFConfig:
@@ -240,8 +310,12 @@ def rotary(
     if layer_type is not None and layer_type in rope:
         rope.skip_objects()
         rope = rope.nested(layer_type)
-    width = int(head_dim * rope.number("partial_rotary_factor", share))
-    fields: dict[str, Any] = {"rope_base": rope.number("rope_theta", base)}
+    if rope.get("partial_rotary_factor") is not None:
+        share = rope.number("partial_rotary_factor")
+    if rope.get("rope_theta") is not None:
+        base = rope.number("rope_theta")
+    width = int(head_dim * share)
+    fields: dict[str, Any] = {"rope_base": base}
     fields |= {"rotary_dim": width} if width != head_dim else {}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     rope.skip("type")
@@ -265,14 +339,17 @@ def rotary(
         return fields | {"rope_scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
     if scaling == "linear":
         return fields | {"rope_scaling_factor": rope.number("factor")}
-    original = hf.integer("original_max_position_embeddings", original)
+    if original or hf.get("original_max_position_embeddings") is not None:
+        original = hf.integer("original_max_position_embeddings", original)
     original = original or rope.integer("original_max_position_embeddings", max_positions)
     rope.skip("original_max_position_embeddings")
     fields["original_max_positions"] = original
     if scaling == "llama3":
         names = {"rope_scaling_factor": "factor"} | {name: name for name in ("low_freq_factor", "high_freq_factor")}
         return fields | {ours: rope.number(theirs) for ours, theirs in names.items()}
-    factor = rope.number("factor", max_positions / original if original else 1.0)
+    factor = max_positions / original if original else 1.0
+    if scaling != "longrope" or rope.get("factor") is not None:  # there it follows from the lengths
+        factor = rope.number("factor", factor)
     fields["rope_scaling_factor"] = factor
     if "attention_factor" in rope:
         fields["attention_factor"] = rope.number("attention_factor")

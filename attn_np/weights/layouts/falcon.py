@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._decoder import skip_rotary
-from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, whole_head_rotary
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -32,7 +32,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "num_kv_heads": kv_heads,
         "qkv_bias": bias,
         "output_bias": bias,
-        **rotary(hf, width // heads),
+        **whole_head_rotary(hf, width // heads),
     }
 
 

@@ -7,6 +7,7 @@ position.
 
 from typing import Any
 
+from attn_np import contract
 from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, sizes, skip_rotary, table
 from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.smollm3 import layer_rotates
@@ -27,9 +28,21 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     fields |= {"chunk_size": chunk} if chunked else {}
     if rotates:
         fields |= whole_head_rotary(hf, fields["head_dim"], base=500000.0)
-        return "decoder", fields | ({"norm": "rms", "norm_eps": eps} if normed else {})
+        return "decoder", normed_before_rotation(fields, eps) if normed else fields
     grown = {"temperature_growth": growth, "temperature_interval": interval}
     return "decoder", fields | skip_rotary(hf) | (grown if grows or grows is None else {})
+
+
+def normed_before_rotation(fields: dict[str, Any], eps: float) -> dict[str, Any]:
+    """The fields of a layer that norms and then rotates, as ours do, for one that rotates and then norms.
+
+    The norm takes the factor on cosines and sines away, but for its epsilon: x f / sqrt(mean(f^2 x^2) + eps) is
+    x / sqrt(mean(x^2) + eps / f^2).
+    """
+    factor = contract.config("decoder", **fields).cos_sin_factor()  # type: ignore[attr-defined]
+    if factor != 1:
+        fields = fields | {"attention_factor": 1.0}
+    return fields | {"norm": "rms", "norm_eps": eps / factor**2}
 
 
 FIXED: dict[str, Any] = {"rope_layout": "interleaved", "norm_weight": None}

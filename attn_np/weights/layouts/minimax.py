@@ -15,6 +15,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `MiniMaxConfig`: by default every second layer is of lightning attention."""
+    hf.skip("rotary_dim")  # the library rotates whole heads
     hf.skip("block_size", *(f"{kind}_{name}_factor" for kind in PLACES for name in ("alpha", "beta")))
     kinds = ("full_attention", "linear_attention")
     fields = sizes(hf, kv_heads=8)

@@ -17,4 +17,10 @@ MUTANTS = (
         MASK,
         "k, v, mask=mask, window=(None, 1), step=step",
     ),
+    at("additive.py", "additive", "cross")(
+        "tanh of query and key each",
+        "put tanh around the sum of projected query and key, not around each",
+        "features=tanh(q[:, :, None, :] + k[:, None, :, :])",
+        "features=tanh(q[:, :, None, :]) + tanh(k[:, None, :, :])",
+    ),
 )

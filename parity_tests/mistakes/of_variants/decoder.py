@@ -79,4 +79,11 @@ MUTANTS = (
         "causal=c.causal, window=c.window, scale",
         "causal=c.causal, scale",
     ),
+    gated(
+        "gate by silu",
+        "the gate is a sigmoid of its projection, not silu",
+        "gate=sigmoid(linear(",
+        "gate=silu(linear(",
+        needs=("silu",),
+    ),
 )

@@ -9,6 +9,7 @@ def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -
     return Mutant(name, "delta.py", old, new, "delta", example, fix=fix, **own)
 
 
+READ = 'return einsum("bthk,bthkv->bthv", q, states_after), final_state'
 MUTANTS = (
     planted(
         "old value not taken out of the state",
@@ -52,6 +53,35 @@ MUTANTS = (
         "a state's gradient loses what its key takes out of the state",
         'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)',
         "return dstate, (dv_new, dk)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+    planted(
+        "state of the delta rule read before it is written",
+        "write a position's value first, then let its query read",
+        READ,
+        READ.replace("states_after", "concatenate([initial_state[:, None], states_after[:, :-1]], 1)"),
+        "recurrent",
+    ),
+    planted(
+        "writing strength without its sigmoid",
+        "scale what is written by a sigmoid, between 0 and 1",
+        "beta=sigmoid(linear(",
+        "beta=(linear(",
+        "recurrent",
+    ),
+    planted(
+        "values written at full strength",
+        "scale what is written by beta, the sigmoid of its projection",
+        "beta=sigmoid(linear(",
+        "beta=1.0 + 0.0 * sigmoid(linear(",
+        "recurrent",
+    ),
+    planted(
+        "no gradient from a state of the delta rule to the one before it",
+        "let the gradient through the states: no detach() of the state between positions or chunks",
+        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dv_new), (dv_new, dk)',
+        "return 0.0 * dstate, (dv_new, dk)",
         "recurrent",
         trees=("attn_np",),
     ),

@@ -70,4 +70,10 @@ MUTANTS = (
         "concatenate([dlambda_full, dlambda_full], 0)",
         trees=NUMPY,
     ),
+    first(
+        "exponential of the difference of both products",
+        "take the exponential of each product, then the difference: exp(q1 k1) - exp(q2 k2)",
+        "lambda_full=lambda_exps[:1] - lambda_exps[1:]",
+        "lambda_full=lambda_exps[:1] / lambda_exps[1:]",
+    ),
 )

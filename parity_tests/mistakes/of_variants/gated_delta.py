@@ -3,12 +3,32 @@
 from typing import Any
 
 from parity_tests.mistakes.plant import Mutant
+from parity_tests.mistakes.weights import WIDE, rounded
 
 
 def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
     return Mutant(name, "gated_delta.py", old, new, "gated_delta", example, fix=fix, **own)
 
 
+BODY = """\
+        state = decay[:, :, None, None] * state
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, v_new)
+        return state, (v_new, state)
+"""
+FADED_AFTER = """\
+        v_new = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = decay[:, :, None, None] * (state + einsum("bhk,bhv->bhkv", k, v_new))
+        return state, (v_new, state)
+"""
+READ = 'return einsum("bthk,bthkv->bthv", q, states_after), final_state'
+BEFORE = "concatenate([initial_state[:, None], states_after[:, :-1]], 1)"
+READ_BEFORE = READ.replace("states_after", BEFORE)
+# The windows of positions that are some steps later; behind the last there are zeros.
+LATER = (
+    "__import__('functools').reduce(lambda w, _: concatenate([w[:, 1:], concatenate([w[:, -1:, 1:], "
+    "0.0 * w[:, -1:, :1]], 2)], 1), range({}), window)"
+)
 MUTANTS = (
     planted(
         "old value looked up before the state fades",
@@ -60,10 +80,17 @@ MUTANTS = (
         "whole",
     ),
     planted(
+        "norm of the contexts left out",
+        "norm each head before it is gated",
+        "gated=silu(gate_scores) * normed",
+        "gated=silu(gate_scores) * context",
+        "whole",
+    ),
+    planted(
         "gate of the output before the norm",
         "norm the heads first, gate then",
         "gated=silu(gate_scores) * normed",
-        "gated=silu(gate_scores) * context",
+        "gated=rms_norm(silu(gate_scores) * context, self.w_norm, c.norm_eps)",
         "whole",
     ),
     planted(
@@ -95,5 +122,91 @@ MUTANTS = (
         "dwindow = dwindow + 0.0 * dlater",
         "chunked",
         trees=("attn_np",),
+    ),
+    planted(
+        "old value not taken out",
+        "write the difference to what the state holds for the key, not the value",
+        BODY,
+        BODY.replace('v - einsum("bhk,bhkv->bhv", k, state)', "v"),
+        "recurrent",
+    ),
+    planted(
+        "state read before it is written",
+        "write a position's value first, then let its query read",
+        READ,
+        READ_BEFORE,
+        "recurrent",
+    ),
+    planted(
+        "state fades after a position is written",
+        "let the state fade first, then write: a position's own value does not fade",
+        BODY,
+        FADED_AFTER,
+        "recurrent",
+    ),
+    planted(
+        "bias of the decay outside of softplus",
+        "add dt_bias before softplus: softplus(a + dt_bias)",
+        "-(exp(upcast(self.a_log)) * softplus(a))))",
+        "-(exp(upcast(self.a_log)) * (softplus(a - upcast(self.dt_bias)) + upcast(self.dt_bias)))))",
+        "recurrent",
+    ),
+    planted(
+        "output gated by a sigmoid",
+        "gate by silu: the sigmoid times its argument",
+        "gated=silu(gate_scores) * normed",
+        "gated=sigmoid(gate_scores) * normed",
+        "whole",
+    ),
+    *(
+        planted(
+            f"{whose} not divided by their length",
+            "divide queries and keys by their lengths",
+            f"l2_normalize(silu({x}), c.qk_eps()))\n        {following}",
+            f"silu({x}))\n        {following}",
+            "whole",
+        )
+        for whose, x, following in (("queries", "q", "k_unit ="), ("keys", "k", "q_unit, k_unit, v_silu"))
+    ),
+    planted(
+        "queries of the delta rule not scaled",
+        "multiply the queries by 1/sqrt(head_dim)",
+        'q_scaled = q_unit * (1 / sqrt(sizes["k"]))',
+        "q_scaled = q_unit",
+        "whole",
+    ),
+    *(
+        planted(
+            f"convolution that {word}",
+            "pad before the first position alone, and cut what stands behind the last: the convolution is causal",
+            'return einsum("btxhk,xhk->bthk", window, weight)',
+            f'return einsum("btxhk,xhk->bthk", {LATER.format(steps)}, weight)',
+            "chunked",
+        )
+        for word, steps in (("is centred", "weight.shape[0] // 2"), ("looks ahead", "weight.shape[0] - 1"))
+    ),
+    planted(
+        "no gradient from a state to the one before it",
+        "let the gradient through the states: no detach() of the state between positions or chunks",
+        "return decay[:, :, None, None] * dstate, (dv_new, dk, ddecay)",
+        "return 0.0 * dstate, (dv_new, dk, ddecay)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+    planted(
+        "state rounded to bfloat16",
+        WIDE,
+        "        state = decay[:, :, None, None] * state\n        v_new = beta",
+        f"        state = decay[:, :, None, None] * {rounded('state', 'k')}\n        v_new = beta",
+        "recurrent",
+        needs=("to_dtype", "dtype_name"),
+        survives="bounds follow the type that the source rounds to",
+    ),
+    planted(
+        "rate of the decay without its exponential",
+        "a_log is a logarithm: the rate is exp(a_log)",
+        "-(exp(upcast(self.a_log)) * softplus(a))))",
+        "-(where(upcast(self.a_log) < 0.0, -upcast(self.a_log), upcast(self.a_log)) * softplus(a))))",
+        "recurrent",
     ),
 )

@@ -60,4 +60,16 @@ MUTANTS = (
         "sum_grads(dquery, 0.0 * dquery_center)",
         trees=NUMPY,
     ),
+    predicted(
+        "predicted center without its sigmoid",
+        "squash the predicted place into the sentence: S sigmoid(v tanh(W q))",
+        'center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))',
+        'center_share=einsum("btm,m->bt", center_features, self.w_center))',
+    ),
+    predicted(
+        "predicted center without its tanh",
+        "put tanh around the projected query: S sigmoid(v tanh(W q))",
+        'center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))',
+        'center_features=einsum("btd,dm->btm", query, self.w_position))',
+    ),
 )

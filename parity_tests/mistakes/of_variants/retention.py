@@ -46,10 +46,17 @@ MUTANTS = (
         "recurrent",
     ),
     planted(
+        "norm of retention's heads left out",
+        "norm each head before it is gated",
+        "gated=gate * normed",
+        "gated=gate * context",
+        "pairs",
+    ),
+    planted(
         "gate before the norm",
         "norm the heads first, gate then",
         "gated=gate * normed",
-        "gated=gate * context",
+        "gated=self.normalize(gate * context)",
         "pairs",
     ),
     planted(

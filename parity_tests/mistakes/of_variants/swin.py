@@ -3,6 +3,12 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 shifted, wide = at("swin.py", "swin", "shifted"), at("swin.py", "swin", "wide")
+ROLLED = "return concatenate([x[:, :, by:], x[:, :, :by]], 2)"
+INDEX = "constants(c.relative_index(), arange(1, query))"
+OTHER_INDEX = (
+    "constants((lambda n: tuple(tuple({} for i in row) for row in c.relative_index()))(2 * c.window_size - 1), "
+    "arange(1, query))"
+)
 MUTANTS = (
     shifted(
         "both ends of the grid in one window",
@@ -46,5 +52,42 @@ MUTANTS = (
         "attend_vjp(tape, dcontext, scale=c.scale)",
         "attend_vjp(tape, dcontext, scale=1.0)",
         trees=NUMPY,
+    ),
+    shifted(
+        "windows rolled along the rows alone",
+        "roll rows and columns: shifts of two axes",
+        ROLLED,
+        "return x",
+    ),
+    wide(
+        "windows rolled along the columns alone",
+        "roll rows and columns: shifts of two axes",
+        "x = concatenate([x[:, by:], x[:, :by]], 1)\n",
+        "x = x[:]\n",
+    ),
+    wide(
+        "mask of the windows repeated window by window",
+        "repeat the masks of all windows for each batch row: the windows run fastest, tile() and not repeat_interleave",
+        'region = regions(sizes["b"], c, query)',
+        'region = regions(1, c, query)[:, None]\n        region = broadcast_to(region, (region.shape[0], sizes["b"], '
+        "region.shape[2])).reshape(-1, region.shape[2])",
+    ),
+    wide(
+        "windows put back without moving their axes",
+        "move the axis of window columns behind that of rows before the grid is put together",
+        "return x.swapaxes(2, 3).reshape(b, c.height,",
+        "return x.reshape(b, c.height,",
+    ),
+    shifted(
+        "rows and columns exchanged in the index of the bias",
+        "number offsets by (row) (2 window_size - 1) + (column)",
+        INDEX,
+        OTHER_INDEX.format("(i % n) * n + i // n"),
+    ),
+    wide(
+        "index of the bias with a stride of the window's size",
+        "number offsets by (row) (2 window_size - 1) + (column): a row of offsets has 2 window_size - 1",
+        INDEX,
+        OTHER_INDEX.format("i // n * c.window_size + i % n"),
     ),
 )

@@ -5,14 +5,18 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from parity_tests.ports.modules.bounds import gap
 from parity_tests.ports.modules.choose import side_of
 from parity_tests.ports.modules.comparison import ModuleComparison
 from parity_tests.ports.modules.names import Names, copied, pairs, translated
 from parity_tests.ports.modules.recordings import Recording, load_modules
 from parity_tests.ports.modules.rows import Row
-from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record
+from parity_tests.ports.modules.sides import Caller, Mode, Side, as_numpy, go_on, record
+from parity_tests.ports.modules.terminal import done, progress
 from parity_tests.ports.modules.walk import compare_recordings
+from parity_tests.ports.zero_key import refuse_zero_key, variants_in
 
 __all__ = [
     "ModuleComparison",
@@ -34,6 +38,7 @@ def compare_modules(
     weights: str | None = "copy",
     calls: tuple[Caller, Caller] = (None, None),
     framework: str | None = None,
+    tokens: Any = None,
 ) -> ModuleComparison:
     """Run two modules on the same inputs and weights, and find the first submodule that differs.
 
@@ -53,6 +58,9 @@ def compare_modules(
             that `names` gives them. None leaves each side its own.
         calls: functions that call a and b, as `call(module, *inputs)`, where they are not called alike.
         framework: whose arrays a function takes: "numpy", "torch" or "jax".
+        tokens: which positions of a padded batch hold tokens, `b t`, as a mask of 1 and 0 or of booleans. Others are
+            compared nowhere, and take no part in the output whose gradients are compared. By default an input of this
+            form by the name of `attention_mask`, but where there are inputs of a decoder as well; False compares all.
 
     Returns:
         Where they part, and every submodule that both have; `print` it.
@@ -62,18 +70,21 @@ def compare_modules(
     """
     if weights not in ("copy", None):
         raise ValueError(f"compare_modules: expected weights= 'copy' or None, got {weights!r}; choose one")
+    for module, other_module in ((a, b), (b, a)):
+        refuse_zero_key("compare_modules", module, tuple(variants_in(other_module)))
     one, other = (
         side_of(module, call, framework, weights == "copy" and module is b, inputs)
         for module, call in zip((a, b), calls, strict=True)
     )
     one.adapted, other.adapted = (call is not None for call in calls)
-    recorded = record(one, inputs)
+    held = tokens_of(tokens, inputs)
+    recorded = record(one, inputs, tokens=held, say=progress("a", one))
     params: dict[str, Any] = {}
     if weights == "copy" and not other.weights:
         params = renamed(recorded, names)
     elif weights == "copy":
         params = copied(recorded, pairs(recorded, other, names, need_all=True))
-    partner = record(other, inputs, params)
+    partner = record(other, inputs, params, held, progress("b", other, params))
 
     def local(of_a: Any, of_b: Any) -> Any:
         return go_on(one, recorded, of_a), go_on(other, partner, of_b)
@@ -81,7 +92,30 @@ def compare_modules(
     result = compare_recordings(recorded, partner, names, local if one.constants or other.constants else None)
     if not result.agree:
         refuse_chance(("a", one, recorded), ("b", other, partner))
+    done()
     return result
+
+
+def tokens_of(tokens: Any, inputs: Any) -> np.ndarray | None:
+    """Which positions hold tokens, as booleans; None where all are compared.
+
+    Raises:
+        ValueError: anything else than 0 and 1 for each position of each row.
+    """
+    if tokens is None and isinstance(inputs, Mapping) and not any(str(key).startswith("decoder") for key in inputs):
+        mask = inputs.get("attention_mask")
+        mask = None if mask is None else as_numpy(mask)
+        fits = mask is not None and mask.ndim == 2 and mask.dtype.kind in "biu" and np.isin(mask, (0, 1)).all()
+        return mask == 1 if fits and mask.any() and not mask.all() else None  # type: ignore[union-attr] - it fits
+    if tokens is None or tokens is False:
+        return None
+    mask = as_numpy(tokens)
+    if mask.ndim != 2 or not np.isin(mask, (0, 1)).all() or not mask.any():
+        raise ValueError(
+            f"compare_modules: expected tokens= 1 for each position that holds one and 0 for padding, of shape "
+            f"(batch, time), got the shape {mask.shape}; give the mask of padding before it is one of pairs or a bias"
+        )
+    return mask == 1
 
 
 def refuse_chance(*sides: tuple[str, Side, Recording]) -> None:
@@ -91,7 +125,7 @@ def refuse_chance(*sides: tuple[str, Side, Recording]) -> None:
         ValueError: a side gives other numbers when it is run again.
     """
     for name, side, recording in sides:
-        again = side.run(*side.given, recording.weights, Mode("float64", exact=True)).calls[-1].outputs
+        again = side.run(*side.given, recording.weights, Mode("float64", exact=True, gradients=False)).calls[-1].outputs
         if any(gap(x, again[key]) for key, x in recording.exact.calls[-1].outputs.items()):
             raise ValueError(
                 f"compare_modules: expected equal numbers from equal runs, but two runs of {name} give other numbers; "
@@ -113,12 +147,13 @@ def record_modules(
     names: Names = None,
     call: Caller = None,
     framework: str | None = None,
+    tokens: Any = None,
     overwrite: bool = False,
 ) -> Recording:
     """Run one module, listen to its submodules, and write all of it to a file for `compare_recordings`.
 
     Args:
-        module, inputs, call, framework: as for `compare_modules`.
+        module, inputs, call, framework, tokens: as for `compare_modules`.
         path: the file to write; None writes none.
         like: the recording of the other side, whose weights this module gets.
         names: names of the other side's to names in this module.
@@ -141,7 +176,8 @@ def record_modules(
     if like is not None:
         other = load_modules(like)
         params = copied(other, pairs(other, side, names, need_all=True)) if side.weights else renamed(other, names)
-    recording = record(side, inputs, dict(params))
+    recording = record(side, inputs, dict(params), tokens_of(tokens, inputs), progress("the module", side, params))
+    done()
     if path is not None:
         recording.save(path)
     return recording

@@ -27,13 +27,15 @@ probability of $2^{-40}$.
 way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
-from parity_tests.ports.modules.recordings import Arrays, Recording
+from parity_tests.ports.modules.aligned import Change
+from parity_tests.ports.modules.recordings import Arrays, Recording, blocks, real
 
 NORMAL = 10.6
 LESS_PRECISE = np.sqrt(UNIT["tf32"] / UNIT["float32"])
@@ -59,20 +61,50 @@ class Measure:
     def error(self) -> float:
         """The largest error of the own type, and at least one rounding of the largest number."""
         with np.errstate(invalid="ignore"):  # hidden scores are -inf in both
-            return max(largest(self.own - self.exact), self.rounding)
+            errors = (largest(hidden(x) - hidden(y)) for x, y in blocks(self.own, self.exact))
+            return max(max(errors, default=0.0), self.rounding)
+
+    @property
+    def spread(self) -> float:
+        """The root mean square of what moved constants change."""
+        if self.moved is None:
+            return 0.0
+        with np.errstate(invalid="ignore"):
+            gap = finite(hidden(self.moved) - hidden(self.exact))
+        return float(np.sqrt(np.mean(gap**2))) if gap.size else 0.0
 
     @property
     def rounding(self) -> float:
-        return UNIT[self.dtype] * largest(self.exact)
+        return UNIT[self.dtype] * max((largest(hidden(x)) for (x,) in blocks(self.exact)), default=0.0)
 
     @property
     def bound(self) -> float:
         """How far the float64 run may be from what it means."""
-        bound = np.sqrt(UNIT["float64"] / UNIT[self.dtype]) * self.error
-        if self.moved is not None:
-            gap = finite(self.moved - self.exact)
-            bound += NORMAL * float(np.sqrt(np.mean(gap**2))) if gap.size else 0.0
-        return float(bound)
+        return float(np.sqrt(UNIT["float64"] / UNIT[self.dtype]) * self.error + NORMAL * self.spread)
+
+    def changed(self, change: Change) -> Self:
+        """The same with each of its arrays in another shape."""
+        moved = None if self.moved is None else change(self.moved)
+        return replace(self, exact=change(self.exact), own=change(self.own), moved=moved)
+
+
+@dataclass(frozen=True)
+class Known(Measure):
+    """A gradient of a weight: as large as the model, so what the other runs say of it is kept in two numbers.
+
+    Attributes:
+        numbers: the largest error of the own type, and the root mean square of what moved constants change.
+    """
+
+    numbers: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def error(self) -> float:
+        return max(self.numbers[0], self.rounding)
+
+    @property
+    def spread(self) -> float:
+        return self.numbers[1]
 
 
 @dataclass(frozen=True)
@@ -82,16 +114,18 @@ class Distance:
     Attributes:
         apart: their largest difference in float64; infinite where one is NaN or has another shape.
         bound: what it may be.
-        own: their largest difference in their own types.
+        own: their largest difference in their own types; None of gradients of weights, of which they are not kept.
         errors: how far each is from its float64 run.
         less_precise: "a" or "b" where one of two float32 sides computes in a smaller type.
+        shapes: of both, where neither holds the numbers of the other: they are infinitely far apart.
     """
 
     apart: float
     bound: float
-    own: float
+    own: float | None
     errors: tuple[float, float]
     less_precise: str | None = None
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def ratio(self) -> float:
@@ -103,22 +137,31 @@ class Distance:
         return self.ratio <= 1
 
 
+def hidden(x: np.ndarray) -> np.ndarray:
+    """An array with -inf for every number that hides a score."""
+    return np.where(x <= LOWEST, -np.inf, x) if x.dtype.kind == "f" else x
+
+
 def finite(x: np.ndarray) -> np.ndarray:
     return x[np.isfinite(x)]
 
 
 def largest(x: np.ndarray) -> float:
-    return float(np.max(np.abs(finite(x)), initial=0.0))
+    return max((float(np.max(np.abs(finite(part)), initial=0.0)) for (part,) in blocks(x)), default=0.0)
 
 
 def gap(x: np.ndarray, y: np.ndarray) -> float:
     """The largest difference of two arrays; NaN is the same as NaN only."""
     if x.shape != y.shape:
         return np.inf
-    x, y = (np.where(z <= LOWEST, -np.inf, z) for z in (x, y))
-    with np.errstate(invalid="ignore"):
+    return max((gap_of(*parts) for parts in blocks(x, y)), default=0.0)
+
+
+def gap_of(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = hidden(x), hidden(y)
+    with np.errstate(invalid="ignore", over="ignore"):
         apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
-    return float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
+    return float(np.max(np.where(np.isnan(apart), np.inf, apart)))
 
 
 def distance(a: Measure, b: Measure) -> Distance:
@@ -126,18 +169,18 @@ def distance(a: Measure, b: Measure) -> Distance:
     if a.exact.dtype.kind in "biu" or b.exact.dtype.kind in "biu":
         apart = 0.0 if np.array_equal(a.exact, b.exact) else np.inf
         return Distance(apart, 0.0, apart, (0.0, 0.0))
-    with np.errstate(invalid="ignore"):
-        bound, errors = a.bound + b.bound, (a.error, b.error)
+    errors, own = (a.error, b.error), None if isinstance(a, Known) else gap(a.own, b.own)
     whose = None
     if a.dtype == b.dtype == "float32":
         whose = next((name for name, x, y in (("a", a, b), ("b", b, a)) if x.error > LESS_PRECISE * y.error), None)
-    return Distance(gap(a.exact, b.exact), bound, gap(a.own, b.own), errors, whose)
+    return Distance(gap(a.exact, b.exact), a.bound + b.bound, own, errors, whose)
 
 
 def measure(recording: Recording, exact: Arrays, own: Arrays, moved: Arrays | None, name: str) -> Measure:
     """One array of a side, by its name in each run."""
+    tokens = recording.tokens
     x = widened(exact[name])
     seen = own.get(name)
     seen = x if seen is None or seen.shape != x.shape else widened(seen)
     shifted = None if moved is None or name not in moved or moved[name].shape != x.shape else widened(moved[name])
-    return Measure(x, seen, shifted, recording.probe)
+    return Measure(x, seen, shifted, recording.probe).changed(lambda x: real(x, tokens))

@@ -1,5 +1,6 @@
 """JAX and Flax: interceptors around every submodule, and float64 wherever code asks for a smaller type."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from jax.extend.core import Primitive
 
 from parity_tests.bounds.error_array import widened
 from parity_tests.ports.modules.known import attention_of
+from parity_tests.ports.modules.match import numbered
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import (
     Caller,
@@ -24,9 +26,14 @@ from parity_tests.ports.modules.sides import (
     cotangent,
     dtype_of,
     function_name,
+    gradients_of_whole,
     is_float,
     moved,
     named,
+    parameters_of,
+    place_names,
+    renamed_place,
+    renamed_places,
     rounded,
     split,
     with_whole,
@@ -87,9 +94,9 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
         return copy
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
-        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
+        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, ear: Ear) -> Any:
             copy = build(own, mode)
-            with nnx_listening(copy, calls, Turns(mode)):
+            with nnx_listening(copy, ear):
                 return call(copy, *args, **kwargs) if call else copy(*args, **kwargs)
 
         return run_jax(forward, args, kwargs, params, mode, type(module).__name__)
@@ -122,11 +129,9 @@ def linen_side(module: Any, call: Caller, inputs: Any) -> Side:
     weights = {name: np.asarray(flattened[path]) for name, path in paths.items()}
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
-        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
+        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, ear: Ear) -> Any:
             everything = unflatten_dict(flattened | {path: own[name] for name, path in paths.items()})
-            with ExitStack() as stack:
-                if calls is not None:
-                    stack.enter_context(linen.intercept_methods(linen_interceptor(calls, Turns(mode))))
+            with linen.intercept_methods(linen_interceptor(ear)):
                 return module.apply(everything, *args, method=method, **kwargs)
 
         return run_jax(forward, args, kwargs, params, mode, type(module).__name__)
@@ -138,7 +143,7 @@ def jax_function_side(function: Any, call: Caller, weights: bool) -> Side:
     """A function of JAX arrays, and of a dictionary of weights before them."""
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
-        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
+        def forward(own: Mapping[str, Any], args: Any, kwargs: Any, ear: Ear) -> Any:
             first = (dict(own),) if weights else ()
             return call(function, *first, *args, **kwargs) if call else function(*first, *args, **kwargs)
 
@@ -149,31 +154,94 @@ def jax_function_side(function: Any, call: Caller, weights: bool) -> Side:
 
 def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays, mode: Mode, kind: str) -> Run:
     """The calls of one run, and the gradients of a random projection of the first output of another."""
-    result, calls = Run(), []
+    result, ear = Run(), Ear(mode)
     with ExitStack() as stack:
         if mode.exact:
             stack.enter_context(exactly())
         stack.enter_context(jax.disable_jit())
 
         def array(name: str, x: Any) -> Any:
-            return jnp.asarray(widened(x), mode.dtype) if is_float(x) else jnp.asarray(x)
+            return jnp.asarray(x, mode.dtype) if is_float(x) else jnp.asarray(x)
 
         args, kwargs = mapped(args, array), mapped(kwargs, array)
-        own = {name: array(name, x) for name, x in params.items()}
+        own = {name: array(name, np.asarray(x)) for name, x in params.items()}
         inputs = named(args, kwargs)
-        outputs = dict(flat(forward(own, args, kwargs, calls)))
-        result.calls = with_whole(calls, kind, arrays(inputs), arrays(outputs))
+        outputs = dict(flat(forward(own, args, kwargs, ear)))
+        result.calls = with_whole(ear.calls, kind, arrays(inputs), arrays(outputs))
         first = next((name for name, x in outputs.items() if is_float(x)), None)
-        if first is not None and not mode.values:
+        if first is not None and mode.gradients:
             leaves = {name: x for name, x in inputs.items() if is_float(x)}
 
-            def of_leaves(own: Any, leaves: Any) -> Any:
+            def of_leaves(own: Any, leaves: Any, probes: Any) -> Any:
                 given = mapped((args, kwargs), lambda name, x: leaves.get(name.partition(".")[2], x))
-                return dict(flat(forward(own, *given, None)))[first]
+                return dict(flat(forward(own, *given, Ear(mode, probes))))[first]
 
-            y, pull = jax.vjp(of_leaves, own, leaves)
-            result.weight_grads, result.input_grads = map(arrays, pull(jnp.asarray(cotangent(y.shape), y.dtype)))
+            y, pull = jax.vjp(of_leaves, own, leaves, probes_of(ear.calls, mode.dtype))
+            *taken, at_calls = pull(jnp.asarray(cotangent(y.shape, mode.tokens), y.dtype))
+            result.weight_grads = {name: np.asarray(x) for name, x in taken[0].items()}
+            result.input_grads = arrays(taken[1])
+            for (name, turn, part, key), call in places_of(ear.calls):
+                getattr(call, f"{part}_grads")[key] = widened(np.asarray(at_calls[name, turn, part, key]))
+            gradients_of_whole(result, result.calls[-1].outputs, mode.tokens)
     return result
+
+
+# The name of a call, which of the calls of this name, "input" or "output", and the path of an array in that.
+Place = tuple[str, int, str, str]
+
+
+def places_of(calls: list[Call]) -> Iterator[tuple[Place, Call]]:
+    """The places of all numbers that calls get and give."""
+    for (name, turn), i in numbered([call.name for call in calls]).items():
+        for part in ("input", "output"):
+            for key, x in getattr(calls[i], f"{part}s").items():
+                if x.dtype.kind == "f":
+                    yield (name, turn, part, key), calls[i]
+
+
+def probes_of(calls: list[Call], dtype: str) -> dict[Place, Any]:
+    """Zeros to add to what calls get and give: their gradient is that of the sum."""
+    return {place: jnp.zeros(getattr(call, f"{place[2]}s")[place[3]].shape, dtype) for place, call in places_of(calls)}
+
+
+class Ear:
+    """Listens to the calls of one run, or adds zeros to them whose gradients are taken.
+
+    Attributes:
+        calls: the calls in the order in which they end.
+        probes: the zeros; None in a run that listens.
+    """
+
+    def __init__(self, mode: Mode, probes: Mapping[Place, Any] | None = None) -> None:
+        self.calls: list[Call] = []
+        self.turns, self.probes = Turns(mode), probes
+        self.started, self.ended = Counter[str](), Counter[str]()
+
+    def enter(self, name: str, parameters: tuple[str, ...], args: Any, kwargs: Any) -> Any:
+        """The arguments of a call."""
+        if self.probes is None:
+            return args, kwargs
+        names = place_names(parameters, args)
+        turn = self.started[name]
+        self.started[name] += 1
+        return (
+            mapped(args, lambda key, x: self.probed((name, turn, "input", renamed_place(key, names)), x)),
+            mapped(kwargs, lambda key, x: self.probed((name, turn, "input", key), x)),
+        )
+
+    def probed(self, place: Place, x: Any) -> Any:
+        probe = (self.probes or {}).get(place)
+        return x if probe is None or probe.shape != x.shape else x + probe.astype(x.dtype)
+
+    def leave(self, name: str, module: Any, parameters: tuple[str, ...], args: Any, kwargs: Any, output: Any) -> Any:
+        """The output of a call."""
+        if self.probes is None:
+            inputs = renamed_places(arrays(args), place_names(parameters, args)) | arrays(kwargs)
+            self.calls.append(call_of(name, module, inputs, arrays(output), parameters))
+            return self.turns.settle(name, output, like)
+        turn = self.ended[name]
+        self.ended[name] += 1
+        return mapped(output, lambda key, x: self.probed((name, turn, "output", key), x))
 
 
 def arrays(tree: Any) -> Arrays:
@@ -182,29 +250,29 @@ def arrays(tree: Any) -> Arrays:
 
 
 @contextmanager
-def nnx_listening(module: nnx.Module, calls: list[Call] | None, turns: Turns) -> Iterator[None]:
-    """Put the calls of a module and all its submodules into a list, in the order in which they end.
+def nnx_listening(module: nnx.Module, ear: Ear) -> Iterator[None]:
+    """Hear the calls of a module and all its submodules.
 
     The classes are wrapped while it listens: Python finds `__call__` on the class alone.
     """
     names = {id(sub): dotted(path) for path, sub in nnx.iter_modules(module)}
-    classes = {type(sub) for _, sub in nnx.iter_modules(module)} if calls is not None else set()
 
     def wrapped(cls: type) -> Any:
         inner: Any = cls.__call__
+        parameters = parameters_of(inner)
 
         def listened(self: Any, *args: Any, **kwargs: Any) -> Any:
-            output = inner(self, *args, **kwargs)
             # A class that calls its parent's is one call.
-            if calls is not None and id(self) in names and type(self) is cls:
-                calls.append(call_of(names[id(self)], self, arrays(named(args, kwargs)), arrays(output)))
-                output = turns.settle(names[id(self)], output, like)
-            return output
+            name = names.get(id(self), "") if type(self) is cls else ""
+            if not name:
+                return inner(self, *args, **kwargs)
+            args, kwargs = ear.enter(name, parameters, args, kwargs)
+            return ear.leave(name, self, parameters, args, kwargs, inner(self, *args, **kwargs))
 
         return listened
 
     with ExitStack() as stack:
-        for cls in classes:
+        for cls in {type(sub) for _, sub in nnx.iter_modules(module)}:
             if callable(getattr(cls, "__call__", None)):  # noqa: B004 - the class's own method is meant
                 stack.enter_context(mock.patch.object(cls, "__call__", wrapped(cls)))
         yield
@@ -214,14 +282,14 @@ def like(value: np.ndarray, x: Any) -> Any:
     return jnp.asarray(value, x.dtype)
 
 
-def linen_interceptor(calls: list[Call], turns: Turns) -> Any:
+def linen_interceptor(ear: Ear) -> Any:
     def listened(inner: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        output = inner(*args, **kwargs)
-        if context.method_name == "__call__":
-            name = dotted(context.module.path)
-            calls.append(call_of(name, context.module, arrays(named(args, kwargs)), arrays(output)))
-            output = turns.settle(name, output, like)
-        return output
+        name = dotted(context.module.path)
+        if context.method_name != "__call__" or not name:
+            return inner(*args, **kwargs)
+        parameters = parameters_of(context.orig_method)
+        args, kwargs = ear.enter(name, parameters, args, kwargs)
+        return ear.leave(name, context.module, parameters, args, kwargs, inner(*args, **kwargs))
 
     return listened
 

@@ -1,7 +1,7 @@
 """Which submodule of one side is which of the other."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -17,7 +17,7 @@ class Match:
     """A call of a and the call of b that is the same, by their places, and how that is known.
 
     Attributes:
-        how: "name", "numbers" or "order".
+        how: "name", "weights", "numbers" or "order".
     """
 
     a: int
@@ -25,21 +25,48 @@ class Match:
     how: str
 
 
-def matches(a: Run, b: Run, names: Names, same: Same) -> list[Match]:
+def matches(a: Run, b: Run, names: Names, same: Same, weights: Mapping[str, str]) -> list[Match]:
     """The calls of both sides that are the same, in the order of a.
 
-    First by name: the map's, or equal ones; and the module itself. Then by numbers: what gives the same output in
-    float64 is the same for this comparison. What is left is matched by order, between the calls that are known, where
-    the shapes of inputs and outputs are equal.
+    First by name: the map's, or equal ones; and the module itself. Then by weights: what holds the same weights, and no
+    others. Then by numbers: what gives the same output in float64 is the same for this comparison. What is left is
+    matched by order, between the calls that are known, where the shapes of inputs and outputs are equal.
+
+    Args:
+        weights: the weights of a to those of b.
     """
     found = [Match(i, j, "name") for i, j in by_name(a.calls, b.calls, names)]
+    found += [Match(i, j, "weights") for i, j in by_weights(a.calls, b.calls, weights, found)]
+    ours, theirs = {match.a for match in found}, {match.b for match in found}
     for i in range(len(a.calls)):
-        if i not in {match.a for match in found}:
-            free = (j for j in range(len(b.calls)) if j not in {match.b for match in found})
-            j = next((j for j in free if same(i, j)), None)
-            found += [] if j is None else [Match(i, j, "numbers")]
+        if i not in ours:
+            j = next((j for j in range(len(b.calls)) if j not in theirs and same(i, j)), None)
+            if j is not None:
+                found.append(Match(i, j, "numbers"))
+                theirs.add(j)
     found += [Match(i, j, "order") for i, j in by_order(a.calls, b.calls, found)]
     return sorted(found, key=lambda match: match.a)
+
+
+def by_weights(
+    a: Sequence[Call], b: Sequence[Call], weights: Mapping[str, str], known: Sequence[Match]
+) -> list[tuple[int, int]]:
+    """Calls of modules that hold the same weights and no others, where only one module of each side does."""
+    taken = {m.a for m in known}, {m.b for m in known}
+    owners = []
+    for calls, names, done in ((a, weights, taken[0]), (b, weights.values(), taken[1])):
+        held: dict[frozenset[str], list[str]] = {}
+        for owner in dict.fromkeys(call.name for i, call in enumerate(calls) if i not in done and call.name):
+            own = frozenset(x for x in names if x.startswith(f"{owner}."))
+            held.setdefault(own, []).append(owner)
+        owners.append({own: found[0] for own, found in held.items() if own and len(found) == 1})
+    places = [numbered([call.name for call in calls]) for calls in (a, b)]
+    found = []
+    for own, name in owners[0].items():
+        partner = owners[1].get(frozenset(weights[x] for x in own))
+        turns = (turn for at, turn in places[0] if at == name and partner is not None)
+        found += [(places[0][name, turn], places[1][partner, turn]) for turn in turns if (partner, turn) in places[1]]
+    return found
 
 
 def by_name(a: Sequence[Call], b: Sequence[Call], names: Names) -> list[tuple[int, int]]:

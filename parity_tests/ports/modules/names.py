@@ -1,5 +1,6 @@
 """Names of one side in those of the other: patterns, and the axes of weights that the frameworks store differently."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ def translated(name: str, names: Names) -> tuple[str, str | None]:
     """A name of a in b, with the pattern for its axes; the same name where no pattern fits.
 
     Of several patterns the longest decides. A pattern that fits the first part of a name leaves the rest as it is.
+
+    Raises:
+        ValueError: a word in braces that stands in the name of b alone.
     """
     for pattern in sorted(names or {}, key=len, reverse=True):
         match = rule(pattern).fullmatch(name)
@@ -47,6 +51,12 @@ def translated(name: str, names: Names) -> tuple[str, str | None]:
             theirs, axes = (theirs, None) if isinstance(theirs, str) else theirs
             words = match.groupdict()
             rest = words.pop("rest_") or ""
+            unknown = [word for word in re.findall(r"\{(\w*)\}", theirs) if word not in words]
+            if unknown:
+                raise ValueError(
+                    f"compare_modules: expected words of {pattern!r} in names=, got {{{unknown[0]}}} in {theirs!r}; "
+                    f"put it in braces on both sides"
+                )
             return (theirs.format(**words) + rest).strip("."), axes
     return name, None
 
@@ -115,6 +125,21 @@ def pairs(a: Any, b: Any, names: Names, need_all: bool) -> list[Pair]:
     return found
 
 
+def same_weights(a: Recording, b: Recording, names: Names) -> dict[str, str]:
+    """The weights of a to those of b: by name, and of the others those that alone hold the same numbers."""
+    known = {pair.a: pair.b for pair in pairs(a, b, names, need_all=False)}
+    held = []
+    for side, taken in ((a, set(known)), (b, set(known.values()))):
+        by_numbers: dict[bytes, list[str]] = {}
+        for name, x in side.weights.items():
+            if name not in taken and x.size > 1:
+                turned = x.T if name in side.in_first else x
+                key = hashlib.sha256(np.ascontiguousarray(turned).tobytes()).digest()
+                by_numbers.setdefault(key, []).append(name)
+        held.append({key: found[0] for key, found in by_numbers.items() if len(found) == 1})
+    return known | {name: held[1][key] for key, name in held[0].items() if key in held[1]}
+
+
 def matrix_like(a: str, b: str, x: np.ndarray, shape: tuple[int, ...]) -> bool:
     """Whether a stored as [in, out] meets a stored as [out, in], and not a raw array of the same shape."""
     plain = {name.rpartition(".")[2] for name in (a, b)} <= {"weight", "kernel"}
@@ -126,6 +151,17 @@ def spellings(name: str) -> list[str]:
     head, dot, leaf = name.rpartition(".")
     words = next((words for words in LEAVES if leaf in words), ())
     return [name, *(f"{head}{dot}{word}" for word in words if word != leaf)]
+
+
+def common(names: list[str]) -> str:
+    """The innermost module that holds all of some modules."""
+    words = [name.split(".") if name else [] for name in names]
+    same: list[str] = []
+    for parts in zip(*words, strict=False):
+        if len(set(parts)) > 1:
+            break
+        same.append(parts[0])
+    return ".".join(same)
 
 
 def copied(a: Any, found: list[Pair]) -> Arrays:

@@ -17,8 +17,10 @@ from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.bounds.error_array import widened
 from parity_tests.ports.trace import narrowest
 
-FORMAT = "attn-modules/1"
+FORMAT = "attn-modules/2"
 Arrays = dict[str, np.ndarray]
+BLOCK = 2**18
+PARTS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
 @dataclass
@@ -30,6 +32,9 @@ class Call:
         kind: the name of its class.
         inputs, outputs: the arrays, by argument and by place in what is returned.
         numbers: the attributes that are a float, such as the eps of a norm.
+        input_grads, output_grads: the gradients of a random projection of the module's output with respect to what
+            this call gets, through this call alone, and gives. One that is left out is 0.
+        parameters: what the module takes, by name.
     """
 
     name: str
@@ -37,12 +42,15 @@ class Call:
     inputs: Arrays = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    input_grads: Arrays = field(default_factory=dict)
+    output_grads: Arrays = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
 
 
-def call_of(name: str, module: Any, inputs: Arrays, outputs: Arrays) -> Call:
+def call_of(name: str, module: Any, inputs: Arrays, outputs: Arrays, parameters: tuple[str, ...] = ()) -> Call:
     """The call of a submodule."""
     numbers = {key: x for key, x in vars(module).items() if type(x) is float}
-    return Call(name, type(module).__name__, inputs, outputs, numbers)
+    return Call(name, type(module).__name__, inputs, outputs, numbers, parameters=parameters)
 
 
 @dataclass
@@ -67,6 +75,11 @@ class Attention:
     params: Arrays
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def output_owner(self) -> str:
+        """The module that holds the output projection; "" where none is known."""
+        return self.keys.get("w_o", ("", ""))[0].rpartition(".")[0]
+
 
 @dataclass
 class Recording:
@@ -82,6 +95,9 @@ class Recording:
         inputs, weights: what it ran with.
         in_first: the weights that are stored as [in, out].
         attention: submodules that are attention, by name.
+        weight_errors: of the gradient of each weight, how far the own type's is from that in float64, and the root mean
+            square of what moved constants change in it. These stand in for the gradients of those runs.
+        tokens: which positions hold tokens, `b t`; None where all do.
     """
 
     who: str
@@ -93,6 +109,8 @@ class Recording:
     weights: Arrays
     in_first: list[str] = field(default_factory=list)
     attention: dict[str, Attention] = field(default_factory=dict)
+    weight_errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    tokens: np.ndarray | None = None
 
     @property
     def probe(self) -> str:
@@ -116,8 +134,11 @@ class Recording:
             values |= {f"{kind}/{name}": x for name, x in part.items()}
         for kind, run in (("exact", self.exact), ("own", self.own), ("moved", self.moved)):
             if run is not None:
-                about["runs"][kind] = [[call.name, call.kind, call.numbers] for call in run.calls]
+                about["runs"][kind] = [[call.name, call.kind, call.numbers, call.parameters] for call in run.calls]
                 values |= {f"{kind}/{name}": narrowest(x, self.probe) for name, x in flat_run(run)}
+        if self.tokens is not None:
+            values["tokens"] = self.tokens
+        about["weight_errors"] = self.weight_errors
         about["attention"] = {
             name: {"variant": x.variant, "config": x.config, "keys": x.keys} for name, x in self.attention.items()
         }
@@ -129,8 +150,8 @@ class Recording:
 def flat_run(run: Run) -> Iterator[tuple[str, np.ndarray]]:
     """Every array of a run with its name in the file."""
     for i, call in enumerate(run.calls):
-        yield from ((f"{i}/inputs/{name}", x) for name, x in call.inputs.items())
-        yield from ((f"{i}/outputs/{name}", x) for name, x in call.outputs.items())
+        for part in PARTS:
+            yield from ((f"{i}/{part}/{name}", x) for name, x in getattr(call, part).items())
     yield from ((f"input_grads/{name}", x) for name, x in run.input_grads.items())
     yield from ((f"weight_grads/{name}", x) for name, x in run.weight_grads.items())
 
@@ -156,10 +177,9 @@ def load_modules(path: str | PathLike[str]) -> Recording:
 
     def run(kind: str) -> Run:
         calls = []
-        for i, (name, cls, numbers) in enumerate(about["runs"][kind]):
-            at = f"{kind}/{i}/"
-            inputs, outputs = part(f"{at}inputs/"), part(f"{at}outputs/")
-            calls.append(Call(name, cls, wide(inputs), wide(outputs), numbers))
+        for i, (name, cls, numbers, parameters) in enumerate(about["runs"][kind]):
+            arrays = {key: wide(part(f"{kind}/{i}/{key}/")) for key in PARTS}
+            calls.append(Call(name, cls, numbers=numbers, parameters=tuple(parameters), **arrays))
         return Run(calls, wide(part(f"{kind}/input_grads/")), wide(part(f"{kind}/weight_grads/")))
 
     attention = {
@@ -171,12 +191,39 @@ def load_modules(path: str | PathLike[str]) -> Recording:
     moved = run("moved") if "moved" in about["runs"] else None
     return Recording(
         about["who"], about["dtype"], run("exact"), run("own"), moved, part("inputs/"), part("weights/"),
-        about["in_first"], attention,
+        about["in_first"], attention, {name: (x[0], x[1]) for name, x in about["weight_errors"].items()},
+        held.get("tokens"),
     )  # fmt: skip
 
 
 def wide(part: Mapping[str, np.ndarray]) -> Arrays:
     return {name: widened(x) for name, x in part.items()}
+
+
+def real(x: np.ndarray, tokens: np.ndarray | None) -> np.ndarray:
+    """An array with 0 at the positions that hold no token.
+
+    Positions are the second axis, or the third after heads, or one axis with the rows of the batch.
+    """
+    if tokens is None or x.ndim == 0:
+        return x
+    (b, t), n = tokens.shape, x.ndim
+    if x.shape[:2] == (b, t):
+        shape = (b, t) + (1,) * (n - 2)
+    elif n > 2 and (x.shape[0], x.shape[2]) == (b, t):
+        shape = (b, 1, t) + (1,) * (n - 3)
+    elif x.shape[0] == b * t:
+        shape = (b * t,) + (1,) * (n - 1)
+    else:
+        return x
+    return np.where(tokens.reshape(shape), x, np.zeros((), x.dtype))
+
+
+def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """The numbers of arrays of one shape, some at a time: what is computed of them takes no memory of their size."""
+    flat = [x.reshape(-1) for x in arrays]
+    for start in range(0, flat[0].size, BLOCK):
+        yield tuple(x[start : start + BLOCK] for x in flat)
 
 
 # Nested values --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
 
+import ctypes
+import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,23 @@ from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.candidates import from_torch
-from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, is_array, mapped
+from parity_tests.ports.modules.recordings import (
+    Arrays,
+    Attention,
+    Call,
+    Recording,
+    Run,
+    blocks,
+    flat,
+    is_array,
+    mapped,
+    real,
+)
 
 # See `parity_tests.ports.modules.bounds`.
 ROUNDINGS = 16
+# Numbers in the weights of a module from which on it is told what runs, and memory counts.
+LARGE = 10_000_000
 Caller = Callable[..., Any] | None
 
 
@@ -28,12 +45,16 @@ class Mode:
         moved: rounded constants are moved by the error that they may have.
         values: the first output of some calls, by name and turn, from which the run goes on in place of its own. Such a
             run has no gradients.
+        gradients: they are taken.
+        tokens: which positions hold tokens, `b t`; the projection whose gradients are taken leaves the others out.
     """
 
     dtype: str
     exact: bool = False
     moved: bool = False
     values: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    gradients: bool = True
+    tokens: np.ndarray | None = None
 
 
 @dataclass
@@ -93,14 +114,49 @@ def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(flat(args)) | dict(flat(kwargs))
 
 
+def parameters_of(function: Any) -> tuple[str, ...]:
+    """The names of the parameters that a function takes by place, but for `self`; none where it does not say."""
+    try:
+        found = signature(function).parameters.values()
+    except (ValueError, TypeError):  # built in, or no function
+        return ()
+    return tuple(x.name for x in found if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) and x.name != "self")
+
+
+def place_names(parameters: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, str]:
+    """Places of positional arguments to the names of the parameters that they are given to."""
+    return {str(i): name for i, name in enumerate(parameters[: len(args)])}
+
+
+def renamed_place(key: str, names: Mapping[str, str]) -> str:
+    """The path of an array in positional arguments, with the parameter's name for its place."""
+    place, dot, rest = key.partition(".")
+    return f"{names.get(place, place)}{dot}{rest}"
+
+
+def renamed_places(arrays: Arrays, names: Mapping[str, str]) -> Arrays:
+    return {renamed_place(key, names): x for key, x in arrays.items()}
+
+
 def with_whole(calls: list[Call], kind: str, inputs: Arrays, outputs: Arrays) -> list[Call]:
     """The calls of the submodules, and as the last one that of the whole, as its caller sees it."""
     return [*(call for call in calls if call.name), Call("", kind, inputs, outputs)]
 
 
-def cotangent(shape: tuple[int, ...]) -> np.ndarray:
-    """The same random gradient of the output on both sides, in numbers that every type holds exactly."""
-    return np.random.default_rng(11).integers(-8, 9, shape) / 8.0
+def gradients_of_whole(result: Run, outputs: Arrays, tokens: np.ndarray | None) -> None:
+    """Give the call of the whole the gradients of its inputs and, at its first output, that of the projection."""
+    first = next((name for name, x in outputs.items() if x.dtype.kind == "f"), None)
+    if first is not None and (result.input_grads or result.weight_grads):
+        result.calls[-1].input_grads = dict(result.input_grads)
+        result.calls[-1].output_grads = {first: cotangent(outputs[first].shape, tokens)}
+
+
+def cotangent(shape: tuple[int, ...], tokens: np.ndarray | None) -> np.ndarray:
+    """The same random gradient of the output on both sides, in numbers that every type holds exactly.
+
+    Shapes that differ by axes of size 1 get the same numbers.
+    """
+    return real(np.random.default_rng(11).integers(-8, 9, shape) / 8.0, tokens)
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -120,7 +176,7 @@ def moved(x: np.ndarray) -> np.ndarray:
     # A table is made in float32, and cast to a smaller type at most.
     unit = UNIT[dtype_of(x)] if UNIT[dtype_of(x)] > UNIT["float32"] else ROUNDINGS * UNIT["float32"]
     signs = np.random.default_rng(12).choice([-1.0, 1.0], x.shape)
-    return widened(x) * (1 + np.where(rounded(x), unit * signs, 0.0))
+    return np.asarray(widened(x) * (1 + np.where(rounded(x), unit * signs, 0.0)))
 
 
 class Turns:
@@ -142,36 +198,85 @@ class Turns:
 def go_on(side: Side, recording: Recording, values: Mapping[tuple[str, int], np.ndarray]) -> tuple[Run, Run | None]:
     """The float64 run of a recording and the one with moved constants, going on from the values given."""
     args, kwargs = side.given
-    modes = [Mode("float64", True, False, values), Mode("float64", True, True, values)]
+    modes = [Mode("float64", True, moved, values, gradients=False) for moved in (False, True)]
     first, *more = (side.run(args, kwargs, recording.weights, mode) for mode in modes[: 1 + bool(side.constants)])
     return first, next(iter(more), None)
 
 
-def record(side: Side, inputs: Any, weights: Arrays | None = None) -> Recording:
+def record(
+    side: Side,
+    inputs: Any,
+    weights: Arrays | None = None,
+    tokens: np.ndarray | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Recording:
     """Run a side in float64 and in its own type, on weights of another side or its own."""
     side.given = args, kwargs = split(inputs)
     params = side.weights | (weights or {})
     arrays = named(args, kwargs)
     own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")
-    modes = [Mode("float64", exact=True), Mode("float32" if own == "float64" else own)]
+    probe = "float32" if own == "float64" else own
+
+    def run(mode: Mode) -> Run:
+        say(f"{mode.dtype}{', with moved constants' if mode.moved else ''}")
+        result = side.run(args, kwargs, params, mode)
+        if size_of(params) >= LARGE:
+            give_back()
+        return result
+
+    exact = run(Mode("float64", exact=True, tokens=tokens))
+    result = Recording(
+        side.who, own, exact, run(Mode(probe, tokens=tokens)), None, arrays, params, side.in_first, tokens=tokens
+    )
+    errors = of_weights(exact, result.own)
+    spreads = dict.fromkeys(errors, (0.0, 0.0))
     if side.constants:
-        modes.append(Mode("float64", exact=True, moved=True))
-    exact, probe, *moved = runs = [side.run(args, kwargs, params, mode) for mode in modes]
+        result.moved = run(Mode("float64", exact=True, moved=True, tokens=tokens))
+        spreads = of_weights(exact, result.moved)
+    result.weight_errors = {name: (errors[name][0], spreads[name][1]) for name in errors}
+    if size_of(params) >= LARGE:
+        give_back()
     if side.adapted:  # an input that the calling function leaves out has no gradient there
         used = [name for name, x in exact.input_grads.items() if x.any()]
-        for run in runs:
-            run.input_grads = {name: run.input_grads[name] for name in used}
-    return Recording(
-        side.who,
-        own,
-        exact,
-        probe,
-        next(iter(moved), None),
-        arrays,
-        params,
-        side.in_first,
-        side.attention(params),
-    )
+        for run in (exact, result.own, result.moved):
+            if run is not None:
+                run.input_grads = {name: run.input_grads[name] for name in used}
+    result.attention = side.attention(params)
+    return result
+
+
+def give_back() -> None:
+    """Free the copy that ran, which may hold itself, and give its memory to what runs next.
+
+    The C library keeps what is freed in pieces that the next copy, in another type, does not fit.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def size_of(weights: Arrays) -> int:
+    """How many numbers some weights are."""
+    return sum(x.size for x in weights.values())
+
+
+def of_weights(exact: Run, other: Run) -> dict[str, tuple[float, float]]:
+    """How far the gradients of the weights are apart in two runs: the largest difference, and the root mean square.
+
+    The other run's gradients go: they are as large as the model.
+    """
+    found = {}
+    for name in list(other.weight_grads):
+        most, squares, count = 0.0, 0.0, 0
+        for x, y in blocks(other.weight_grads.pop(name), exact.weight_grads[name]):
+            with np.errstate(invalid="ignore"):
+                gap = widened(x) - y
+            gap = gap[np.isfinite(gap)]
+            most, squares = max(most, float(np.max(np.abs(gap), initial=0.0))), squares + float(np.sum(gap**2))
+            count += gap.size
+        found[name] = most, (squares / count) ** 0.5 if count else 0.0
+    return found
 
 
 def dtype_of(x: Any) -> str:

@@ -183,7 +183,7 @@ def test_a_missing_field(variant: str, field: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "0", None])
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
 def test_a_wrong_seed(variant: str, seed: Any) -> None:
     fields = next(iter(contract.examples(variant).values())).as_dict()
     text = refused_by_all(lambda tree: tree.package.build(variant, seed=seed, **fields), ValueError, variant)

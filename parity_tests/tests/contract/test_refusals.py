@@ -389,7 +389,7 @@ def methods_of(kind: type[Config]) -> list[str]:
     """The methods of a config that need no argument, but for those whose results are in others'."""
     names = [name for name, f in inspect.getmembers(kind, inspect.isfunction) if not name.startswith(("_", "check"))]
     free = [n for n in names if len(inspect.signature(getattr(kind, n)).parameters) == 1]
-    return [name for name in free if name not in ("as_dict", "children", "own_params", "params")]
+    return [name for name in free if name not in ("as_dict", "children", "meaning", "own_params", "params")]
 
 
 def said_by(config: Config) -> str:

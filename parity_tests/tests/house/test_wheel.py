@@ -19,7 +19,7 @@ def test_the_wheel_holds_the_tool_alone() -> None:
     here = {path.name for path in (ROOT / "parity_tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms == here - {"tests", "sync", "peers"}
     assert not [path for path in held if "/test_" in path or path.endswith("conftest.py")]
-    assert {"parity_tests/commands/app.py", "parity_tests/judge/ratchet.json", "attn_np/py.typed"} <= held
+    assert {"parity_tests/commands/app.py", "attn_np/py.typed"} <= held
     assert {"parity_tests/report/templates/report.html.j2", "attn_np/weights/layouts/bert.py"} <= held
 
 

@@ -2,7 +2,7 @@
 
 from decimal import Decimal, localcontext
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.witness import ratio
 
-ALPHAS = (1, 1.0625, 1.25, 1.5, 1.75, 2, 3.0)
+ALPHAS = (1, 1.0625, 1.25, 1.5, 1.75, 2, 2.0625, 3.0, 6, 20)
 
 
 @pytest.fixture(params=list(TREES))
@@ -62,7 +62,9 @@ def results(tree: Tree, call: Any, scores: np.ndarray, mask: np.ndarray | None, 
     return {"probs": tree.numpy(probs), "dscores": tree.numpy(grad)}
 
 
-@pytest.mark.parametrize(("alpha", "dtype"), [*((alpha, "float64") for alpha in ALPHAS), (1.25, "float32")])
+@pytest.mark.parametrize(
+    ("alpha", "dtype"), [*((alpha, "float64") for alpha in ALPHAS), (1.25, "float32"), (10, "float32")]
+)
 def test_weights_and_gradients_stay_within_their_bounds(alpha: float, tree: Tree, dtype: str) -> None:
     axis = 1
     scores, allowed, dy = given(dtype, axis)
@@ -110,6 +112,53 @@ def exact(row: list[float], alpha: float) -> list[float]:
             heavy = sum((x - middle) ** power for x in z if x > middle) >= 1
             low, high = (middle, high) if heavy else (low, middle)
         return [float((x - low) ** power) if x > low else 0.0 for x in z]
+
+
+def sums_and_weights(row: np.ndarray, probs: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """With fifty digits, by equation 10 less that of the smallest weight, which is taken from `probs`: all weights; and
+    for each score the sum of the weights if the threshold were there.
+    """
+    with localcontext(prec=50):
+        power, scores = Decimal(alpha) - 1, [Decimal(float(x)) for x in row]
+
+        def weights(base: Decimal, threshold: Decimal) -> list[Decimal]:
+            raised = [base + power * (x - threshold) for x in scores]
+            return [x ** (1 / power) if x > 0 else Decimal(0) for x in raised]
+
+        smallest = min((p, x) for p, x in zip(probs.tolist(), scores, strict=True) if p > 0)
+        all_weights = weights(Decimal(smallest[0]) ** power, smallest[1])
+        sums = [sum(weights(Decimal(0), x)) for x in scores]
+        return np.array([float(x) for x in sums]), np.array([float(x) for x in all_weights])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("numpy", "float64"), ("numpy", "float32"), ("torch", "float32")])
+@pytest.mark.parametrize("alpha", [2.0625, 2.5, 4, 10, 20, 1000])
+def test_weights_that_rise_steeply_solve_their_equation(alpha: float, name: str, dtype: str) -> None:
+    """Where a threshold to within a rounding says nothing: the equation is asked of the weights found."""
+    tree, rng = TREES[name], np.random.default_rng(2)
+    scores = (rng.normal(size=(24, 17)) * np.repeat([1, 1e-3, 1e-30, 1e6], 6)[:, None]).astype(dtype)
+    scores[0], scores[1, 4:] = 0.375, scores[1, :1]
+    found = tree.numpy(tree.package.entmax(tree.array(scores), alpha=alpha))
+    bounds = held(alpha, scores, None, scores, -1)["probs"].b
+    for row, probs, bound in zip(scores, found, bounds, strict=True):
+        sums, weights = sums_and_weights(row, probs, alpha)
+        assert np.all(np.abs(np.where(probs > 0, weights - probs, 0.0)) <= bound)
+        assert abs(weights.sum() - 1) <= bound.sum()
+        assert np.all(np.where(probs > 0, sums <= 1 + bound.sum(), sums >= 1 - bound.sum()))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_weights_add_up_to_one_at_every_alpha(dtype: str, tree: Tree) -> None:
+    """Within the bounds of their rounding, which are less than half of the digits; those of (alpha - 1) score count
+    1 / (alpha - 1) times.
+    """
+    alphas = {"numpy": (1.01, 1.3, 1.99, 2.01, 3, 4, 6, 10, 20, 64), "torch": (1.01, 4, 10, 20), "jax": (1.01, 20)}
+    for alpha, scale in zip(alphas[tree.name], cycle((1.0, 1e-3))):
+        scores = (np.random.default_rng(0).normal(size=(50, 17)) * scale).astype(dtype)
+        bound = held(alpha, scores, None, scores, -1)["probs"].b
+        assert bound.max() * min(alpha - 1, 1) <= np.finfo(dtype).eps ** 0.5
+        probs = tree.numpy(tree.package.entmax(tree.array(scores), alpha=alpha)).astype(np.float64)
+        assert np.all(np.abs(probs.sum(-1) - 1) <= bound.sum(-1)), alpha
 
 
 @pytest.mark.parametrize("alpha", [1.0625, 1.25, 1.75, 3.0])

@@ -11,6 +11,7 @@ import attn_np
 import attn_torch
 from attn_np._ops import DTYPES
 from attn_np._vjp import defvjp
+from attn_np.contract._package import FUNCTIONS
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted
@@ -152,6 +153,37 @@ def test_a_partial_of_a_softmax_fn_fixes_arguments_by_position_too() -> None:
     want = pulled(inputs, {"softmax_fn": partial(squares, factor=0.5)})
     assert set(found) == set(want)
     assert all(same(x, want[name]) for name, x in found.items())
+
+
+def linear(x: Any, *others: Any, factor: float = 2.0, **options: Any) -> Any:
+    return x * factor * options.get("scale", 1.0) + sum(others)
+
+
+def linear_vjp(tape: Any, dy: Any, *, x: Any, others: Any, factor: float, scale: float = 1.0, **rest: Any) -> Any:
+    assert set(rest) <= {"tape", "note"}
+    return {"x": dy * factor * scale, "others": tuple(dy for _ in others)}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_function_may_take_any_arguments(recompute: bool) -> None:
+    """By position and by name, such as `*others` and `**options`; its rule gets the latter by their names."""
+    call: Any = partial(linear, scale=0.5)
+    vars(linear)["vjp"] = linear_vjp
+    x, other, dy = np.arange(3.0), np.ones(3), np.array([1.0, 2.0, 4.0])
+    y, pull = attn_np.value_and_vjp(call, x, other, factor=8.0, note="any", recompute=recompute)
+    assert y.tolist() == [1.0, 5.0, 9.0]
+    grads = pull(dy)
+    assert grads.inputs["x"].tolist() == [4.0, 8.0, 16.0] and grads.inputs["others"][0].tolist() == dy.tolist()
+
+
+def test_a_function_without_a_gradient_says_so() -> None:
+    names = [name for name in FUNCTIONS if not hasattr(getattr(attn_np, name), "vjp")]
+    assert {"alibi_slopes", "relative_buckets"} <= set(names)
+    for name in names:
+        with pytest.raises(TypeError) as error:
+            attn_np.value_and_vjp(getattr(attn_np, name), 4)
+        fix = "nothing that it returns depends on an array of floats: call it alone"
+        assert str(error.value) == f"value_and_vjp: expected a function with a gradient, got {name}; {fix}"
 
 
 def test_what_cannot_be_differentiated_is_refused() -> None:

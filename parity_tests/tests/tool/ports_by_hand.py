@@ -57,6 +57,8 @@ class Port:
         """x without a gradient."""
         if self.lib.__name__ == "torch":
             return x.detach()
+        if self.lib is np:
+            return x
         import jax
 
         return jax.lax.stop_gradient(x)
@@ -64,6 +66,8 @@ class Port:
     def sigmoid(self, x: Any) -> Any:
         if self.lib.__name__ == "torch":
             return self.lib.sigmoid(x)
+        if self.lib is np:
+            return 1 / (1 + np.exp(-x))
         import jax
 
         return jax.nn.sigmoid(x)

@@ -415,5 +415,5 @@ def test_a_package_that_a_command_needs_is_named_with_the_advice() -> None:
         "from parity_tests.commands.app import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    want = "attn-parity: expected the package jinja2, got none; run pip install 'attn-parity[parity]'\n"
+    want = "attn-parity: expected the package jinja2, got none; run pip install '.[parity]' in a clone of attn-parity\n"
     assert (done.returncode, done.stderr) == (1, want)

@@ -1,5 +1,9 @@
 """Steps with a cache of one's own: right ones pass, and what is wrong with a cache has a name."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +15,7 @@ import attn_torch
 from attn_np import contract
 from parity_tests import ParityError, assert_decoding_parity
 
+ROOT = Path(__file__).resolve().parents[3]
 ROTARY = {"d_model": 12, "num_heads": 3, "causal": True}
 
 
@@ -63,7 +68,8 @@ def judged(wrong: str) -> Any:
 def test_a_right_cache_agrees_with_the_full_pass_and_with_our_steps() -> None:
     verdict = judged("")
     assert [row.elements for row in verdict.rows] == [2 * 11 * 12] * 2
-    assert verdict.worst.ratio <= 1 and not verdict.notes
+    assert verdict.worst.ratio <= 1
+    assert verdict.notes == ["gradients not judged: a function of NumPy arrays has none of its own"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +213,9 @@ def test_padding_in_a_batch_is_judged(wrong: str, name: str) -> None:
 def test_a_window_is_crossed_by_default() -> None:
     """A ring that loses a key too early shows behind twice the window, not in ten positions."""
     assert padded(window=6).worst.ratio <= 1
-    assert padded("edge", window=6, length=11).worst.ratio <= 1
+    short = padded("edge", window=6, length=11)
+    assert short.worst.ratio <= 1 and short.notes == ["a ring of 7 slots not gone round twice: pass length=17 or more"]
+    assert padded(window=6, length=7).notes == ["the edge of the window not crossed: pass length=17 or more"]
     with pytest.raises(ParityError, match="first wrong at position"):
         padded("edge", window=6)
 
@@ -249,3 +257,59 @@ def test_a_step_and_a_length_are_asked_for() -> None:
         assert_decoding_parity(Stepping(), "mha", ROTARY, step=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected length= from 2, got 1"):
         assert_decoding_parity(Stepping(), "mha", ROTARY, step=lambda m, x, c: m.decode(x, c), length=1)
+
+
+# The plugin -----------------------------------------------------------------------------------------------------------
+
+TEST = """
+import numpy as np
+
+
+def attention(past):
+    def step(query, cache):
+        k = v = query if cache is None else np.concatenate([cache, query], 1)
+        t, s = query.shape[1], k.shape[1]
+        at = np.arange(t)[:, None] + (s - t if past else 0)
+        scores = np.where(np.arange(s) <= at, query @ np.swapaxes(k, 1, 2) / np.sqrt(query.shape[-1]), -np.inf)
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ v, k
+
+    return step
+
+
+def test_right_steps(attn_parity_decoding):
+    verdict = attn_parity_decoding(attention(True), "dot_product", causal=True, step=lambda f, x, cache: f(x, cache))
+    assert verdict.worst.ratio <= 1
+
+
+def test_wrong_steps(attn_parity_decoding):
+    attn_parity_decoding(attention(False), "dot_product", causal=True, step=lambda f, x, cache: f(x, cache))
+
+
+def test_right_modules(attn_parity_modules):
+    assert attn_parity_modules(np.cos, np.cos, (np.ones((2, 3)),), weights=None, framework="numpy").agree
+
+
+def test_wrong_modules(attn_parity_modules):
+    attn_parity_modules(np.cos, np.sin, (np.ones((2, 3)),), weights=None, framework="numpy")
+"""
+
+
+def test_fixtures_judge_steps_and_modules(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(TEST)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "parity_tests.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        str(tmp_path),
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert "2 failed, 2 passed" in found.stdout, found.stdout
+    assert "cause: causal mask of a step aligned at the first key" in found.stdout, found.stdout
+    assert "differ first" in found.stdout, found.stdout

@@ -124,11 +124,11 @@ def test_an_argument_that_is_not_named_keeps_its_place() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arguments": {"mask": ("attention_mask", "b h t s -> b 1 1 s")}}, "in arguments=, got 'b h t s -> b 1 1 s'"),
+        ({"arguments": {"mask": ("attention_mask", "b h t s -> b 2 2 s")}}, "in arguments=, got 'b h t s -> b 2 2 s'"),
         ({"arguments": {"mask": ("attention_mask", "b s")}}, "pattern from our axes to theirs.* in arguments="),
         ({"arguments": {"mask": ("attention_mask", "b s t -> b s")}}, "that begins with 'b h t s'"),
         ({"arguments": {"query": ("x", "b t d -> b d")}}, "expected every axis of query on the right"),
-        ({"outputs": (("y", "b t 1 -> b t"),)}, "in outputs=, got 'b t 1 -> b t'"),
+        ({"outputs": (("y", "b t 2 -> b t"),)}, "in outputs=, got 'b t 2 -> b t'"),
         ({"taps": {"tap": ("q", "b h t k, b t h k")}}, "in taps=, got 'b h t k, b t h k'"),
         ({"weights": {**WEIGHTS, "w_q": ("q.weight", "(h 4) d -> d h k")}}, "in weights=, got .* that of w_q"),
     ],

@@ -85,13 +85,15 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "sparsemax": (lambda x: _sparse_weights.sparsemax(x, ALLOWED), ONE),
     "entmax15": (lambda x: _sparse_weights.entmax15(x, ALLOWED, -2), ONE),
     "bisected_entmax": (lambda x: _simplex.bisected_entmax(x, ALLOWED, 1.25), ONE),
+    "steep_entmax": (lambda x: _simplex.steep_entmax(x, ALLOWED, 3.0), ONE),
     "hardmax": (lambda x: _sparse_weights.hardmax(x, ALLOWED), ONE),
     "straight_through": (lambda x, y: _sparse_weights.straight_through(x, y), TWO),
     "softmax_vjp": (lambda x, d: _vjp.softmax_vjp(_ops.softmax(x, ALLOWED), d), TWO),
     "part_of_softmax_vjp": (lambda x, d, m: _vjp.part_of_softmax_vjp(_ops.softmax(x), d, m, 2), (*TWO, (3, 1))),
     "sparsemax_vjp": (lambda x, d: _vjp.sparsemax_vjp(_sparse_weights.sparsemax(x, ALLOWED), d), TWO),
     "entmax15_vjp": (lambda x, d: _vjp.entmax15_vjp(_sparse_weights.entmax15(x, ALLOWED), d), TWO),
-    "entmax_vjp": (lambda x, d: _vjp.entmax_vjp(_ops.softmax(x, ALLOWED), d, 1.25), TWO),
+    "entmax_vjp": (lambda x, d: _simplex.entmax_vjp(_ops.softmax(x, ALLOWED), d, 1.25), TWO),
+    "steep_entmax_vjp": (lambda x, d: _simplex.steep_entmax_vjp(_ops.softmax(x, ALLOWED), d, 3.0), TWO),
     "tanh_vjp": (lambda x, d: _vjp.tanh_vjp(np.tanh(x), d), TWO),
     "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_ops.sigmoid(x), d), TWO),
     "softplus_vjp": (lambda x, d: _vjp.softplus_vjp(x, d), TWO),
@@ -218,10 +220,11 @@ COMMON_SOURCE += (
     "sparsemax",
     "entmax15",
     "bisected_entmax",
+    "steep_entmax",
     "sparsemax_vjp",
     "entmax15_vjp",
 )
-COMMON_SOURCE += ("entmax_vjp",)
+COMMON_SOURCE += ("entmax_vjp", "steep_entmax_vjp")
 SMALL = 2.0**-20  # errors whose squares are 2^-20 times as large, and which are 2^33 times a rounding
 
 
@@ -303,7 +306,8 @@ def test_of_several_conditions_is_open_what_their_truths_leave_open() -> None:
 # Tangents -------------------------------------------------------------------------------------------------------------
 
 # Functions that no layer differentiates twice have no rule for tangents, and what is detached has a tangent by choice.
-NO_TANGENT = ("absolute", "square", "max", "where equal", "log_sum_exp", "bisected_entmax", "entmax_vjp")
+NO_TANGENT = ("absolute", "square", "max", "where equal", "log_sum_exp", "bisected_entmax", "steep_entmax")
+NO_TANGENT += ("entmax_vjp", "steep_entmax_vjp")
 CHOSEN = ("max without a gradient", "hardmax", "straight_through")
 STEP = 2.0**-17  # the cube root of a rounding: what a difference leaves out and what it rounds are of one size
 

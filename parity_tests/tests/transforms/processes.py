@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import attn_torch
@@ -72,6 +73,26 @@ def heads_sharded(
     counts = [mode.get_total_counts() for mode in (forward, sum_of_heads)]
     floats = {name: x for name, x in given.items() if x.is_floating_point()}
     return results(layer, y, dy, floats) | {"counts": counts}
+
+
+def in_context_parallel(rank: int) -> dict[str, Any]:
+    """What our calls say where each process holds a part of a sequence, and whether a layer gives the same after."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    layers: Any = (attn_torch.build("mha", d_model=6, num_heads=2), attn_torch.build("gru", input_dim=6, hidden_dim=6))
+    calls = {layer.config.variant: layer for layer in layers}
+    calls["attend"] = lambda x: attn_torch.attend(x, x, x)[0]
+    calls["drop_in"] = lambda x: attn_torch.drop_in.scaled_dot_product_attention(x, x, x)
+    calls["recur"] = lambda x: attn_torch.recur(*(x[:, :, None],) * 3)
+    x = torch.ones(1, 4 * WORLD, 6)
+    before, told = layers[0](x), dict[str, Any]()
+    with context_parallel(mesh, buffers=[part := x.clone()], buffer_seq_dims=[1]), torch.no_grad():
+        for name, call in calls.items():
+            try:
+                call(part)
+                told[name] = np.array("nothing")
+            except ValueError as error:
+                told[name] = np.array(str(error))
+    return told | {"same after": np.array(torch.equal(layers[0](x), before))}
 
 
 def by_rows(

@@ -74,6 +74,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
     for wrap in ("fsdp", "ddp"):
         rows = few.get("test_split_batches_agree", ROWS)
         cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in rows}
+    cases["context_parallel"] = {"how": "in_context_parallel"}
     mp.spawn(processes.run, (str(folder), cases), nprocs=processes.WORLD)
     with np.load(folder / "results.npz") as arrays:
         return {
@@ -115,3 +116,14 @@ def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> 
     got = found[f"{variant}, {wrap}"]
     assert set(got) >= {"y", *(f"d{name}" for name in config.shapes())}
     judged(got, want)
+
+
+def test_context_parallel_is_refused(found: dict[str, Any]) -> None:
+    """In every call: each process would attend to its own part of a sequence."""
+    told = dict(found["context_parallel"])
+    assert told.pop("same after")
+    assert len(told) == 5
+    for name, words in told.items():
+        assert "got a call within context_parallel, which splits them between processes; call it outside" in str(
+            words
+        ), name

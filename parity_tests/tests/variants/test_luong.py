@@ -384,7 +384,7 @@ REFUSED = {
     ),
     "unknown window": (
         {"local": "monotone", "half_window": 2},
-        "local to be one of None, m, p, got 'monotone'; set local=",
+        "local to be one of None, 'm', 'p', got 'monotone'; set local=",
     ),
     "window without a size": (
         {"local": "m"},

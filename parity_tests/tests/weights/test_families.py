@@ -398,7 +398,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         GEMMA2 | {"use_bidirectional_attention": True},
         "'use_bidirectional_attention': expected one of False",
     ),
-    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a possible layer"),
+    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a number above 0"),
     "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
     "Gemma 3 in both directions": (
         GEMMA3 | {"use_bidirectional_attention": True},
@@ -414,7 +414,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         "'rope_parameters.sliding_attention': expected the positions of such layers, got none",
     ),
     "Gemma 3 scaled twice": (GEMMA3 | BOTH3 | {"rope_scaling": {"factor": 8.0}}, "'rope_scaling': expected fields"),
-    "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a possible layer"),
+    "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a number above 0"),
     "Gemma 3 that sees pictures": ({"model_type": "gemma3", "text_config": GEMMA3}, "'model_type': expected the name"),
     "Phi-3 with the first name of its factors": (
         PHI3 | {"rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "su"}},

@@ -241,7 +241,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
         "'quantization_config': .*quantised ones",
     ),
     "heads that are text": ({"num_attention_heads": "3"}, "'num_attention_heads': expected an integer from 0, got '3'"),
-    "no heads": ({"num_attention_heads": 0}, "expected a possible layer"),
+    "no heads": ({"num_attention_heads": 0}, "'num_attention_heads': expected a number above 0, got 0"),
     "no width": ({"hidden_size": None}, "'hidden_size': expected this field, got none"),
     "a flag that is a number": ({"attention_bias": 1}, "'attention_bias': expected true or false, got 1"),
     "heads that don't fit": ({"num_key_value_heads": 2}, "expected a possible layer, got .*num_kv_heads"),

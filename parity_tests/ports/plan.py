@@ -1,0 +1,127 @@
+"""What a candidate is called with: a few calls, and one longer sequence where it shows more of the config."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests.explain.causes import explain
+from parity_tests.explain.findings import Finding
+from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
+from parity_tests.judge.cases import Case, Drawn, draw, given, seeing
+from parity_tests.ports.names import Names, alike, pair
+from parity_tests.ports.port import Port
+from parity_tests.ports.trace import Trace, record
+from parity_tests.ports.untested import LENGTHS, Undetermined, cause_among, open_axes, sizes_at, telling_length
+
+# The longest sequence in which mistakes are searched: each is made in the reference, whose bounds take time.
+SEARCHED = 65
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is drawn for a candidate.
+
+    Attributes:
+        config, calls, empty_rows, seed: those of `assert_parity`.
+        names: how its arguments and results map to ours.
+        sizes: of axes that the config leaves open, by letter, where they are asked for.
+    """
+
+    config: Config
+    calls: tuple[str, ...]
+    empty_rows: bool
+    seed: int
+    names: Names
+    sizes: Mapping[str, int]
+
+    def drawn(
+        self, found: Port, call: str, example: str = "yours", sizes: Mapping[str, int] = {}
+    ) -> tuple[Case, Drawn]:
+        """A call with as many of our arguments as a candidate takes."""
+        case = Case(self.config.variant, example, call, found.dtype, self.seed, self.config)
+        drawn = draw(case, found.arguments, found.required, {**sizes, **self.sizes})
+        return case, alike(drawn, self.names)
+
+    def trace(self, found: Port, case: Case, drawn: Drawn) -> Trace:
+        """The candidate's run."""
+        returns = {pair(name)[0] for name in self.names.outputs if name is not None}
+        return record(found.candidate, case, prepared(found, case, drawn, self.empty_rows, returns), partial=True)
+
+
+def runs(found: Port, plan: Plan, tell: Callable[[str], None]) -> Iterator[Trace]:
+    """A trace of each call that differs from the ones before it in what is given."""
+    seen: list[set[str]] = []
+    for call in plan.calls:
+        key = {*(name for name in given(plan.config, call) if name in found.arguments), *found.required}
+        if key not in seen:
+            seen.append(key)
+            tell(f"the call {call} in {found.dtype}")
+            yield plan.trace(found, *plan.drawn(found, call))
+
+
+def longer_run(
+    found: Port, traces: list[Trace], undetermined: Undetermined, plan: Plan, tell: Callable[[str], None]
+) -> tuple[Trace | None, Finding | None]:
+    """The trace of a longer sequence that shows more of the config, in the call with the fewest inputs; and what is
+    wrong with it. None where there is none, or nothing.
+    """
+    shortest = min(traces, key=lambda trace: len(trace.drawn.inputs))
+    letters = open_axes(shortest.case, shortest.drawn)
+    if not letters:
+        return None, None
+
+    def drawn_at(length: int) -> tuple[Case, Drawn]:
+        case, drawn = plan.drawn(found, shortest.case.call, f"{length} positions", sizes_at(letters, length))
+        held = drawn.params if found.params is None else found.params
+        return case, replace(drawn, params={name: held[name].astype(x.dtype) for name, x in drawn.params.items()})
+
+    tell("looking for a length that shows more")
+    length = telling_length(undetermined, (shortest.case, shortest.drawn), drawn_at)
+    if length is None:
+        return None, None
+    tell(f"a sequence of {length} positions in {found.dtype}")
+    try:
+        trace = plan.trace(found, *drawn_at(length))
+    except Exception as error:  # whatever a candidate raises for more positions than it was made for
+        words = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+        found.notes[f"a sequence of {length} positions not judged: {words}"] = None
+        return None, None
+    if all(row.ok for row in trace.verdicts()[0]):
+        return trace, None
+    if found.dtype == "float64" and found.watch.suspected:
+        found.notes[f"a sequence of {length} positions not judged: part of it is in a narrower type"] = None
+        return None, None
+    tell("looking for the cause")
+    parts = ((n, plan.trace(found, *drawn_at(n))) for n in LENGTHS if n < length)
+    where, first = next(((n, x) for n, x in parts if not all(row.ok for row in x.verdicts()[0])), (length, trace))
+    causes = cause_among(undetermined, trace)  # of the longest, which tells most of them apart
+    finding = explain(first.judged(), causes=not causes and where <= SEARCHED)
+    if finding is None:
+        raise ValueError("longer_run: expected a run that differs, got one that agrees; look at its verdicts")
+    if causes or finding.after is not None:  # one mistake acts at a distance; two that make up for it are none
+        finding.causes, finding.after, finding.explains_all = causes, None, bool(causes)
+    if not finding.causes:
+        words = f"what begins at a distance: tables and buckets, windows, lengths in training; length={where} shows it"
+        finding.next_step = "; ".join(filter(None, (words, finding.next_step)))
+    finding.patterns.insert(0, f"in a sequence of {where} positions; shorter ones agree")
+    return trace, finding
+
+
+def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:
+    """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
+    if not empty_rows:
+        drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
+    if found.params is not None:
+        drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
+    held = pulled(case, drawn, output_shapes(case, drawn))
+    if returns - held.keys():  # the weights, which get no gradient, or what the variant does not return
+        layer, variant = numpy_layer(case, drawn.params), case.config.variant
+        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.class_name))))
+        unknown = sorted(returns - {*known})
+        if unknown:
+            fix = contract.did_you_mean(unknown[0], known)
+            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {fix}")
+    return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})

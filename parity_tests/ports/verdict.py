@@ -1,0 +1,116 @@
+"""What judging an implementation of your own comes to: a verdict, or the error that names the first difference."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity_tests.explain.findings import Finding, told
+from parity_tests.judge.judging import Row, worst
+from parity_tests.ports.names import of_keys_alone
+from parity_tests.ports.trace import Trace
+from parity_tests.ports.untested import Untested
+from parity_tests.report.plain import Reported, finding_dict, rows_dict
+
+
+class ParityError(Reported, AssertionError):
+    """An implementation differs from the reference by more than rounding explains.
+
+    Attributes:
+        finding: the first difference, what it looks like, and the known mistakes that give its numbers.
+    """
+
+    def __init__(self, finding: Finding, note: str = "", first: str = "") -> None:
+        super().__init__("\n  ".join(filter(None, (first, self.told(finding), note))))
+        self.finding = finding
+
+    def told(self, finding: Finding) -> str:
+        """The finding in words."""
+        return told(finding)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The first difference, what explains it, and every verdict of that call."""
+        found = {"agree": False, "words": str(self), "finding": finding_dict(self.finding)}
+        return found | rows_dict(self.finding.rows or [self.finding.first])
+
+
+@dataclass
+class Verdict(Reported):
+    """What `assert_parity` found where it found no difference.
+
+    Attributes:
+        rows: the verdict on every array of every call, in float64 first where both types were judged.
+        traces: what was computed in the candidate's own type, by call.
+        untested: the config's fields that these runs did not determine, and the other values that would agree, too.
+        why: why float64 was not judged; "" where it was, or was not asked for.
+        not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
+        notes: what was not judged, and why.
+    """
+
+    rows: list[Row]
+    traces: dict[str, Trace] = field(default_factory=dict)
+    untested: list[Untested] = field(default_factory=list)
+    why: str = ""
+    not_given: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def worst(self) -> Row:
+        return worst(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its figures, what was not judged or tested, and every array's verdict."""
+        found = {
+            "agree": True,
+            "words": str(self),
+            "untested": [str(part) for part in self.untested],
+            "not_given": list(self.not_given),
+            "notes": self.notes,
+            "calls": {call: list(trace.drawn.inputs) for call, trace in self.traces.items()},
+        }
+        return found | rows_dict(self.rows)
+
+    def of_keys(self) -> str:
+        """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
+        arguments = {n: arg for trace in self.traces.values() for n, arg in trace.case.config.arguments().items()}
+        masks = [name for name in self.not_given if "mask" in name] if "mask" in arguments else []
+        return of_keys_alone(len(arguments["mask"].axes.split()), masks[0]) if masks else ""
+
+    def not_told_apart(self) -> str:
+        """The values that a candidate may have and agree; "" where every value is determined."""
+        return f"; not told apart by this run: {'; '.join(map(str, self.untested))}" if self.untested else ""
+
+    def __str__(self) -> str:
+        numbers = sum(row.elements for row in self.rows)
+        loose = sum(row.vacuous for row in self.rows)
+        more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
+        more += self.not_told_apart()
+        never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
+        more += never if self.not_given else ""
+        more += "".join(f"; {note}" for note in self.notes)
+        types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
+        return (
+            f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
+            f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
+            + "; with ".join(
+                ", ".join(trace.drawn.inputs) + ("" if name == trace.case.call else f" of {name}")
+                for name, trace in self.traces.items()
+            )
+        )
+
+
+class UntestedError(ParityError):
+    """An implementation agrees, but with other values of the config's fields it would agree, too, and `strict=True`.
+
+    Attributes:
+        finding: the array that comes nearest to its bound; it is within.
+        verdict: the verdict, whose `untested` names the fields.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict, row = verdict, verdict.worst
+        super().__init__(Finding(row.candidate, row.case.name, row), ENLARGE)
+
+    def told(self, finding: Finding) -> str:
+        return f"{finding.candidate} agrees, and would with other values of its fields{self.verdict.not_told_apart()}"
+
+
+ENLARGE = "a longer sequence may tell them apart, length= or sizes=, or a config with smaller values"

@@ -1,0 +1,249 @@
+"""What a reader of the pages sees: formulas at their size, numbers that can be read, words that are true."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from html import escape
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from attn_np import contract
+from parity_tests.tests.house.test_docs import LESSONS, ROOT, course, extension
+from parity_tests.tests.viewer.browser import Browser, browser, chromium
+
+STYLE = ROOT / "docs" / "_static" / "style.css"
+VARIANTS = contract.variants()
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    return extension("pictures")
+
+
+# Formulas -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def steps_of(variant: str) -> list[tuple[str, str]]:
+    """The lines of a page with the formulas that stand beside them."""
+    sources, path = extension("sources"), ROOT / f"attn_np/{variant}.py"
+    backward = [(line, formula) for line, formulas, _ in sources.backward_steps(path) for formula in formulas]
+    return sources.line_by_line(path) + backward
+
+
+def rules(css: str) -> Iterator[tuple[str, str]]:
+    """The selectors of a style sheet with their declarations, without those of certain windows."""
+    plain = re.sub(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}|/\*.*?\*/", "", css, flags=re.DOTALL)
+    for selectors, declarations in re.findall(r"([^{}]+)\{([^{}]*)\}", plain):
+        yield from ((selector.strip(), declarations) for selector in selectors.split(","))
+
+
+def weight(selector: str) -> tuple[int, int]:
+    """Classes and pseudo-classes, then names of elements: what decides between two rules."""
+    return len(re.findall(r"[.:][\w-]+", selector)), len(re.findall(r"(?:^|\s)[a-z]+", selector))
+
+
+def matches(selector: str, chain: list[set[str]]) -> bool:
+    """Whether the parts of a selector are the last of a chain of elements and some above it, in order."""
+    *above, last = (set(re.findall(r"[.:]?[\w-]+", part)) for part in selector.split())
+    left = iter(chain[:-1])
+    return last <= chain[-1] and all(any(part <= element for element in left) for part in above)
+
+
+def test_lines_beside_formulas_wrap() -> None:
+    """A line of code that does not wrap leaves no room for its formula, which then shrinks."""
+    code = [{"article"}, {"div", ".steps"}, {"table", ".docutils"}, {"td", ":first-child"}, {"code"}]
+    found = [
+        (weight(selector), number, re.findall(r"white-space: *([\w-]+)", declarations))
+        for number, (selector, declarations) in enumerate(rules(STYLE.read_text("utf-8")))
+        if "white-space" in declarations and matches(selector, code)
+    ]
+    assert max(found)[2] == ["normal"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_formulas_fit_beside_their_lines(variant: str) -> None:
+    """In a wide window, each at three quarters of its size or more."""
+    css, svg = STYLE.read_text("utf-8"), extension("formulas").svg
+    page = float(re.findall(r"\.content \{[^}]*width: (\d+)em", css)[0])
+    column = 1 - float(re.findall(r"\.steps td:first-child \{ width: (\d+)%", css)[0]) / 100
+    table = float(re.findall(r"article table\.docutils \{ font-size: ([\d.]+)em", css)[0])
+    formula = float(re.findall(r"\.formula \{ font-size: ([\d.]+)em", css)[0])
+    for _, latex in steps_of(variant):
+        width = float(re.findall(r'style="width:([\d.]+)em', svg(latex))[0])
+        assert 0.75 * width * formula * table <= column * page, latex
+
+
+SHRUNK = """[...document.querySelectorAll("svg.formula")].map((svg) => {
+    const own = parseFloat(svg.style.width) * parseFloat(getComputedStyle(svg).fontSize);
+    return svg.getBoundingClientRect().width / own;
+})"""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if chromium() is None:
+        pytest.skip("no Chromium here")
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_no_formula_is_shrunk(width: int, tab: Browser, tmp_path: Path) -> None:
+    """Of the longest lines and formulas of all variants, in the frame of a page."""
+    svg = extension("formulas").svg
+    rows = list(dict.fromkeys(row for variant in VARIANTS for row in steps_of(variant)))
+    rows = [row for part in (0, 1) for row in sorted(rows, key=lambda row: -len(row[part]))[:40]]
+    cells = "".join(f"<tr><td><code>{escape(line)}</code></td><td>{svg(latex)}</td></tr>" for line, latex in rows)
+    table = f"<div class='table-wrapper'><table class='docutils'><tbody>{cells}</tbody></table></div>"
+    frame = "<div class='main' style='margin-left: 15em'><div class='content'>" if width > 1000 else "<div><div>"
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><meta name='viewport' content='width=device-width'><style>{STYLE.read_text('utf-8')}</style>"
+        f"<body>{frame}<article><div class='steps'>{table}</div></article></div></div>",
+        "utf-8",
+    )
+    tab.open(tmp_path / "page.html", width=width)
+    sizes = tab.run(SHRUNK)
+    assert len(sizes) == len(rows) and min(sizes) >= 0.75
+
+
+@pytest.mark.parametrize(
+    ("latex", "display", "written"),
+    [
+        (r"\frac{a}{b}", True, r"\dfrac{a}{b}"),
+        (r"\frac{a}{b}", False, r"\frac{a}{b}"),
+        (r"\tfrac{a}{b}", True, r"\frac{a}{b}"),
+        (r"e^{\frac{a}{b}} \frac{\frac{a}{b}}{c}", True, r"e^{\frac{a}{b}} \dfrac{\dfrac{a}{b}}{c}"),
+        (r"x_{y^{2} + \frac{a}{b}}", True, r"x_{y^{2} + \frac{a}{b}}"),
+        (r"\sum_s p", False, r"\sum_s\; p"),
+        (r"\sum_{t: s \in N_{t}} p", True, r"\sum_{t: s \in N_{t}}\; p"),
+        (r"\sum_{s}^{T} p", True, r"\sum_{s}^{T}\; p"),
+        (r"\sum_s\, p", True, r"\sum_s\, p"),
+        (r"z'_{ts} + f'(x)", True, r"z^{\prime}_{ts} + f'(x)"),
+    ],
+)
+def test_a_formula_is_set_as_it_is_meant(latex: str, display: bool, written: str) -> None:
+    """Fractions of displayed formulas have their full size, but not in scripts; a sum stands apart from its summand."""
+    formulas = extension("formulas")
+    assert formulas.spelled(latex, display) == written
+    assert "<path" in formulas.svg(latex, display)
+
+
+# Colours --------------------------------------------------------------------------------------------------------------
+
+
+def test_both_ways_to_a_dark_page_have_the_same_colours() -> None:
+    """Asked for by the system, or chosen on the page."""
+    css = STYLE.read_text("utf-8")
+    chosen = css.partition('body[data-theme="dark"] {')[2].partition("}")[0]
+    by_system = css.partition('body:not([data-theme="light"]) {')[2].partition("}")[0]
+    assert re.findall(r"--map-\w+: #\w+", chosen) == re.findall(r"--map-\w+: #\w+", by_system)
+
+
+def inks(css: str, theme: str) -> dict[str, str]:
+    """The colour that the style sheet gives each class of numbers in a theme."""
+    found: dict[str, str] = {}
+    marks = {"light": "", "dark": 'body[data-theme="dark"] '}
+    for head in marks.values() if theme == "dark" else [""]:
+        for names, colour in re.findall(rf"^{re.escape(head)}(?::is\()?([.\w, -]+?)\)? {{ fill: #(\w+);", css, re.M):
+            found |= dict.fromkeys(re.findall(r"map-\w+-\w+", names), colour)
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_numbers_of_maps_can_be_read(theme: str, pictures: ModuleType) -> None:
+    """At every depth of colour of either sign: 4.5 to 1, as the style sheet paints cell and number."""
+    css = STYLE.read_text("utf-8")
+    given, ink = pictures.colours()[theme], inks(css, theme)
+    for share, sign in product(np.linspace(0, 1, 201), (1, -1)):
+        cell = pictures.cell(0, 0, sign * share)
+        tone, opacity = re.findall(r'var\(--map-(positive|negative)\)" fill-opacity="([\d.]+)"', cell)[0]
+        ground = pictures.mixed(given[tone], given["empty"], float(opacity))
+        (name,) = re.findall(r'class="(map-[\w-]+)"', cell)
+        assert pictures.contrast(pictures.rgb(ink[name]), ground) >= 4.5, (share, name)
+
+
+def test_no_rule_paints_all_text_of_pictures() -> None:
+    """A rule for every text of a picture wins over what a cell says of its own number."""
+    wide = [s for s, d in rules(STYLE.read_text("utf-8")) if "fill" in d and re.search(r"picture.* text$", s)]
+    assert not wide
+
+
+REPORT = ROOT / "parity_tests" / "report" / "templates" / "base.css"
+
+
+@pytest.mark.parametrize("sheet", [REPORT, ROOT / "parity_tests" / "viewer" / "templates" / "viewer.css"])
+def test_figures_on_colours_can_be_read(sheet: Path, pictures: ModuleType) -> None:
+    """Each shade of a report with its own ink, and words on the page and on panels, in light and dark."""
+    css = REPORT.read_text("utf-8") + sheet.read_text("utf-8")
+    light, _, dark = css.partition("@media (prefers-color-scheme: dark)")
+    for theme in (light, dark):
+        pairs = re.findall(r"--([\w-]+): #(\w{3}|\w{6})\b", theme)
+        held = {name: pictures.rgb(x if len(x) == 6 else "".join(2 * c for c in x)) for name, x in pairs}
+        asked = [(f"{name}-t", name) for name in held if f"{name}-t" in held]
+        asked += [(ink, page) for ink in ("text", "soft", "link", "good", "bad") for page in ("page", "panel")]
+        assert asked
+        for ink, ground in asked:
+            assert pictures.contrast(held[ink], held[ground]) >= 4.5, (ink, ground)
+
+
+def test_the_contrast_is_that_of_the_standard(pictures: ModuleType) -> None:
+    """Black on white has 21, equal colours 1; #777777 on white is known to be just below 4.5, #767676 above."""
+    white = pictures.rgb("ffffff")
+    assert abs(pictures.contrast(pictures.rgb("000000"), white) - 21) <= 21 * 16 * np.finfo(float).eps
+    assert pictures.contrast(white, white) == 1
+    assert pictures.contrast(pictures.rgb("777777"), white) < 4.5 < pictures.contrast(pictures.rgb("767676"), white)
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_pages_are_told_of_functions_is_of_functions_that_exist() -> None:
+    """A table of names that the code no longer has hides nothing, and what it was to hide comes first on a page."""
+    sources = extension("sources")
+    text = "\n".join(path.read_text("utf-8") for path in (ROOT / "attn_np").rglob("*.py"))
+    defined = set(re.findall(r"^def (\w+)\(", text, re.MULTILINE))
+    assert {*sources.PLUMBING, *sources.PASSED_ON, *sources.HIDING, *sources.OPERANDS} <= defined
+    assert all((ROOT / "attn_np" / f"{name}.py").exists() for name in sources.CLOSED)
+
+
+def test_what_every_variant_calls_is_opened_on_no_page() -> None:
+    """It is no part of any one's idea; but the rules of derivatives are."""
+    sources = extension("sources")
+    shown: dict[str, int] = {}
+    for variant in VARIANTS:
+        path = ROOT / f"attn_np/{variant}.py"
+        boxes = "\n".join(sources.opened(path, backward=False) + sources.opened(path, backward=True))
+        for name in set(re.findall(r"^:+\{dropdown\} `(\w+)`", boxes, re.MULTILINE)):
+            shown[name] = shown.get(name, 0) + 1
+    assert shown["softmax_vjp"] > 1
+    for backward in (False, True):
+        assert sources.called_by_all(backward=backward) and not sources.called_by_all(backward=backward) & set(shown)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lines_that_are_not_in_all_trees_are_marked(variant: str) -> None:
+    """And no others: what the page says of its marks is true."""
+    pages, sources = extension("variants"), extension("sources")
+    files = {tree: sources.source(ROOT / package / f"{variant}.py") for tree, package in pages.TREES.items()}
+    text = "\n".join(pages.three_trees(variant, files))
+    blocks = re.findall(r":caption: \w+/\w+\.py\n(?::emphasize-lines: ([\d,]+)\n)?\n(.*?)\n```", text, re.DOTALL)
+    assert len(blocks) == 3
+    lines = [code.splitlines() for _, code in blocks]
+    for (marks, _), own in zip(blocks, lines, strict=True):
+        marked = {own[int(number) - 1] for number in filter(None, marks.split(","))}
+        assert marked == {line for line in own if not all(line in other for other in lines)}
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_notebook_is_plain_markdown(lesson: str) -> None:
+    """Fences of any number of colons or ticks are the site's, and so is the text of a role."""
+    cells = json.loads(json.dumps(course.notebook(LESSONS[lesson])))["cells"]
+    prose = "\n".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown")
+    code = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^:.*|^`{3,}\{.*|\{[a-z-]+\}`.*|^~{3,}.*", code.sub("", prose), re.MULTILINE)

@@ -1,0 +1,58 @@
+"""`attend` at the sizes of ordinary calls: `sizes` draws them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attn_torch
+from parity_tests.judge import kernels
+from parity_tests.tests.inputs import TREES
+from parity_tests.tests.kernels.sizes import drawn, verdict
+
+CASES = {"numpy": 24, "torch": 24, "jax": 3}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_some_dozen_calls(tree: str, pytestconfig: pytest.Config) -> None:
+    """`python -m parity_tests.tests.kernels.sizes` asks thousands."""
+    more = 10 if pytestconfig.getoption("--everything") else 1
+    wrong = [verdict(seed, tree) for seed in range(CASES[tree] * more)]
+    assert not any(wrong), next(filter(None, wrong))
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
+def test_in_many_small_blocks(tree: str) -> None:
+    """Hundreds of them, for terms of any steepness beside masks and patterns."""
+    seeds = [seed for seed in range(1000, 1100) if 2**11 < drawn(seed).num_scores < 2**15]
+    wrong = [verdict(seed, tree, kernels.SMALL[tree][0]) for seed in seeds[:12]]
+    assert not any(wrong), next(filter(None, wrong))
+
+
+@pytest.mark.parametrize("t", [128, 200])
+def test_relative_terms_of_more_queries_than_keys(t: int) -> None:
+    """In PyTorch, where the scores are many, gradients are asked and a block has more queries than there are keys."""
+    layer = attn_torch.build("t5_bias", d_model=64, num_heads=8)
+    x, memory = torch.randn(8, t, 64), torch.randn(8, 50, 64)
+    y = layer(x, memory)
+    want, _ = attn_torch.trace(layer, x, memory)
+    bound = 1000 * torch.finfo(torch.float32).eps * want.abs().max()  # sums of 64 follow each other, four of them
+    assert (y - want).abs().max() <= bound
+    assert torch.autograd.grad(y.sum(), layer.w_bias)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("sink", [-1e4, -300.0, 0.0, 300.0])
+@pytest.mark.parametrize("name", TREES)
+def test_the_lse_of_a_row_that_sees_nothing_is_its_sink(name: str, sink: float) -> None:
+    """To the bit, however far from the scores of other rows it lies, in long calls too."""
+    tree, rng = TREES[name], np.random.default_rng(0)
+    q, k = (tree.array(rng.normal(size=(1, n, 2, 4))) for n in (260, 700))
+    mask, sinks = np.ones((260, 700), bool), np.array([sink, sink / 3])
+    mask[5:9] = mask[200:] = False
+    options: dict[str, Any] = {"mask": tree.array(mask), "sinks": tree.array(sinks), "return_lse": True}
+    context, _, lse = tree.package.attend(q, k, k, **options)
+    empty = ~mask.any(1)
+    assert np.array_equal(tree.numpy(lse)[0][:, empty], np.repeat(sinks[:, None], empty.sum(), 1))
+    assert not tree.numpy(context)[0, empty].any()
+    assert np.isfinite(tree.numpy(lse)).all()
