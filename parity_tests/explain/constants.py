@@ -116,11 +116,16 @@ def every_constant(config: Any) -> Iterator[Constant]:
     for mutant in LOWERED:
         own = in_variant(mutant, config.variant)
         if own is not None:
-            yield Constant(own.name, own.fix, -np.inf, factor_made(own), own=True)
+            yield Constant(own.name, own.fix, -np.inf, partial(unless_zero, factor_made(own)), own=True)
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:
             yield Constant(own.name, own.fix, 1.0, factor_made(own), own=factor.file == f"{config.variant}.py")
+
+
+def unless_zero(made: Callable[[Setup, float], Setup | None], setup: Setup, value: float) -> Setup | None:
+    """The setup with a value, but for 0: to add nothing to hidden scores is to ignore what hides them."""
+    return made(setup, value) if value else None
 
 
 def with_value(name: str, setup: Setup, value: float) -> Setup | None:
