@@ -19,6 +19,7 @@ from parity_tests.ports.jax_port import jax_port
 from parity_tests.ports.names import (
     Names,
     arguments_of,
+    arranged,
     axes_moved,
     framework_of,
     in_our_axes,
@@ -122,7 +123,8 @@ def gradients_by_hand(
     positional, keywords = arguments_of(given, taken, names, sizes)
     held = ({name: x.copy() for name, x in drawn.params.items()},) if drawn.params else ()
     axes = dict(pair(named) for named in names.outputs if named is not None)
-    pulls = {name: dy if axes[name] is None else axes_moved(dy, reverse(axes[name]), sizes) for name, dy in dys.items()}
+    back = {name: None if pattern is None else reverse(pattern) for name, pattern in axes.items()}
+    pulls = {name: arranged(dy, back[name], sizes, axes_moved) for name, dy in dys.items()}
     result = names.vjp and names.vjp(*held, *positional, **keywords, **{f"d{name}": dy for name, dy in pulls.items()})
     floats = [name for name, x in drawn.inputs.items() if x.dtype.kind not in "biu"]
     known = (*floats, *drawn.params)

@@ -40,7 +40,7 @@ def elsewhere(finding: Finding, hidden: np.ndarray | None) -> bool:
     got, want, bound = finding.got, finding.want, finding.bound
     if finding.first.stage != "output" or hidden is None or got is None or want is None or bound is None:
         return False
-    empty = hidden.all((1, 3))  # b t
+    empty = hidden.all(3).any(1)  # b t: of any head
     if got.shape != want.shape or got.shape[:2] != empty.shape:
         return False
     with np.errstate(invalid="ignore"):

@@ -107,6 +107,7 @@ def assert_parity(
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call, vjp=vjp)
     plan = Plan(made, calls, empty_rows, seed, names, asked_sizes("assert_parity", made, length, sizes, batch))
+    seeing = replace(plan, empty_rows=False)
 
     def longer(found: Port, traces: list[Trace], left: Undetermined) -> tuple[Trace | None, Finding | None]:
         return longer_run(found, traces, left, plan, tell)
@@ -116,7 +117,7 @@ def assert_parity(
             lambda kind: port(candidate, made, names, framework, kind, device),
             lambda found: runs(found, plan, tell),
             lambda found, traces, note: judged_rows(
-                found, traces, names, note, (lambda: runs(found, plan.seeing(), tell)) if empty_rows else None
+                found, traces, names, note, (lambda: runs(found, seeing, tell)) if empty_rows else None
             ),
             framework or framework_of(candidate),
             dtype,
@@ -139,9 +140,10 @@ def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None,
         raise ValueError(f"{who}: expected a Config of {variant}, got one of {made.variant}; name its variant")
     if fields and made is config:
         raise ValueError(f"{who}: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
-    other = {} if made is not config or preset is None else differing_fields(made, preset.fields)
+    fields = {} if preset is None else preset.fields
+    other = differing_fields(made, fields) if made is config else {}
     if other:
-        want = ", ".join(f"{name}={preset.fields[name]!r}" for name in other)
+        want = ", ".join(f"{name}={fields[name]!r}" for name in other)
         got = ", ".join(f"{name}={value!r}" for name, value in other.items())
         raise ValueError(f"{who}: expected a Config with the fields of {variant}, {want}, got {got}; name {behind}")
     return made

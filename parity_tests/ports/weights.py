@@ -1,7 +1,7 @@
 """Our parameters from a candidate's own: by a layout, or by a map of names and patterns."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
@@ -186,24 +186,25 @@ def named_as_in(
     starts = keys[0].split(".")[:-1]
     common = [".".join(starts[:n]) + "." for n in range(1, len(starts) + 1)]
     cuts = ["", *(start for start in common if all(key.startswith(start) for key in keys))]
-    fits: dict[str, Callable[[str], str]] = {}
+    fits: dict[str, tuple[str, str]] = {}
     for cut in cuts:
         short = keys[0].removeprefix(cut)
         for start in (key.removesuffix(short) for key in held if f".{key}".endswith(f".{short}")):
-
-            def named(key: str, cut: str = cut, start: str = start) -> str:
-                return f"{start}{key.removeprefix(cut)}"
-
-            if all(named(key) in held for key in keys):
-                fits[named(keys[0])] = named
+            if all(f"{start}{key.removeprefix(cut)}" in held for key in keys):
+                fits[f"{start}{short}"] = cut, start
     if len(fits) > 1:
         raise ValueError(
             f"assert_parity: expected a candidate with one {keys[0]!r}, got several, "
             f"{', '.join(map(repr, list(fits)[:3]))}; give the submodule that is to be judged"
         )
-    for named in fits.values():
-        return [replace(rule, keys=tuple(map(named, rule.keys))) for rule in rules], tuple(map(named, absent))
-    return rules, absent
+    if not fits:
+        return rules, absent
+    cut, start = next(iter(fits.values()))
+
+    def named(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"{start}{name.removeprefix(cut)}" for name in names)
+
+    return [replace(rule, keys=named(rule.keys)) for rule in rules], named(absent)
 
 
 def of_rules(rules: Iterable[AppliedRule], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

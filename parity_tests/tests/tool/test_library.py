@@ -699,7 +699,7 @@ def test_names_that_do_not_fit_are_refused(options: dict[str, Any], error: type[
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="expected a torch module, a Flax module or a function, got int"):
+    with pytest.raises(TypeError, match="expected a module of torch, Flax or Equinox or a function, got int"):
         judge(3)
 
 
