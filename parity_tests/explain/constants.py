@@ -134,7 +134,8 @@ def with_value(name: str, setup: Setup, value: float) -> Setup | None:
 
 def with_value_alone(name: str, other: str, setup: Setup, value: float) -> Setup | None:
     """Another value of a field, while a field that is None stands for what it stood for."""
-    held = other_field(setup, other, effective(setup.case.config, other))
+    start = effective(setup.case.config, other)
+    held = setup if start is None else other_field(setup, other, start)
     return None if held is None else other_field(held, name, value)
 
 

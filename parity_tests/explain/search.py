@@ -178,8 +178,8 @@ class Search:
             arrays = exact(setup, self.backward, tree)
             if not set(self.run.outcome.tape) <= set(arrays):
                 return None, True
-            acts = any(x is None or not np.array_equal(x, arrays.get(n), equal_nan=True) for n, x in self.ends.items())
-            if not acts:
+            ends = ((x, arrays.get(n)) for n, x in self.ends.items())
+            if all(x is not None and y is not None and np.array_equal(x, y, equal_nan=True) for x, y in ends):
                 return None, False
             self.values.append((mistake, arrays.get(self.first.name)))
             self.remember(mistake, arrays)

@@ -164,7 +164,7 @@ def cause(sides: tuple[Lookup, Lookup], result: ModuleComparison, first: Row, la
         bound = far_bound(row, part)
         arrays.append(two.changes[n](y))
         found.append(formula_of(y, bound, given, params, side.calls[first.places[n]].numbers))
-    told = relation(*arrays, far_bound(row, part))
+    told = relation(arrays[0], arrays[1], far_bound(row, part))
     lines = [f"{where}{part if not where else 'inputs'} in b that are {told}"] if told else []
     if all(found) and found[0] != found[1]:
         lines.append(f"{where or 'it gives '}{found[0]} in a, {found[1]} in b")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, permutations
+from math import prod
 from operator import mul
 
 import numpy as np
@@ -52,10 +53,10 @@ def orders(shape: Shape) -> Iterator[Shape]:
 def regrouped(one: Shape, other: Shape) -> bool:
     """Whether one shape merges neighbouring axes of the other."""
     a, b = (set(accumulate((n for n in shape if n != 1), mul)) for shape in (one, other))
-    return np.prod(one) == np.prod(other) and (a <= b or b <= a)
+    return prod(one) == prod(other) and (a <= b or b <= a)
 
 
 def repeats(one: Shape, other: Shape) -> bool:
     """Whether the second shape is the first with more rows in front."""
     bare = one[next((i for i, n in enumerate(one) if n != 1), len(one)) :]
-    return bool(bare) and len(one) <= len(other) and np.prod(one) < np.prod(other) and other[-len(bare) :] == bare
+    return bool(bare) and len(one) <= len(other) and prod(one) < prod(other) and other[-len(bare) :] == bare

@@ -18,7 +18,7 @@ EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 0.0)
 # Of so many arrays every sum and product is tried.
 MOST_SOURCES = 8
 MOST_TERMS = 3
-erf = np.frompyfunc(math.erf, 1, 1)
+erf = np.vectorize(math.erf, otypes=[float])
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -27,7 +27,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x * sigmoid(x),
-    "gelu": lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2)).astype(float)),
+    "gelu": lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))),
     "gelu (tanh)": lambda x: x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu (x sigmoid(1.702 x))": lambda x: x * sigmoid(1.702 * x),
     "relu": lambda x: np.maximum(x, 0),

@@ -64,7 +64,9 @@ def by_weights(
     found = []
     for own, name in owners[0].items():
         partner = owners[1].get(frozenset(weights[x] for x in own))
-        turns = (turn for at, turn in places[0] if at == name and partner is not None)
+        if partner is None:
+            continue
+        turns = (turn for at, turn in places[0] if at == name)
         found += [(places[0][name, turn], places[1][partner, turn]) for turn in turns if (partner, turn) in places[1]]
     return found
 

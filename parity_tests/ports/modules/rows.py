@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -211,10 +210,12 @@ def gradient_apart(sides: tuple[Lookup, Lookup], row: Row, part: str, two: Two) 
     ):
         return None
     for side, place, name, change in zip(sides, row.places, (two.a, two.b), two.changes, strict=True):
-        runs: list[Any] = list(side.part(place, f"{part}_grads"))
         x = side.part(place, f"{part}s")[0][name]
-        runs = [None if run is None else {name: run.get(name, np.zeros(x.shape))} for run in runs]
-        measures.append(measure(side.recording, *runs, name).changed(change))
+        exact, own, moved = (
+            None if run is None else {name: run.get(name, np.zeros(x.shape))}
+            for run in side.part(place, f"{part}_grads")
+        )
+        measures.append(measure(side.recording, exact or {}, own or {}, moved, name).changed(change))
     return distance(*measures)
 
 
@@ -267,4 +268,4 @@ def fused_row(a: Recording, b: Recording, one: Fused) -> Row | None:
 
 def gradient_row(a: str, b: str, of: str, far: Distance) -> Row:
     verdict = "agrees" if far.ok and not far.less_precise else "differs" if not far.ok else "less precise"
-    return Row(a, b, (f"gradient of the {of}",) * 2, "name", None, far, verdict=verdict)
+    return Row(a, b, (f"gradient of the {of}", f"gradient of the {of}"), "name", None, far, verdict=verdict)

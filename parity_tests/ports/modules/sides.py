@@ -238,9 +238,9 @@ def record(
         give_back()
     if side.adapted:  # an input that the calling function leaves out has no gradient there
         used = [name for name, x in exact.input_grads.items() if x.any()]
-        for run in (exact, result.own, result.moved):
-            if run is not None:
-                run.input_grads = {name: run.input_grads[name] for name in used}
+        for done in (exact, result.own, result.moved):
+            if done is not None:
+                done.input_grads = {name: done.input_grads[name] for name in used}
     result.attention = side.attention(params)
     return result
 

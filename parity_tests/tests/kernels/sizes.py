@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -139,7 +139,7 @@ def drawn(seed: int) -> Call:
     if any(name in SHARED for name in arrays):
         kept = np.zeros((b, 1, h, 1), bool)
         kept[row, :, call.heads] = True
-        call = Call(**(vars(call) | {"dy": np.where(kept, call.dy, 0).astype(dtype)}))
+        call = replace(call, dy=np.where(kept, call.dy, 0).astype(dtype))
     return call
 
 

@@ -448,7 +448,7 @@ def judge(mistake: Mistake) -> Any:
         ParityError: it differs.
     """
     port, config, framework = made(mistake)
-    own = {} if mistake.way == "nnx" else {"framework": framework}
+    own: dict[str, Any] = {} if mistake.way == "nnx" else {"framework": framework}
     with np.errstate(all="ignore"):  # what a port in NumPy warns of is what it does
         return assert_parity(port, mistake.variant, config, empty_rows=False, calls=mistake.calls, **own)
 

@@ -376,7 +376,7 @@ def function(lib: Any, config: Config, methods: dict[str, Callable[..., Any]], k
 
     parameters = inspect.signature(made.__call__).parameters.values()
     own = [p for p in parameters if p.name == "weights" or p.name in config.arguments()]
-    call.__signature__ = inspect.Signature(own)  # pyright: ignore[reportFunctionMemberAccess]
+    call.__signature__ = inspect.Signature(own)
     return call
 
 
@@ -394,7 +394,7 @@ def nnx_module(call: Callable[..., Any], config: Config, seed: int = 0) -> Any:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return call({name: getattr(self, name)[...] for name in config.shapes()}, *args, **kwargs)
 
-    Module.__call__.__signature__ = with_self(call)  # pyright: ignore[reportFunctionMemberAccess]
+    Module.__call__.__signature__ = with_self(call)
     return Module()
 
 
@@ -416,7 +416,7 @@ def linen_module(call: Callable[..., Any], config: Config) -> Callable[..., Any]
     def apply(params: Any, *args: Any, **kwargs: Any) -> Any:
         return Module().apply({"params": params}, *args, **kwargs)
 
-    apply.__signature__ = inspect.signature(call)  # pyright: ignore[reportFunctionMemberAccess]
+    apply.__signature__ = inspect.signature(call)
     return apply
 
 
@@ -433,5 +433,5 @@ def equinox_module(call: Callable[..., Any], config: Config) -> Callable[..., An
     def apply(params: Any, *args: Any, **kwargs: Any) -> Any:
         return Module({name: params[name] for name in config.shapes()})(*args, **kwargs)
 
-    apply.__signature__ = inspect.signature(call)  # pyright: ignore[reportFunctionMemberAccess]
+    apply.__signature__ = inspect.signature(call)
     return apply

@@ -33,7 +33,8 @@ def wrong(variant: str, yours: dict[str, Any], config: dict[str, Any]) -> Findin
     fields = {name: x for name, x in (config | yours).items() if x is not None}
 
     def port(params: Any, query: Any) -> Any:
-        layer = attn_np.build(variant, dtype=str(query.dtype), **fields)
+        build: Any = attn_np.build
+        layer = build(variant, dtype=str(query.dtype), **fields)
         layer.set_params(params)
         return layer(query)
 
@@ -220,7 +221,8 @@ def test_a_wrong_forward_pass_with_its_own_gradients_is_one_mistake(way: str) ->
     """The backward pass by hand does not follow the forward one with a mistake; the candidate's gradients are right."""
     mistake = replace(named("keys tiled, values not"), way=way, calls=("plain",))
     finding = said(mistake).finding
-    assert finding is not None and finding.causes and finding.after is None and finding.explains_all, told(finding)
+    assert finding is not None
+    assert finding.causes and finding.after is None and finding.explains_all, told(finding)
 
 
 # No error of its own --------------------------------------------------------------------------------------------------
@@ -270,7 +272,8 @@ def test_no_candidate_ends_the_search_in_an_error(variant: str, odd: str) -> Non
         return ODD[odd](run(params, query, key))
 
     def run(params: Any, *inputs: Any) -> Any:
-        layer = attn_np.build(variant, dtype="float64", **LAYERS[variant])
+        build: Any = attn_np.build
+        layer = build(variant, dtype="float64", **LAYERS[variant])
         layer.set_params(params)
         return layer(*inputs)
 

@@ -33,7 +33,7 @@ from parity_tests.report import annotations, cells, html, plain, summary
 
 torch = pytest.importorskip("torch")
 ROOT = Path(plain.__file__).parents[1]
-FIELDS = {"d_model": 12, "num_heads": 3}
+FIELDS: dict[str, Any] = {"d_model": 12, "num_heads": 3}
 PORT = """
 import attn_np
 

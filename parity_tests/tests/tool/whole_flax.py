@@ -54,7 +54,8 @@ class Attention(nnx.Module):
     def __call__(self, x: Any, mask: Any, positions: Any) -> Any:
         q, k, v = (split(getattr(self, n)(x), HEADS if n == "q" else GROUPS) for n in "qkv")
         q, k = self.turned(q, positions), self.turned(k, positions)
-        return self.o(attended(q, *(x.repeat(HEADS // GROUPS, 1) for x in (k, v)), mask))
+        k, v = (x.repeat(HEADS // GROUPS, 1) for x in (k, v))
+        return self.o(attended(q, k, v, mask))
 
 
 class MLP(nnx.Module):

@@ -58,7 +58,8 @@ class Attention(nn.Module):
 
     def projected(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.fused:
-            return tuple(self.split(y, HEADS) for y in self.parts(self.qkv(x)))
+            q, k, v = (self.split(y, HEADS) for y in self.parts(self.qkv(x)))
+            return q, k, v
         return (
             self.split(self.q(x), HEADS),
             self.split(self.k(source), self.groups),

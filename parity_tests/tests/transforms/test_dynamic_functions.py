@@ -60,7 +60,8 @@ def attend_heads_first(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None
 @pytest.mark.parametrize("kind", ["drop-in", "attend", "mha", "decoder"])
 def test_a_program_is_exported_for_a_batch_that_it_does_not_know(kind: str, has_mask: bool) -> None:
     functions = {"drop-in": DROP_IN.scaled_dot_product_attention, "attend": attend_heads_first}
-    model = Some(functions.get(kind) or attn_torch.build(kind, d_model=32, num_heads=4), has_mask)
+    build: Any = attn_torch.build
+    model = Some(functions.get(kind) or build(kind, d_model=32, num_heads=4), has_mask)
     x = torch.randn(4, 8, 32)
     program = torch.export.export(model, (x,)).module()
     for empty in ((), (1,), (0, 2, 3)):
