@@ -40,12 +40,13 @@ def elsewhere(finding: Finding, hidden: np.ndarray | None) -> bool:
     got, want, bound = finding.got, finding.want, finding.bound
     if finding.first.stage != "output" or hidden is None or got is None or want is None or bound is None:
         return False
-    empty = hidden.all(3).any(1)  # b t: of any head
+    empty = np.any(np.all(hidden, axis=3), axis=1)  # b t: in any head
     if got.shape != want.shape or got.shape[:2] != empty.shape:
         return False
     with np.errstate(invalid="ignore"):
         wrong = ~(np.abs(got - want) <= bound)
-    return bool(wrong.reshape(*empty.shape, -1).any(-1)[~empty].any())
+    rows = np.any(wrong.reshape(*empty.shape, -1), axis=-1)
+    return bool(np.any(rows & ~empty))
 
 
 def fill_used(found: Port, trace: Trace, hidden: np.ndarray | None) -> float | None:
