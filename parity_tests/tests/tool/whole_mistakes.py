@@ -309,8 +309,8 @@ def compared(mistake: Mistake | None, kind: str, padded: bool = False) -> Module
     if kind == "nnx":
         b: Any = whole_flax.Llama(**dict.fromkeys(like.methods, True))
     elif kind == "linen":
-        given: dict[str, Any] = dict.fromkeys(like.methods, True)
-        b, names = whole_flax.GPT2(**given), whole_flax.NAMES
+        options: dict[str, Any] = dict.fromkeys(like.methods, True)
+        b, names = whole_flax.GPT2(**options), whole_flax.NAMES
     else:
         b = model(kind)
         sub = b.get_submodule(like.at)

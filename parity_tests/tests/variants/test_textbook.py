@@ -128,7 +128,7 @@ def taking(names: tuple[str, ...], function: Callable[..., Any]) -> Callable[...
     def call(*args: Any, dy: Any = None, **more: Any) -> Any:
         return function(signature.bind(*args, **more).arguments, dy)
 
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = signature
     return call
 
 
@@ -170,7 +170,9 @@ def test_a_module_is_its_layer(name: str) -> None:
     verdict = judged(importlib.import_module(f"attn_np.textbook.{name}"), name)
     gradients = {row.name for row in verdict.rows if row.stage == "gradient"}
     assert not [row.name for row in verdict.rows if row.vacuous == row.elements]
-    assert len(gradients) == len(attn_np.build(LAYERS[name][0], **LAYERS[name][1]).params()) + len(LAYERS[name][2])
+    build: Any = attn_np.build
+    variant, fields, inputs = LAYERS[name]
+    assert len(gradients) == len(build(variant, **fields).params()) + len(inputs)
 
 
 @pytest.mark.parametrize("way", ["forward", "backward"])
