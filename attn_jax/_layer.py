@@ -5,7 +5,7 @@ from functools import partial, wraps
 from importlib import import_module
 from inspect import isfunction
 from types import MethodType
-from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     def __init__(
         self,
         config: C = None,  # type: ignore[assignment]
-        *positional: Never,
+        *positional: object,
         rngs: nnx.Rngs | None = None,
         dtype: Any = None,
         param_dtype: Any = "float32",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def __init__(
         self,
         config: C = None,  # type: ignore[assignment]
-        *positional: Never,
+        *positional: object,
         rng: np.random.Generator | int | None = None,
         dtype: str = "float32",
         _values: dict[str, Array] | None = None,

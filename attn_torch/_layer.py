@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def __init__(
         self,
         config: C = None,  # type: ignore[assignment]
-        *positional: Never,
+        *positional: object,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         _values: dict[str, Array] | None = None,

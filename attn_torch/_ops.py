@@ -13,7 +13,6 @@ from torch import concatenate as concatenate
 from torch import log as log
 from torch import log1p as log1p
 from torch import tanh as tanh
-from torch._subclasses import FakeTensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -22,6 +21,9 @@ from attn_np.contract import Config, check_index, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
 from attn_torch._recompute import remat as remat
+from attn_torch._tracing import concrete
+from attn_torch._tracing import is_longer as is_longer
+from attn_torch._tracing import lengths_are_numbers as lengths_are_numbers
 
 Array = Tensor
 Tape = Any  # a dictionary of named intermediates, or None
@@ -30,9 +32,6 @@ Device = torch.device | str | None
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-# The dispatch modes that trace operations: `FakeTensorMode`, `make_fx`.
-TRACING_MODES = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
@@ -168,23 +167,9 @@ def clip(x: Array, low: int, high: int) -> Array:
     return torch.clamp(x, low, high)
 
 
-def lengths_are_numbers() -> bool:
-    """Whether lengths have values that can be written down; in a program that PyTorch compiles they may be symbols."""
-    return not torch.compiler.is_compiling()
-
-
 def signed(x: Array) -> Array:
     """Integers as the widest signed ones, whose differences do not wrap; booleans as they are."""
     return x if x.dtype == torch.bool else x.long()
-
-
-def concrete(x: Array) -> bool:
-    """Whether the values are known; under jit, compile, vmap and other tracing they are not."""
-    if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
-        return False
-    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACING_MODES):
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def known_range(x: Array) -> tuple[Any, Any] | None:
@@ -198,11 +183,6 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
 def allows_data_dependent_shapes(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
-
-
-def is_longer(t: int, n: int) -> bool:
-    """Whether a length is above `n`; in a program that is exported for any length, whether every such length is."""
-    return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
 def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:

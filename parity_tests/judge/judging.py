@@ -118,12 +118,12 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
                 found |= {"index": index, "got": float(got[index]), "expected": float(want[index])}
             return found
         want = ErrArray(want, 0.0)
+    if got.shape != want.shape:
+        return {"ratio": np.inf, "note": f"shape {got.shape}, expected {want.shape}"}
     if got.dtype.kind not in NUMBERS:
         return {"ratio": np.inf, "note": f"dtype {got.dtype.name}, expected numbers"}
     if out is not None:
         want = delivered(want, out)
-    if got.shape != want.shape:
-        return {"ratio": np.inf, "note": f"shape {got.shape}, expected {want.shape}"}
     if got.size == 0:
         return {"ratio": 0.0}
     typical = np.sqrt(np.mean(np.where(np.isfinite(want.v), want.v, 0.0) ** 2))

@@ -319,7 +319,9 @@ def test_compiled_and_mapped() -> None:
 
     with kernels.blocks("attn_torch", kernels.SMALL["torch"][0]):
         want = torch.stack([call(*row) for row in zip(x, ids, strict=True)])
-        assert torch.equal(torch.vmap(call)(x, ids), want)
+        # Products of more matrices at once may add in another order: sums over 4 dimensions, then over 40 keys, twice.
+        bound = 2 * (4 + 40) * torch.finfo(x.dtype).eps * x.abs().max()
+        assert (torch.vmap(call)(x, ids) - want).abs().max() <= bound
         compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
         for n in (40, 33):
             assert torch.equal(compiled(x[0, :, :n], ids[0, :, :n]), call(x[0, :, :n], ids[0, :, :n]))

@@ -50,6 +50,9 @@ def building(layer: Labelled, alias: str) -> None:
     module = api(alias).build(config.variant, **fields_of(config))
     claim(module.dtype == "float32", "float32 by default")
     claim_same(module.params(), api(alias).build(config.variant, seed=0, **fields_of(config)).params(), "seed 0")
+    drawn, again = (api(alias).build(config.variant, seed=None, rng=3, **fields_of(config)) for _ in range(2))
+    claim(not drawn.training and again.config == config, "what is drawn")
+    claim_same(drawn.params(), type(drawn)(config, rng=3).params(), "weights of a generator")
     name = f"{config.variant}: expected dtype"
     refuses(lambda: api(alias).build(config.variant, dtype="int8", **fields_of(config)), ValueError, name)
 
@@ -255,6 +258,7 @@ def wrong_arguments(layer: Labelled, alias: str) -> None:
     """Wrong shapes, dtypes and objects are refused in the contract's words, each argument by its name."""
     (module, inputs), config = made(alias, layer), layer[1]
     who = config.variant
+    refuses(lambda: module(**inputs, no_argument=1), TypeError, f"{who}: expected the arguments ")
     if not config.params():  # nothing to agree with: any one float type will do
         claim_same(results(built(alias, layer).eval(), inputs), results(module, inputs), "inputs of another dtype")
     for name, arg in config.arguments().items():

@@ -49,6 +49,14 @@ def doubled_vjp(tape: Any, dy: Any, *, scores: Any, allowed: Any = None, factor:
     return {"scores": dy * factor if allowed is None else np.where(allowed, dy * factor, 0.0), "factor": None}
 
 
+def scaled(x: Any, **options: Any) -> Any:
+    return options["factor"] * x
+
+
+def scaled_vjp(tape: Any, dy: Any, *, x: Any, factor: float) -> Any:
+    return {"x": factor * dy}
+
+
 def pulled_back(alias: str) -> None:
     """Functions of the caller's, weights with gradients of their own, and what is refused."""
     package, (inputs, dy, _) = import_module(alias), attend_expected(2, "all", "float64", 6)
@@ -59,6 +67,9 @@ def pulled_back(alias: str) -> None:
     claim(same(y, 2 * x) and list(pull(x).inputs) == ["scores"] and same(pull(x).inputs["scores"], 2 * x), "a rule")
     y, pull = package.value_and_vjp(partial(doubled, factor=3.0), x)
     claim(same(y, 3 * x) and same(pull(x).inputs["scores"], 3 * x), "a rule with an argument that is fixed")
+    vars(scaled)["vjp"] = scaled_vjp
+    y, pull = package.value_and_vjp(scaled, x, factor=3.0)
+    claim(same(y, 3 * x) and same(pull(x).inputs["x"], 3 * x), "a rule with arguments that are collected")
     options: dict[str, Any] = {"softcap": 1.5, "rate": 0.25, "return_weights": True}
     plain = {name: array for name, array in inputs.items() if name != "sinks"}
     for some, settings in ((plain, options), ({n: plain[n] for n in "qkv"}, {"return_weights": True})):
@@ -80,6 +91,8 @@ def pulled_back(alias: str) -> None:
             claim(abs(slope - found.flat[5]) <= 2.0**-20 * (1 + np.abs(found).max()), f"the slope along {name}")
     claim(not np.any(context[0, 2, -1]) or "mask" not in some, "a query without keys")
     refuses(lambda: package.value_and_vjp(len, x), TypeError, "value_and_vjp: expected a layer or a function with a")
+    words = "value_and_vjp: expected a function with a gradient, got relative_buckets"
+    refuses(lambda: package.value_and_vjp(package.relative_buckets, x), TypeError, words)
     (y, _), pull = pull_of(**plain)
     refuses(lambda: pull(y, y), ValueError, "vjp: expected None for what the call did not return")
     refuses(lambda: pull(y[0]), ValueError, "vjp: expected dy of shape")
@@ -338,14 +351,20 @@ def attends_from_places(alias: str) -> None:
         same(flat, package.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, offset=1)[0][:, :, 0]), "no heads"
     )
     loaded = vars(import_module(f"{alias}._functions"))
-    known, loaded["concrete"] = loaded["concrete"], lambda x: False
+    known, numbers = loaded["concrete"], loaded["lengths_are_numbers"]
     try:
+        loaded["lengths_are_numbers"] = lambda: False
+        for offset in (-1, 0, 3):
+            lengths = package.attend(q, k, v, causal=True, offset=offset)[0]
+            every = package.attend(q, k, v, causal=True, offset=np.array([offset] * b))[0]
+            claim(same(lengths, every), "lengths that are not numbers")
+        loaded["concrete"] = lambda x: False
         traced = package.attend(q, k, v, causal=True, offset=Traced(np.array(1)))[0]
         claim(
             same(traced, package.attend(q, k, v, causal=True, offset=np.array([1, 1]))[0]), "a value that is not known"
         )
     finally:
-        loaded["concrete"] = known
+        loaded |= {"concrete": known, "lengths_are_numbers": numbers}
 
 
 class Traced(np.ndarray):

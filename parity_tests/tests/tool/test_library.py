@@ -871,7 +871,7 @@ def turning(module: torch.nn.Module, **fields: Any) -> Finding:
     ("made", "fields", "cause"),
     [
         ({}, {"rope_base": 1000000.0}, "rotary base of 10000 whatever the config says"),
-        ({"factor": 1.01}, {}, "scale of the scores 0.36066 in place of 0.353553"),
+        ({"factor": 1.01}, {}, "factor on the rotated dimensions 1.01 in place of 1"),
         ({}, {"rope_layout": "interleaved"}, "rotary layouts exchanged"),
     ],
     ids=["base", "factor", "layout"],
