@@ -57,8 +57,8 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 
 .PHONY: compiled
 compiled: env  ## cells of the tables of transforms that `make test` leaves out, in PyTorch and JAX (five minutes)
-	$(RUN) -m pytest -n $(JOBS) -m compile --left-out parity_tests/tests/transforms/test_transforms_torch.py \
-	    parity_tests/tests/transforms/test_transforms_functions.py
+	$(RUN) -m pytest -n $(JOBS) -m compile --left-out \
+	    $(addprefix parity_tests/tests/transforms/test_,transforms_torch.py transforms_functions.py dynamic_functions.py)
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out \
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
@@ -68,7 +68,7 @@ sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out \
 	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py \
 	    parity_tests/tests/contract/test_relations.py $(addprefix parity_tests/tests/tool/test_,causes.py \
-	    consequences.py library.py modules.py)
+	    consequences.py library.py modules.py untested.py whole_mistakes.py)
 
 .PHONY: course
 course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages

@@ -74,6 +74,8 @@ EVERY: Mapping[str, int] = {
     "test_decoding_causes::test_a_mistake_in_a_cache_by_hand_is_named": 11,
     "test_decoding_causes::test_a_right_cache_of_each_kind_agrees": 2,
     "test_decoding_causes::test_our_pieces_give_the_full_pass": 9,
+    "test_dynamic_functions::test_a_program_is_exported_for_a_batch_that_it_does_not_know": 3,
+    "test_dynamic_functions::test_heads_lengths_and_sequences_may_vary": 4,
     "test_fuzz::test_a_config_of_anything": 2,
     "test_kernels_jax::test_edges_of_windows": 2,
     "test_kernels_jax::test_one_query": 3,
@@ -110,10 +112,10 @@ EVERY: Mapping[str, int] = {
 # What takes long and repeats, in other words, what others ask: left out but for these variants or rows. `make compiled`
 # asks every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
-    # Of the layers made of `attend`; what it moves between devices is asked by itself.
     # Steps of JAX arrays are compiled operation by operation, for every length of the cache.
     "test_a_mistake_in_a_cache_of_jax_arrays_is_named": (),
     "test_steps_of_nnx_with_is_causal_see_the_first_key": (),
+    # Of the layers made of `attend`; what it moves between devices is asked by itself.
     "test_a_layer_sums_over_devices_once": ("mha", "t5_bias"),
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
     "test_compile": ("mha", "linear"),
