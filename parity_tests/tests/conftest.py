@@ -46,9 +46,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--left-out", action="store_true", help="what is left out to save time, and nothing else")
 
 
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of each test of this file that was selected, for what one process computes for all of them."""
+    return [params_of(item) for item in request.session.items if item.path == request.path]
+
+
 def stands_back(item: pytest.Item) -> bool:
-    """Whether a test is among those that only `--everything` runs."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
+    """Whether a test is among those that only `--everything` runs: it is marked so, or `everything.py` says it."""
+    if item.get_closest_marker("left_out"):
+        return True
+    params = params_of(item)
     variant, example, row = params.get("variant"), params.get("example"), params.get("row")
     file, test = item.path.stem, getattr(item, "originalname", item.name)
     if isinstance(row, str) and test in LONG:

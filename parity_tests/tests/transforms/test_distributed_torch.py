@@ -9,7 +9,6 @@ import torch.multiprocessing as mp
 
 from attn_np import contract
 from parity_tests.judge.candidates import takes_last
-from parity_tests.tests.everything import LONG
 from parity_tests.tests.inputs import axis, random_inputs
 from parity_tests.tests.transforms import processes
 from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
@@ -65,16 +64,18 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Any]:
-    """The results of every case that is asked, from one run of the processes."""
-    few = {} if pytestconfig.getoption("--everything") else LONG
-    heads = few.get("test_sharded_heads_agree_and_are_summed_once", HEADS)
+def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of every case that a selected test asks for, from one run of the processes."""
     folder = tmp_path_factory.mktemp("processes")
-    cases = {name: {"how": "heads_sharded", **asked(name)[1]} for name in (*CASES, *heads)}
-    for wrap in ("fsdp", "ddp"):
-        rows = few.get("test_split_batches_agree", ROWS)
-        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in rows}
-    cases["context_parallel"] = {"how": "in_context_parallel"}
+    cases: dict[str, Any] = {"context_parallel": {"how": "in_context_parallel"}}
+    for params in selected:
+        match params:
+            case {"variant": variant, "wrap": wrap}:
+                cases[f"{variant}, {wrap}"] = {"how": "by_rows", "wrap": wrap, **split(variant)[1]}
+            case {"case": name} | {"variant": name}:
+                cases[name] = {"how": "heads_sharded", **asked(name)[1]}
+            case _:
+                assert not params, params
     mp.spawn(processes.run, (str(folder), cases), nprocs=processes.WORLD)
     with np.load(folder / "results.npz") as arrays:
         return {
@@ -87,9 +88,9 @@ def judged(got: dict[str, np.ndarray], want: dict[str, Any]) -> None:
     assert max(worst.values()) <= 1, worst
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_sharded_cases_agree_and_are_summed_once(name: str, found: dict[str, Any]) -> None:
-    agrees_and_is_summed_once(name, found)
+@pytest.mark.parametrize("case", CASES)
+def test_sharded_cases_agree_and_are_summed_once(case: str, found: dict[str, Any]) -> None:
+    agrees_and_is_summed_once(case, found)
 
 
 @pytest.mark.parametrize("variant", [v for v in HEADS if v not in CASES])

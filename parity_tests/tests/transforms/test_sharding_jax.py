@@ -1,10 +1,10 @@
 """JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
 
-One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax some`,
-and the variants whose layers it shall take), and last those of a planted bug; the tests read what it found. On a mesh
-with explicit axes attention is asked in one case of each path, and in all with `--everything` (`everything` for
-`some`). Layers that take rows of queries block by block are asked in blocks so small that there are several: some
-variants, and with `--everything` every example of all.
+One process with eight devices makes the programs of the tests that were selected, and last those of a planted bug; the
+tests read what it found. Layers that take rows of queries block by block are asked in blocks so small that there are
+several. What is marked `left_out` is what a mesh of the other kind, or another example, asks too.
+
+    python -m parity_tests.tests.transforms.test_sharding_jax "Auto/blocks/all/own" Auto/mha
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ import pytest
 
 from attn_np import contract, patterns
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import LONG
+from parity_tests.tests.transforms.calls import CALLS, SAME, bench
+from parity_tests.tests.transforms.test_transforms_functions import N, X, asked, joined, near
 
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
@@ -67,8 +68,8 @@ HEADS = {"own": 8, "shared": 4}
 SUMS = {"backward": {"shared", "everywhere"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
 STEPS = {"sparsemax", "entmax15"}
-# What is asked without `--everything`: on a mesh with explicit axes, where JAX refuses more, the first example of
-# variants in blocks; calls of a sigmoid in blocks; the first example of variants with positions; calls of functions.
+# Asked by default of variants in blocks and with positions, where axes are explicit and JAX refuses more: the first
+# example, and calls of a sigmoid; and of functions these calls.
 IN_BLOCKS = ("disentangled", "luong", "talking_heads")
 SIGMOIDS = (("causal", "masked"), ("fixed", "plain"), ("whole", "keep"))
 POSITIONS = ("decoder", "rotary")
@@ -105,25 +106,55 @@ def layers() -> tuple[str, ...]:
     return tuple(v for v in made if "num_heads" in next(iter(contract.examples(v).values())).fields())
 
 
-def calls_in_blocks(kind: str, everything: bool) -> list[tuple[str, str, str]]:
+def rows(names: dict[str, bool]) -> pytest.MarkDecorator:
+    """Tests of the rows with these names; where False stands for one it is left out by default."""
+    return pytest.mark.parametrize(
+        "row", [pytest.param(name, marks=() if default else pytest.mark.left_out) for name, default in names.items()]
+    )
+
+
+def attention_rows() -> dict[str, bool]:
+    """Cases of attention: mesh, path, case and heads. By default one of each path, on each mesh, and all in blocks."""
+    named: dict[str, bool] = {}
+    for kind, path, case, heads in product(MESHES, PATHS, CASES, HEADS):
+        if path in MANY:
+            asked = (case, heads) == ("shared", "own")
+        elif case == "everywhere":
+            asked = (kind, path, heads) == ("Explicit", "blocks", "own")
+        else:
+            asked = heads == "own" or case == "plain" or (path, case) == ("blocks", "all")
+        if asked:
+            all_cases = (kind, path, heads) == ("Auto", "blocks", "own")
+            named[f"{kind}/{path}/{case}/{heads}"] = all_cases or path in MANY or (case, heads) == ("all", "own")
+    return named
+
+
+def block_rows() -> dict[str, bool]:
     """Variants that take rows of queries block by block, each with an example and what a call is given.
 
     Where weights are dropped, all of them form weights; where none are, a sigmoid has blocks of keys too.
     """
-    rows = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
-    made = [v for v in contract.variants() if rows.search((ROOT / f"attn_jax/{v}.py").read_text())]
+    loops = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
+    made = [v for v in contract.variants() if loops.search((ROOT / f"attn_jax/{v}.py").read_text())]
+    some = {("sigmoid_attention", *call) for call in SIGMOIDS}
+    some |= {(v, next(iter(contract.examples(v))), "keep") for v in IN_BLOCKS}
     every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
-    some = {("sigmoid_attention", *asked) for asked in SIGMOIDS}
-    some |= {(v, next(iter(contract.examples(v))), "keep") for v in IN_BLOCKS if kind == "Explicit"}
-    return [call for call in every if everything or call in some]
+    return {
+        "/".join((kind, "in blocks", *call)): kind == "Explicit" and call in some for kind in MESHES for call in every
+    }
 
 
-def with_positions(everything: bool) -> list[tuple[str, str]]:
+def position_rows() -> dict[str, bool]:
     """The examples of `layers` that are told where tokens stand."""
     every = [(v, name, config) for v in layers() for name, config in contract.examples(v).items()]
     told = [(v, name) for v, name, config in every if "positions" in config.arguments()]
     firsts = {v: (v, name) for v, name in reversed(told) if v in POSITIONS}
-    return told if everything else list(firsts.values())
+    some = firsts.values()
+    return {"/".join((kind, "with positions", *x)): kind == "Explicit" and x in some for kind in MESHES for x in told}
+
+
+def function_rows() -> dict[str, bool]:
+    return {f"function/{name}": name in FUNCTIONS for name in asked("jax")}
 
 
 # In the process with eight devices ------------------------------------------------------------------------------------
@@ -146,20 +177,7 @@ def merged(einsum: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def asks(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
-    """Whether a case of attention is asked on a mesh of this kind."""
-    if path in MANY:
-        return (case, heads) == ("shared", "own")
-    if heads == "shared" and case != "plain" and (path, case) != ("blocks", "all"):
-        return False
-    if case == "everywhere":
-        return (kind, path, heads) == ("Explicit", "blocks", "own")
-    if everything or (case, heads) == ("all", "own"):
-        return True
-    return kind == "Auto" and (path == "blocks" or (case, heads) == ("plain", "own") or (path, case) in SUMS["forward"])
-
-
-def main(everything: bool, variants: list[str]) -> None:
+def main(names: list[str]) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -175,8 +193,6 @@ def main(everything: bool, variants: list[str]) -> None:
     from parity_tests.judge.kernels import blocks, by_numpy
     from parity_tests.tests.inputs import TREES, flat, random_inputs
     from parity_tests.tests.kernels.test_rows import in_small_blocks
-    from parity_tests.tests.transforms.calls import CALLS, SAME, bench
-    from parity_tests.tests.transforms.test_transforms_functions import N, X, asked, joined, near
     from parity_tests.tests.witness import bounded, cotangent, layer_of, weights_of
 
     jax.config.update("jax_enable_x64", True)
@@ -309,83 +325,66 @@ def main(everything: bool, variants: list[str]) -> None:
         agree = near([np.asarray(y) for y in outputs], want, name)
         return {"forward": moves(program), "agree": agree, "sharding": [[*y.sharding.spec, None][0] for y in outputs]}
 
-    results: dict[str, Any] = {}
-    for kind in MESHES:
-        mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2)
-        tasks: dict[str, Callable[[], Any]] = {}
-        for path, case, heads in product(PATHS, CASES, HEADS):
-            if asks(kind, path, case, heads, everything):
-                tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: attention(
-                    mesh, path, case, heads
-                )
-        for variant in variants:
-            tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
-        for variant, example, call in calls_in_blocks(kind, everything):
-            tasks[f"{kind}/in blocks/{variant}/{example}/{call}"] = (
-                lambda mesh=mesh, variant=variant, example=example, call=call: layer_in_blocks(
-                    mesh, variant, example, call
-                )
-            )
-        for variant, example in with_positions(everything):
-            tasks[f"{kind}/with positions/{variant}/{example}"] = lambda mesh=mesh, variant=variant, example=example: (
-                layer(mesh, variant, example, ("positions",))
-            )
-        for name in asked("jax") if kind == "Auto" else ():
-            if everything or name in FUNCTIONS:
-                tasks[f"function/{name}"] = lambda mesh=mesh, name=name: function(mesh, name)
-        for path in PATHS:
-            if path not in MANY:
-                tasks[f"merged/{kind}/{path}"] = lambda mesh=mesh, path=path: with_axes_merged(mesh, path)
-        for name, task in tasks.items():
-            try:
-                results[name] = task()
-            except Exception as error:
-                results[name] = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(results))
+    meshes = {kind: jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2) for kind in MESHES}
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            match name.split("/"):
+                case ["function", call]:
+                    found[name] = function(meshes["Auto"], call)
+                case ["merged", kind, path]:
+                    found[name] = with_axes_merged(meshes[kind], path)
+                case [kind, variant]:
+                    found[name] = layer(meshes[kind], variant)
+                case [kind, "in blocks", variant, example, call]:
+                    found[name] = layer_in_blocks(meshes[kind], variant, example, call)
+                case [kind, "with positions", variant, example]:
+                    found[name] = layer(meshes[kind], variant, example, ("positions",))
+                case [kind, path, case, heads]:
+                    found[name] = attention(meshes[kind], path, case, heads)
+                case _:
+                    raise ValueError(f"expected the name of a row, got {name!r}")
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(found))
 
 
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
-@cache
-def results(everything: bool) -> dict[str, Any]:
-    """Of every task, or of those that are asked by default."""
-    variants = [v for v in layers() if everything or v in LONG["test_a_layer_sums_over_devices_once"]]
+@pytest.fixture(scope="module")
+def results(selected: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of every row that a selected test asks for, from one process."""
+    names = list(dict.fromkeys(told.get("row") or "/".join((told["mesh"], told["variant"])) for told in selected))
+    # Last, as with a planted bug the process keeps nothing of what it compiled before.
+    names.sort(key=lambda name: name.startswith("merged/"))
     environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
-    module, what = "parity_tests.tests.transforms.test_sharding_jax", "everything" if everything else "some"
-    command = [sys.executable, "-m", module, what, *variants]
+    command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("path", PATHS)
-def test_attention_moves_nothing_but_sums_of_what_devices_share(
-    path: str, mesh: str, pytestconfig: pytest.Config
-) -> None:
-    every = results(pytestconfig.getoption("--everything"))
-    some = {name: x for name, x in every.items() if name.startswith(f"{mesh}/{path}/")}
-    assert some
-    for name, found in some.items():
-        case = name.split("/")[2]
-        assert "error" not in found, (name, found)
-        sums = (path, case) in SUMS["forward"]
-        assert set(found["forward"]) <= ({"all-reduce"} if sums else set()), (name, found)
-        sums = sums or case in SUMS["backward"]
-        # A bias that every device has gets its gradient everywhere.
-        moved = {"all-gather"} if case == "everywhere" else set()
-        assert set(found["backward"]) <= ({"all-reduce"} if sums else set()) | moved, (name, found)
-        if path not in MANY:
-            assert found["sharding"] == ["b", None, "h"], (name, found)
-            assert found["ratio"] <= 1, (name, found)
+@rows(attention_rows())
+def test_attention_moves_nothing_but_sums_of_what_devices_share(row: str, results: dict[str, Any]) -> None:
+    found, (_, path, case, _) = results[row], row.split("/")
+    assert "error" not in found, found
+    sums = (path, case) in SUMS["forward"]
+    assert set(found["forward"]) <= ({"all-reduce"} if sums else set()), found
+    sums = sums or case in SUMS["backward"]
+    # A bias that every device has gets its gradient everywhere.
+    moved = {"all-gather"} if case == "everywhere" else set()
+    assert set(found["backward"]) <= ({"all-reduce"} if sums else set()) | moved, found
+    if path not in MANY:
+        assert found["sharding"] == ["b", None, "h"], found
+        assert found["ratio"] <= 1, found
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("variant", layers())
-def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: pytest.Config) -> None:
+def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: dict[str, Any]) -> None:
     """After each output projection; in the backward pass the gradients of the input and of the parameters."""
-    found = results(pytestconfig.getoption("--everything"))[f"{mesh}/{variant}"]
+    found = results[f"{mesh}/{variant}"]
     assert "error" not in found, found
     sums = found["forward"].get("all-reduce", 0)
     assert set(found["forward"]) <= {"all-reduce"}, found
@@ -395,61 +394,48 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: p
     assert found["ratio"] <= 1
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_rows_in_blocks_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
+@rows(block_rows())
+def test_rows_in_blocks_stay_where_they_are(row: str, results: dict[str, Any]) -> None:
     """Of every variant that takes rows in blocks; gradients of what devices share are summed over them."""
-    every = results(pytestconfig.getoption("--everything"))
-    some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/in blocks/")}
-    looped = set()
-    for name, found in some.items():
-        assert "error" not in found, (name, found)
-        variant = name.split("/")[2]
-        looped |= {variant} if found["loops"] else set()
-        summed = variant in layers() or variant in STEPS
-        assert set(found["forward"]) <= ({"all-reduce"} if summed else set()), (name, found)
-        assert set(found["backward"]) <= {"all-reduce"}, (name, found)
-        assert found["sharding"] == ["b"], (name, found)
-        assert found["ratio"] <= 1, (name, found)
-    asked = calls_in_blocks(mesh, bool(pytestconfig.getoption("--everything")))
-    assert looped == {variant for variant, _, _ in asked}
+    found, (kind, _, variant, _, _) = results[row], row.split("/")
+    assert "error" not in found, found
+    summed = variant in layers() or variant in STEPS
+    assert set(found["forward"]) <= ({"all-reduce"} if summed else set()), found
+    assert set(found["backward"]) <= {"all-reduce"}, found
+    assert found["sharding"] == ["b"], found
+    assert found["ratio"] <= 1, found
+    alike = [other for name, other in results.items() if name.startswith(f"{kind}/in blocks/{variant}/")]
+    assert any(other.get("loops") for other in alike), "none of its calls takes several blocks"
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_positions_of_sequences_stay_where_they_are(mesh: str, pytestconfig: pytest.Config) -> None:
+@rows(position_rows())
+def test_positions_of_sequences_stay_where_they_are(row: str, results: dict[str, Any]) -> None:
     """Rows of the tables of cosines and sines are taken on each device for its own sequences."""
-    every = results(pytestconfig.getoption("--everything"))
-    some = {name: found for name, found in every.items() if name.startswith(f"{mesh}/with positions/")}
-    assert some
-    for name, found in some.items():
-        assert "error" not in found, (name, found)
-        assert set(found["forward"]) | set(found["backward"]) <= {"all-reduce"}, (name, found)
-        assert found["sharding"] == ["b"], (name, found)
-        assert found["ratio"] <= 1, (name, found)
+    found = results[row]
+    assert "error" not in found, found
+    assert set(found["forward"]) | set(found["backward"]) <= {"all-reduce"}, found
+    assert found["sharding"] == ["b"], found
+    assert found["ratio"] <= 1, found
 
 
-def test_functions_leave_sequences_where_they_are(pytestconfig: pytest.Config) -> None:
+@rows(function_rows())
+def test_functions_leave_sequences_where_they_are(row: str, results: dict[str, Any]) -> None:
     """And give the same numbers; what moves all the same is said."""
-    every = results(pytestconfig.getoption("--everything"))
-    some = {name: found for name, found in every.items() if name.startswith("function/")}
-    assert some
-    for name, found in some.items():
-        assert "error" not in found, (name, found)
-        assert found["agree"], name
-        moved = MOVED_IN_STEPS if name.endswith("in steps") else MOVED.get(name.partition("/")[2], set())
-        assert set(found["forward"]) <= moved, (name, found)
-        assert set(found["sharding"]) == {"b"}, (name, found)
+    found = results[row]
+    assert "error" not in found, found
+    assert found["agree"]
+    moved = MOVED_IN_STEPS if row.endswith("in steps") else MOVED.get(row.partition("/")[2], set())
+    assert set(found["forward"]) <= moved, found
+    assert set(found["sharding"]) == {"b"}, found
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_merged_axes_are_seen(mesh: str, pytestconfig: pytest.Config) -> None:
-    every = results(pytestconfig.getoption("--everything"))
-    some = {name: found for name, found in every.items() if name.startswith(f"merged/{mesh}/")}
-    assert some
-    for name, found in some.items():
-        assert "error" in found or found["forward"], (name, found)
+@rows({f"merged/{kind}/{path}": path == "blocks" for kind in MESHES for path in PATHS if path not in MANY})
+def test_merged_axes_are_seen(row: str, results: dict[str, Any]) -> None:
+    found = results[row]
+    assert "error" in found or found["forward"], found
 
 
 if __name__ == "__main__":
     compile_quickly()
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
-    main(sys.argv[1] == "everything", sys.argv[2:])
+    main(sys.argv[1:])
