@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -240,7 +240,7 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         return found, (found, dict(tape or {}))
 
     def everything(params: Any, floats: Any, rest: Any, dys: Any) -> Any:
-        shapes = jax.eval_shape(lambda p, f, r: call(p, f, r, {})[1][1], params, floats, rest)
+        shapes = jax.eval_shape(lambda p, f, r: call(p, f, r, {})[1][1], params, floats, rest) if taped else {}
         inexact = {n: x for n, x in shapes.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in inexact.items()}
         vjp: Any = jax.vjp  # its type knows no has_aux
@@ -287,15 +287,18 @@ def run_jax(
     return outcome
 
 
-def run_jax_once(case: Case, drawn: Drawn, taped: bool, device: str = "cpu", weights: bool = True) -> Outcome:
-    """One program in place of two: with weights the run with a tape serves as the one without.
+def run_jax_by_plan(
+    case: Case, drawn: Drawn, taped: bool, device: str = "cpu", weights: bool = True, once: bool = False
+) -> Outcome:
+    """`once`: one program in place of two, so that with weights the run with a tape serves as the one without.
 
-    To compile is most of the time, and without XLA's optimisations it takes a seventh. What users call in float32 has
-    them; float64, which shows what is meant, does without, and so does the tape where a call without one is judged too.
+    To compile is most of the time, and without XLA's optimisations it takes a seventh. What users call in float32,
+    bfloat16 and float16 has them; float64, which shows what is meant, does without, and so does the call with weights
+    where a call without them is judged too.
     """
     beside = weights and attends(case.config.variant, case.config.class_name)
     quickly = device == "cpu" and (case.dtype == "float64" or beside)
-    return run_jax(case, drawn, weights, device=device, weights=weights, quickly=quickly)
+    return run_jax(case, drawn, weights if once else taped, device=device, weights=weights, quickly=quickly)
 
 
 @cache
@@ -338,14 +341,15 @@ def untaped(
 ) -> list[Candidate]:
     """The calls that users make, for `judge_call`: without a tape and without weights, in JAX compiled.
 
-    What `attend` then does is its fast path. Without `everything`, JAX compiles as `run_jax_once` does.
+    What `attend` then does is its fast path. JAX compiles as `run_jax_by_plan` says.
     """
 
     def add(framework: str, place: str, run: Callable[..., Outcome], **fixed: Any) -> Candidate:
         return Candidate(framework, "untaped", place, lambda c, d, taped: run(c, d, False, **fixed))
 
     found = [add("numpy", "cpu", call_numpy)] if "numpy" in frameworks and device == "cpu" else []
-    for framework, run in (("torch", run_torch), ("jax", run_jax if everything else run_jax_once)):
+    jax_calls = partial(run_jax_by_plan, once=not everything)
+    for framework, run in (("torch", run_torch), ("jax", jax_calls)):
         if framework in frameworks:
             places = [device] if device == "cpu" else accelerators(framework)
             found += [add(framework, place, run, device=place, weights=False) for place in places]
@@ -370,7 +374,7 @@ def candidates(
     for place in places.get("torch", []):
         add("torch", "eager", place, run_torch, device=place)
     for place in places.get("jax", []):
-        add("jax", "jit", place, run_jax if everything else run_jax_once, device=place)
+        add("jax", "jit", place, run_jax_by_plan, device=place, once=not everything)
         if everything:
             add("jax", "eager", place, run_jax, device=place, jit=False)
     return found
