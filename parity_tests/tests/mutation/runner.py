@@ -29,7 +29,7 @@ from parity_tests.tests.mutation.sources import (
 )
 
 SECONDS = 300.0  # of processor time; the whole battery takes a few: a mutant that loops is stopped
-SHORT_SHARE = 360  # of so many mutants, a short run takes one
+SHORT_SHARE = 720  # of so many mutants, a short run takes one
 CHUNK = 24
 
 Progress = Callable[[int, int], None]

@@ -321,8 +321,10 @@ def test_files_are_written_before_words() -> None:
         assert not told or not wrote or max(wrote) < min(told), path
 
 
-# The command, which says when it has begun to judge.
+# The command, which says when it has begun to judge. A shell that runs the tests in the background ignores Ctrl-C, and so
+# would every process that it starts.
 BEGUN = """
+import signal
 import sys
 from parity_tests.commands.app import main
 from parity_tests.judge import runner
@@ -334,6 +336,7 @@ def told(plan):
     return tasks(plan)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     runner.tasks = told
     main()
 """
@@ -344,14 +347,17 @@ def test_an_interrupted_run_says_what_it_was_doing(jobs: str, tmp_path: Path) ->
     """It ends with 130, whatever its threads and processes are doing, and says no verdict."""
     (tmp_path / "begun.py").write_text(BEGUN, "utf-8")
     words = ["run", "--variants", "mha,gqa,gru", "--frameworks", "numpy", "--all", "--repeat", "20", "--jobs", jobs]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(tmp_path / "begun.py"), *words], env=os.environ | {"PYTHONPATH": str(ROOT.parent)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    told = process.communicate(timeout=60)[0]
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+            time.sleep(0.5)
+            os.killpg(process.pid, signal.SIGINT)
+            told = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
     assert process.returncode == 130, told
     assert "interrupted attn-parity run" in told and "no verdict" in told and "THEY AGREE" not in told
     assert "Traceback" not in told, told
