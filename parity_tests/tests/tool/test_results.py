@@ -321,7 +321,7 @@ def test_files_are_written_before_words() -> None:
         assert not told or not wrote or max(wrote) < min(told), path
 
 
-# The command, which says when it has begun to judge. A shell that runs the tests in the background ignores Ctrl-C, and so
+# The command, which says when it has begun to judge. A shell that runs the tests in the background ignores Ctrl-C, as
 # would every process that it starts.
 BEGUN = """
 import signal
