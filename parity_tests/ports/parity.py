@@ -193,7 +193,8 @@ def judged_in_types(
         with float64_in_jax(framework):
             rows, wide, why, part = judged_wide(lambda: made("float64"), run, check, longer, shorter)
     traces = list(run(found))
-    note = f"{part or 'in float64 it agrees'}; this is in {found.dtype}" if rows else ""
+    agrees = "in float64 it agrees" + (" on shorter sequences" if wide and wide.narrower else "")
+    note = f"{part or agrees}; this is in {found.dtype}" if rows else ""
     note = f"not judged in float64: {why}" if why else note
     own = judged_in_type(found, traces, check, longer if wide is None or wide.narrower else None, shorter, note)
     notes = [*found.notes, *([note] if why else [part] if part else []), *(wide.notes if wide else [])]
