@@ -1,7 +1,7 @@
 """The pytest plugin: the fixture `attn_parity` judges an implementation of your own, `--parity-device` says where.
 
-What its verdicts do not tell apart stands at the end of the run; with `--parity-strict` it fails the test. The plugin
-comes with the package; importing it loads nothing but pytest.
+What its verdicts do not tell apart or judge stands at the end of the run; with `--parity-strict` it fails the test. The
+plugin comes with the package; importing it loads nothing but pytest.
 """
 
 from collections.abc import Generator
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from parity_tests.ports.modules import ModuleComparison
     from parity_tests.ports.parity import Verdict
 
-# The name under which a test's report carries what was not told apart, also from another process.
+# The names under which a test's report carries what was not told apart and what was not judged, also from another
+# process.
 UNTESTED = "attn_parity_untested"
+UNJUDGED = "attn_parity_unjudged"
+OPEN = {
+    UNTESTED: "attention: values that the inputs do not tell apart",
+    UNJUDGED: "attention: arrays that were not judged, with bounds above their size",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--parity-strict",
         action="store_true",
-        help="a field of the config that the runs of the fixture attn_parity do not determine fails the test, unless "
-        "it passes strict=False; by default such fields are listed at the end",
+        help="a field of the config that the runs of the fixture attn_parity do not determine, or an array that they "
+        "do not judge, fails the test, unless it passes strict=False; by default such are listed at the end",
     )
 
 
@@ -58,8 +64,8 @@ class Judge:
             verdict = assert_parity(candidate, variant, config, **given)
         except MissingDeviceError as error:
             pytest.skip(str(error))
-        for field in verdict.untested:
-            self.node.user_properties.append((UNTESTED, f"{variant}: {field}"))
+        for name, parts in ((UNTESTED, verdict.untested), (UNJUDGED, verdict.unjudged)):
+            self.node.user_properties += [(name, f"{variant}: {part}") for part in parts]
         return verdict
 
 
@@ -90,13 +96,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, A
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List what the verdicts of tests that passed do not tell apart; print annotations behind all that a test has
-    printed, because they are read at the beginning of a line alone.
+    """List what the verdicts of tests that passed do not tell apart or judge; print annotations behind all that a test
+    has printed, because they are read at the beginning of a line alone.
     """
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
-    lines = [f"{r.nodeid}: {text}" for r in passed for name, text in r.user_properties if name == UNTESTED]
-    if lines:
-        terminalreporter.section("attention: values that the inputs do not tell apart")
+    for kind, title in OPEN.items():
+        lines = [f"{r.nodeid}: {text}" for r in passed for name, text in r.user_properties if name == kind]
+        if lines:
+            terminalreporter.section(title)
         for line in lines:
             terminalreporter.line(line)
     reports = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]

@@ -35,6 +35,12 @@ def main(
     ] = None,
     calls: Annotated[str | None, typer.Option(help="plain,full,shared,self or some of them.")] = None,
     empty_rows: Annotated[bool, typer.Option(help="Masks may hide every key from some query.")] = True,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Of the sequence; by default a few positions, and others that show more.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A field or array that the runs leave open is a difference.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
     device: Annotated[str | None, typer.Option(help="Where it runs: cpu, cuda or another of its framework.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the verdict to this file.")] = None,
@@ -43,21 +49,22 @@ def main(
 ) -> None:
     """Judge outputs and gradients of your own function or module, and name the mistake where it differs.
 
-    Modules run in evaluation mode. Exits with 0 where it agrees, 1 where it differs and 2 where it cannot be judged.
+    Modules run in evaluation mode. Exits with 0 where it agrees, 1 where it differs, or with
+    --strict leaves something open, and 2 where it cannot be judged.
     """
     import traceback
 
     from rich.markup import escape
 
     from parity_tests.ports.named import arranged, called, config_fields, found
-    from parity_tests.ports.parity import ParityError, assert_parity
+    from parity_tests.ports.parity import ParityError, UntestedError, assert_parity
     from parity_tests.report.results import to_html, to_table
 
     writable(json, html, read=(names,), overwrite=overwrite)
     options: dict[str, Any] = {"framework": framework, "dtype": dtype, "empty_rows": empty_rows, "device": device}
     try:
         settings = config_fields(fields or [])
-        options |= {"seed": seed, "weights": weights} | arranged(names)
+        options |= {"length": length, "strict": strict, "seed": seed, "weights": weights} | arranged(names)
         options |= {"calls": tuple(part.strip() for part in calls.split(","))} if calls else {}
         target = called(candidate, found(candidate), settings, seed)
         with console.status(f"judging {escape(candidate)}"):
@@ -76,6 +83,7 @@ def main(
         to_html(result, html, f"{candidate} against {variant}")
     console.print(to_table(result))
     word = "[bold green]AGREES[/]" if agrees else "[bold red]DIFFERS[/]"
+    word = "[bold red]LEFT OPEN[/]" if isinstance(result, UntestedError) else word
     console.print(f"{word} {escape(str(result))}", soft_wrap=True)
     say_written(json, html)
     raise typer.Exit(0 if agrees else 1)

@@ -8,20 +8,21 @@ from typing import Any
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.findings import Finding
 from parity_tests.explain.verdicts import FORWARD
 from parity_tests.judge.cases import CALLS
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
 from parity_tests.ports.differences import difference, first_wrong
 from parity_tests.ports.names import Names, Weights, framework_of
-from parity_tests.ports.plan import Plan, longer_run, runs
+from parity_tests.ports.plan import Plan, Run, longer_run, runs, shorter_run
 from parity_tests.ports.port import Port
 from parity_tests.ports.progress import progress
 from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
-from parity_tests.ports.untested import Undetermined, Untested
+from parity_tests.ports.unjudged import Look, Unjudged, look_at, unjudged
+from parity_tests.ports.untested import Undetermined, Untested, left_by_both
 from parity_tests.ports.verdict import ParityError, UntestedError, Verdict
+from parity_tests.ports.watch import narrower
 
 __tracebackhide__ = True  # pytest shows the test and what was found, not the way between them
 OWN_CALLS = (*CALLS, "self")
@@ -66,6 +67,11 @@ def assert_parity(
     entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
     too. What then is not told apart stands in the verdict's `untested`.
 
+    A bound that is wider than its array would let any number pass. Where most bounds of an array are, or zeros in its
+    place would be within them, as the gradients of a long recurrence, the candidate is judged on a shorter sequence,
+    too. What then is not judged stands in the verdict's `unjudged`. An array that is 0 but for roundings, as the
+    gradient of a key's bias, is judged all the same.
+
     Args:
         candidate: a torch module, a Flax NNX module, a Linen module with its variables as a tuple, an Equinox module,
             or a function; of NumPy arrays unless `framework` says otherwise.
@@ -85,7 +91,7 @@ def assert_parity(
         sizes: of the axes that the config leaves open, by letter, such as `{"t": 8, "s": 16}` for an implementation
             that needs lengths divisible by 8. With `length` or `sizes` no other length is judged.
         batch: how many sequences; 2 by default.
-        strict: whether a field that the runs do not determine is an error.
+        strict: whether a field that the runs do not determine is an error, and an array that they do not judge.
         seed: of everything random.
         device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
             default its own; the CPU for JAX.
@@ -96,7 +102,7 @@ def assert_parity(
 
     Raises:
         ParityError: it differs; the message names the first difference and the mistake that explains it. Or, with
-            `strict`, that other values of its fields agree, too.
+            `strict`, that other values of its fields agree, too, or that an array was not judged in any type.
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
@@ -109,8 +115,11 @@ def assert_parity(
     plan = Plan(made, calls, empty_rows, seed, names, asked_sizes("assert_parity", made, length, sizes, batch))
     seeing = replace(plan, empty_rows=False)
 
-    def longer(found: Port, traces: list[Trace], left: Undetermined) -> tuple[Trace | None, Finding | None]:
+    def longer(found: Port, traces: list[Trace], left: Undetermined) -> Run:
         return longer_run(found, traces, left, plan, tell)
+
+    def shorter(found: Port, look: Look, trace: Trace) -> Run:
+        return shorter_run(found, look, trace, plan, tell)
 
     with progress("assert_parity") as tell:
         verdict = judged_in_types(
@@ -121,9 +130,9 @@ def assert_parity(
             ),
             framework or framework_of(candidate),
             dtype,
-            None if length is not None or sizes is not None else longer,
+            *((longer, shorter) if length is None and sizes is None else ()),
         )
-    if strict and verdict.untested:
+    if strict and verdict.open:
         raise UntestedError(verdict)
     return verdict
 
@@ -155,7 +164,8 @@ def differing_fields(config: Config, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 Check = Callable[[Port, list[Trace], str], list[Row]]
-Longer = Callable[[Port, list[Trace], Undetermined], tuple[Trace | None, Finding | None]]
+Longer = Callable[[Port, list[Trace], Undetermined], Run]
+Shorter = Callable[[Port, Look, Trace], Run]
 Wide = tuple["list[Row]", "InOneType | None", str, str]
 
 
@@ -166,6 +176,7 @@ def judged_in_types(
     framework: str,
     dtype: str | None,
     longer: Longer | None = None,
+    shorter: Shorter | None = None,
 ) -> Verdict:
     """The verdict on a candidate in float64 and in its own type; in one type where `dtype` names it.
 
@@ -173,21 +184,26 @@ def judged_in_types(
         made: gives the port in a type.
         run: gives its traces.
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
-        longer: gives the trace of a longer sequence where one shows more of the config, and what is wrong with it.
+        longer: gives the run of a longer sequence where one shows more of the config.
+        shorter: gives the run of a shorter sequence where one judges arrays that a trace does not.
     """
     found = made(dtype)
     rows, wide, why, part = list[Row](), None, "", ""
     if dtype is None and found.dtype != "float64":
         with float64_in_jax(framework):
-            rows, wide, why, part = judged_wide(lambda: made("float64"), run, check, longer)
+            rows, wide, why, part = judged_wide(lambda: made("float64"), run, check, longer, shorter)
     traces = list(run(found))
-    note = f"{part or 'in float64 it agrees'}; this is in {found.dtype}" if rows else ""
+    agrees = "in float64 it agrees" + (" on shorter sequences" if wide and wide.narrower else "")
+    note = f"{part or agrees}; this is in {found.dtype}" if rows else ""
     note = f"not judged in float64: {why}" if why else note
-    own = judged_in_type(found, traces, check, None if wide else longer, note)
+    own = judged_in_type(found, traces, check, longer if wide is None or wide.narrower else None, shorter, note)
     notes = [*found.notes, *([note] if why else [part] if part else []), *(wide.notes if wide else [])]
-    by_call = own.traces | (wide.longer if wide else {})
+    by_call = own.traces | (wide.others if wide else {})
     untested = (wide or own).undetermined()
-    return Verdict(rows + own.rows, by_call, untested, why, found.not_given, list(dict.fromkeys(notes)))
+    if wide is not None and wide.narrower:
+        untested = left_by_both(untested, own.undetermined())
+    loose = [*(wide.unjudged if wide else []), *own.unjudged]
+    return Verdict(rows + own.rows, by_call, untested, why, found.not_given, list(dict.fromkeys(notes)), loose)
 
 
 @dataclass(frozen=True)
@@ -195,19 +211,24 @@ class InOneType:
     """A candidate that agrees in one type.
 
     Attributes:
-        rows, traces, notes: those of a `Verdict`.
-        longer: the traces of longer sequences, also among `traces`.
+        rows, traces, unjudged, notes: those of a `Verdict`.
+        others: the traces of longer and shorter sequences, also among `traces`.
         undetermined: gives the fields of the config that the traces do not determine.
+        narrower: a longer sequence was not judged in float64.
     """
 
     rows: list[Row]
     traces: dict[str, Trace]
-    longer: dict[str, Trace]
+    others: dict[str, Trace]
+    unjudged: list[Unjudged]
     notes: list[str]
     undetermined: Callable[[], list[Untested]]
+    narrower: bool = False
 
 
-def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longer | None, note: str) -> InOneType:
+def judged_in_type(
+    found: Port, traces: list[Trace], check: Check, longer: Longer | None, shorter: Shorter | None, note: str
+) -> InOneType:
     """A candidate that agrees in the type of its traces.
 
     Raises:
@@ -215,23 +236,35 @@ def judged_in_type(found: Port, traces: list[Trace], check: Check, longer: Longe
     """
     rows, by_call = check(found, traces, note), {trace.case.call: trace for trace in traces}
     if not traces:
-        return InOneType(rows, by_call, {}, list(found.notes), lambda: [])
-    undetermined, more = Undetermined(traces[0].case.config), {}
+        return InOneType(rows, by_call, {}, [], list(found.notes), lambda: [])
+    undetermined, more, narrower = Undetermined(traces[0].case.config), dict[str, Trace](), False
+    looks = [look_at(trace) for trace in traces]
+    for look, trace in zip(list(looks), traces, strict=True):
+        run = shorter(found, look, trace) if shorter is not None and look.loose else Run()
+        if run.trace is not None:
+            words = f"in a sequence of {run.trace.case.example}, whose bounds are narrower"
+            rows = rows + check(found, [run.trace], "; ".join(filter(None, (words, note))))
+            looks.append(look_at(run.trace))
+            more[f"{run.trace.case.example}, as in the call {trace.case.call}"] = run.trace
     if longer is not None:
-        undetermined.look(traces)
-        trace, finding = longer(found, traces, undetermined)
-        if finding is not None:
-            raise ParityError(finding, note)
-        if trace is not None:
-            undetermined.look([trace])
-            rows, more = rows + trace.verdicts()[0], {trace.case.example: trace}
+        undetermined.look([*traces, *more.values()])
+        run = longer(found, traces, undetermined)
+        narrower = run.narrower
+        if run.finding is not None:
+            raise ParityError(run.finding, note)
+        if run.trace is not None:
+            undetermined.look([run.trace])
+            looks.append(look_at(run.trace))
+            rows, more[run.trace.case.example] = rows + run.trace.verdicts()[0], run.trace
 
     def left() -> list[Untested]:
         if longer is None:
-            undetermined.look(traces)
+            undetermined.look([*traces, *more.values()])
         return undetermined.untested([*traces, *more.values()])
 
-    return InOneType(rows, by_call | more, more, list(found.notes), left)
+    for look in looks:
+        rows = [look.settled(row) for row in rows]
+    return InOneType(rows, by_call | more, more, unjudged(looks), list(found.notes), left, narrower)
 
 
 def judged_rows(
@@ -260,18 +293,18 @@ def judged_rows(
     return rows
 
 
-BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
 
 def judged_wide(
-    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check, longer: Longer | None
+    copied: Callable[[], Port],
+    run: Callable[[Port], Iterable[Trace]],
+    check: Check,
+    longer: Longer | None,
+    shorter: Shorter | None,
 ) -> Wide:
     """The verdicts on a candidate in float64 and what they determine; none, and why, where it cannot be had in it; and
     what was left out of them.
-
-    That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
-    what makes the difference: then the outputs are judged if they are computed in float64, or nothing.
 
     Raises:
         ParityError: it differs, and computes in float64 alone.
@@ -281,25 +314,16 @@ def judged_wide(
         traces = list(run(found))
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
         return [], None, f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", ""
-    watch = found.watch
-    rows = [row for trace in traces for row in trace.verdicts()[0]] if watch.suspected else []
-    if all(row.ok for row in rows):
-        wide = judged_in_type(found, traces, check, longer, WIDE)
-        return wide.rows, wide, "", ""
-    watch.settle()
-    if watch.forward:
-        return [], None, f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
-    forward = [row for row in rows if row.stage in FORWARD]
-    if watch.backward and forward and all(row.ok for row in forward):
-        words = f"they pass through {listed(watch.backward)}; {BUILT_WIDE}"
-        return forward, None, "", f"gradients not judged in float64: {words}"
-    return check(found, traces, WIDE), None, "", ""
-
-
-def listed(seen: Iterable[str], most: int = 3) -> str:
-    """The first of some words, and how many more there are."""
-    words = list(seen)
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    rows = [row for trace in traces for row in trace.verdicts()[0]]
+    if not all(row.ok for row in rows):
+        why, part = narrower(found.watch, rows)
+        if why:
+            return [], None, why, ""
+        if part:
+            forward = [row for row in rows if row.stage in FORWARD]
+            return forward, None, "", f"gradients not judged in float64: {part}"
+    wide = judged_in_type(found, traces, check, longer, shorter, WIDE)
+    return wide.rows, wide, "", ""
 
 
 @contextmanager

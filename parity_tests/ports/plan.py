@@ -1,4 +1,6 @@
-"""What a candidate is called with: a few calls, and one longer sequence where it shows more of the config."""
+"""What a candidate is called with: a few calls, a longer sequence where it shows more of the config, and shorter ones
+where bounds say little.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,14 +9,18 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import Case, Drawn, draw, given, seeing
+from parity_tests.judge.judging import reference
 from parity_tests.ports.names import Names, alike, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
+from parity_tests.ports.unjudged import Look, judged_by
 from parity_tests.ports.untested import LENGTHS, Undetermined, cause_among, open_axes, sizes_at, telling_length
+from parity_tests.ports.watch import narrower
 
 # The longest sequence in which mistakes are searched: each is made in the reference, whose bounds take time.
 SEARCHED = 65
@@ -45,10 +51,14 @@ class Plan:
         drawn = draw(case, found.arguments, found.required, {**sizes, **self.sizes})
         return case, alike(drawn, self.names)
 
+    def prepared(self, found: Port, case: Case, drawn: Drawn) -> Drawn:
+        """The call with the candidate's own weights."""
+        returns = {pair(name)[0] for name in self.names.outputs if name is not None}
+        return prepared(found, case, drawn, self.empty_rows, returns)
+
     def trace(self, found: Port, case: Case, drawn: Drawn) -> Trace:
         """The candidate's run."""
-        returns = {pair(name)[0] for name in self.names.outputs if name is not None}
-        return record(found.candidate, case, prepared(found, case, drawn, self.empty_rows, returns), partial=True)
+        return record(found.candidate, case, self.prepared(found, case, drawn), partial=True)
 
 
 def runs(found: Port, plan: Plan, tell: Callable[[str], None]) -> Iterator[Trace]:
@@ -62,16 +72,29 @@ def runs(found: Port, plan: Plan, tell: Callable[[str], None]) -> Iterator[Trace
             yield plan.trace(found, *plan.drawn(found, call))
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run on a sequence of another length.
+
+    Attributes:
+        trace: what was computed; None where there is no such run or it is not judged.
+        finding: what is wrong with it; None for nothing.
+        narrower: it is not judged in float64, because part of it is computed in a narrower type.
+    """
+
+    trace: Trace | None = None
+    finding: Finding | None = None
+    narrower: bool = False
+
+
 def longer_run(
     found: Port, traces: list[Trace], undetermined: Undetermined, plan: Plan, tell: Callable[[str], None]
-) -> tuple[Trace | None, Finding | None]:
-    """The trace of a longer sequence that shows more of the config, in the call with the fewest inputs; and what is
-    wrong with it. None where there is none, or nothing.
-    """
+) -> Run:
+    """A longer sequence that shows more of the config, in the call with the fewest inputs."""
     shortest = min(traces, key=lambda trace: len(trace.drawn.inputs))
     letters = open_axes(shortest.case, shortest.drawn)
     if not letters:
-        return None, None
+        return Run()
 
     def drawn_at(length: int) -> tuple[Case, Drawn]:
         case, drawn = plan.drawn(found, shortest.case.call, f"{length} positions", sizes_at(letters, length))
@@ -81,19 +104,12 @@ def longer_run(
     tell("looking for a length that shows more")
     length = telling_length(undetermined, (shortest.case, shortest.drawn), drawn_at)
     if length is None:
-        return None, None
+        return Run()
     tell(f"a sequence of {length} positions in {found.dtype}")
-    try:
-        trace = plan.trace(found, *drawn_at(length))
-    except Exception as error:  # whatever a candidate raises for more positions than it was made for
-        words = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
-        found.notes[f"a sequence of {length} positions not judged: {words}"] = None
-        return None, None
-    if all(row.ok for row in trace.verdicts()[0]):
-        return trace, None
-    if found.dtype == "float64" and found.watch.suspected:
-        found.notes[f"a sequence of {length} positions not judged: part of it is in a narrower type"] = None
-        return None, None
+    run = run_of(found, f"a sequence of {length} positions", lambda: plan.trace(found, *drawn_at(length)))
+    if run.trace is None or all(row.ok for row in run.trace.verdicts()[0]):
+        return run
+    trace = run.trace
     tell("looking for the cause")
     parts = ((n, plan.trace(found, *drawn_at(n))) for n in LENGTHS if n < length)
     where, first = next(((n, x) for n, x in parts if not all(row.ok for row in x.verdicts()[0])), (length, trace))
@@ -107,7 +123,60 @@ def longer_run(
         words = f"what begins at a distance: tables and buckets, windows, lengths in training; length={where} shows it"
         finding.next_step = "; ".join(filter(None, (words, finding.next_step)))
     finding.patterns.insert(0, f"in a sequence of {where} positions; shorter ones agree")
-    return trace, finding
+    return Run(trace, finding)
+
+
+def run_of(found: Port, what: str, recorded: Callable[[], Trace]) -> Run:
+    """A run on another length; without its gradients, or none, where a narrower type makes the difference in float64,
+    and none where the candidate refuses. The candidate's notes say so.
+    """
+    try:
+        trace = recorded()
+    except Exception as error:  # whatever a candidate raises for other lengths than it was made for
+        words = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+        found.notes[f"{what} not judged: {words}"] = None
+        return Run()
+    rows = trace.verdicts()[0]
+    if found.dtype != "float64" or all(row.ok for row in rows):
+        return Run(trace)
+    why, part = narrower(found.watch, rows)
+    if why:
+        found.notes[f"{what} not judged in float64: {why}"] = None
+        return Run(narrower=True)
+    if part:
+        found.notes[f"gradients of {what} not judged in float64: {part}"] = None
+        return Run(replace(trace, outcome=replace(trace.outcome, grads={}, cotangents={})), narrower=True)
+    return Run(trace)
+
+
+# Sequences that are shorter than those that are judged anyway: bounds grow with each step of a recurrence.
+SHORT = (5, 4, 3, 2, 1)
+
+
+def shorter_run(found: Port, look: Look, trace: Trace, plan: Plan, tell: Callable[[str], None]) -> Run:
+    """The longest of a few short sequences whose bounds judge the arrays that those of a trace do not, or most."""
+    letters = open_axes(trace.case, trace.drawn, ("array", "integers"))
+    best: tuple[int, Case, Drawn] = len(look.loose), trace.case, trace.drawn
+    for length in SHORT if letters else ():
+        sizes = {letter: length + i for i, letter in enumerate(letters)}
+        try:
+            words = f"{length} positions" if length > 1 else "1 position"
+            case, drawn = plan.drawn(found, trace.case.call, words, sizes)
+            drawn = plan.prepared(found, case, drawn)
+            outputs, grads = reference(case, drawn, {}, precision_of(case.dtype))
+        except (ValueError, TypeError):  # the variant has no sequence as short
+            continue
+        left = len({*look.loose} - judged_by(outputs | grads))
+        if left < best[0]:
+            best = left, case, drawn
+        if not left:
+            break
+    _, case, drawn = best
+    if case == trace.case:
+        return Run()
+    what = f"a sequence of {case.example} in the call {case.call}"
+    tell(f"{what} in {found.dtype}")
+    return run_of(found, what, lambda: plan.trace(found, case, drawn))
 
 
 def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:

@@ -89,6 +89,13 @@ class Undetermined:
         return [Untested(name, getattr(self.config, name), tuple(x), self.dtype) for name, x in alike.items()]
 
 
+def left_by_both(one: Iterable[Untested], other: Iterable[Untested]) -> list[Untested]:
+    """What the runs in one type do not determine, and those in another neither."""
+    alike = {part.name: part.alike for part in other}
+    parts = [replace(x, alike=tuple(value for value in x.alike if value in alike.get(x.name, ()))) for x in one]
+    return [part for part in parts if part.alike]
+
+
 def moves(config: Config, name: str, value: float, traces: list[Trace]) -> bool:
     """Whether another value changes any output at all."""
     other = changed(config, {name: value})
@@ -155,10 +162,10 @@ def differs(moved: Any, end: ErrArray) -> bool:
 # Longer sequences -----------------------------------------------------------------------------------------------------
 
 
-def open_axes(case: Case, drawn: Drawn) -> tuple[str, ...]:
-    """Letters of the axes of a call's inputs that may have any size, but for the batch."""
+def open_axes(case: Case, drawn: Drawn, kinds: tuple[str, ...] = ("array",)) -> tuple[str, ...]:
+    """Letters of the axes of a call's inputs, of some kinds, that may have any size, but for the batch."""
     arguments, sizes = case.config.arguments(), case.config.sizes()
-    letters = [x for name in drawn.inputs if arguments[name].kind == "array" for x in arguments[name].axes.split()]
+    letters = [x for name in drawn.inputs if arguments[name].kind in kinds for x in arguments[name].axes.split()]
     return tuple(dict.fromkeys(x for x in letters if x not in sizes and x != "b"))
 
 

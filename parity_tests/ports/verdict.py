@@ -7,6 +7,7 @@ from parity_tests.explain.findings import Finding, told
 from parity_tests.judge.judging import Row, worst
 from parity_tests.ports.names import of_keys_alone
 from parity_tests.ports.trace import Trace
+from parity_tests.ports.unjudged import Unjudged, in_every_type
 from parity_tests.ports.untested import Untested
 from parity_tests.report.plain import Reported, finding_dict, rows_dict
 
@@ -43,6 +44,7 @@ class Verdict(Reported):
         why: why float64 was not judged; "" where it was, or was not asked for.
         not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
         notes: what was not judged, and why.
+        unjudged: the arrays of a call and type that no run of it judged: their bounds would let any number pass.
     """
 
     rows: list[Row]
@@ -51,6 +53,17 @@ class Verdict(Reported):
     why: str = ""
     not_given: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    unjudged: list[Unjudged] = field(default_factory=list)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The types in which arrays were judged."""
+        return tuple(dict.fromkeys(row.case.dtype for row in self.rows))
+
+    @property
+    def open(self) -> bool:
+        """Whether there are fields that no run determines, or arrays of a call that none judges in any type."""
+        return bool(self.untested or in_every_type(self.unjudged, self.dtypes))
 
     @property
     def worst(self) -> Row:
@@ -62,6 +75,9 @@ class Verdict(Reported):
             "agree": True,
             "words": str(self),
             "untested": [str(part) for part in self.untested],
+            "unjudged": [
+                {"dtype": part.dtype, "call": part.call, "arrays": list(part.names)} for part in self.unjudged
+            ],
             "not_given": list(self.not_given),
             "notes": self.notes,
             "calls": {call: list(trace.drawn.inputs) for call, trace in self.traces.items()},
@@ -78,15 +94,21 @@ class Verdict(Reported):
         """The values that a candidate may have and agree; "" where every value is determined."""
         return f"; not told apart by this run: {'; '.join(map(str, self.untested))}" if self.untested else ""
 
+    def not_judged(self) -> str:
+        """The arrays whose bounds would let any number pass; "" where there are none."""
+        return (
+            f"; not judged, with bounds above their size: {', '.join(map(str, self.unjudged))}" if self.unjudged else ""
+        )
+
     def __str__(self) -> str:
         numbers = sum(row.elements for row in self.rows)
         loose = sum(row.vacuous for row in self.rows)
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
-        more += self.not_told_apart()
+        more += self.not_judged() + self.not_told_apart()
         never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
         more += never if self.not_given else ""
         more += "".join(f"; {note}" for note in self.notes)
-        types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
+        types = " and ".join(self.dtypes)
         return (
             f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
             f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
@@ -98,19 +120,28 @@ class Verdict(Reported):
 
 
 class UntestedError(ParityError):
-    """An implementation agrees, but with other values of the config's fields it would agree, too, and `strict=True`.
+    """An implementation agrees, but with other values of the config's fields, or of an array, it would agree, too, and
+    `strict=True`.
 
     Attributes:
         finding: the array that comes nearest to its bound; it is within.
-        verdict: the verdict, whose `untested` names the fields.
+        verdict: the verdict, whose `untested` names the fields and whose `unjudged` the arrays.
     """
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict, row = verdict, verdict.worst
-        super().__init__(Finding(row.candidate, row.case.name, row), ENLARGE)
+        notes = (ENLARGE if verdict.untested else "", TIGHTEN if verdict.unjudged else "")
+        super().__init__(Finding(row.candidate, row.case.name, row), "\n  ".join(filter(None, notes)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict's, but that it is not taken for an agreement."""
+        return self.verdict.as_dict() | {"agree": False, "words": str(self)}
 
     def told(self, finding: Finding) -> str:
-        return f"{finding.candidate} agrees, and would with other values of its fields{self.verdict.not_told_apart()}"
+        fields = f", and would with other values of its fields{self.verdict.not_told_apart()}"
+        words = f"{finding.candidate} agrees{fields if self.verdict.untested else ''}"
+        return f"{words}{self.verdict.not_judged()}"
 
 
 ENLARGE = "a longer sequence may tell them apart, length= or sizes=, or a config with smaller values"
+TIGHTEN = "a shorter sequence may judge them, length= or sizes=, or taps=, which judge stage by stage"

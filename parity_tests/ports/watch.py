@@ -1,7 +1,7 @@
 """What a candidate computes with, seen from inside: operations in a narrower type than float64, and what hides keys."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -11,6 +11,8 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import widened
+from parity_tests.explain.verdicts import FORWARD
+from parity_tests.judge.judging import Row
 
 NARROW = ("float32", "bfloat16", "float16")
 # Frames of these are passed over in the search for the candidate's own line.
@@ -45,6 +47,32 @@ class Watch:
         found = None if self.hidden is None else fill_of(x, self.hidden)
         if found is not None and (self.fill is None or found < self.fill):
             self.fill = found
+
+
+BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
+
+
+def narrower(watch: Watch, rows: list[Row]) -> tuple[str, str]:
+    """Why a run in float64 that differs is not judged, and why its gradients are not; "" where they are.
+
+    That something is computed in a narrower type is a reason where this is what makes the difference. Then the outputs
+    are judged if they are computed in float64, or nothing.
+    """
+    if not watch.suspected:
+        return "", ""
+    watch.settle()
+    if watch.forward:
+        return f"it computes in a narrower type: {listed(watch.forward)}; {BUILT_WIDE}", ""
+    forward = [row for row in rows if row.stage in FORWARD]
+    if watch.backward and forward and all(row.ok for row in forward):
+        return "", f"they pass through {listed(watch.backward)}; {BUILT_WIDE}"
+    return "", ""
+
+
+def listed(seen: Iterable[str], most: int = 3) -> str:
+    """The first of some words, and how many more there are."""
+    words = list(seen)
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def fill_of(x: np.ndarray, hidden: np.ndarray) -> float | None:

@@ -1,5 +1,6 @@
 """A verdict, a failure or a comparison of modules as a table for the terminal and as a page for a browser."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from parity_tests.judge.result import Result
 from parity_tests.ports.modules.comparison import ModuleComparison, words
 from parity_tests.ports.modules.rows import Row as ModuleRow
 from parity_tests.ports.parity import ParityError, Verdict
+from parity_tests.ports.unjudged import Unjudged
+from parity_tests.ports.verdict import UntestedError
 from parity_tests.report.cells import figure, shade
 from parity_tests.report.html import Room, environment, rendered_findings, write_html
 from parity_tests.report.modules import cells, gradient_table
@@ -25,6 +28,11 @@ from parity_tests.report.summary import shade as coloured
 
 KINDS = ("tape", "cotangent", "output", "gradient")
 Found = Verdict | ParityError | ModuleComparison
+
+
+def verdict_in(found: Found) -> Found:
+    """The verdict that an error stands for, where what it says is that an agreement leaves something open."""
+    return found.verdict if isinstance(found, UntestedError) else found
 
 
 def rows_and_finding(found: Verdict | ParityError) -> tuple[list[Row], Finding | None]:
@@ -38,26 +46,31 @@ def rows_and_finding(found: Verdict | ParityError) -> tuple[list[Row], Finding |
 
 def to_table(found: Found) -> Table | Group:
     """What was found as a table that rich prints: of calls and kinds of arrays, of arrays, or of submodules."""
+    found = verdict_in(found)
     if isinstance(found, ModuleComparison):
         return modules_table(found)
     rows, finding = rows_and_finding(found)
-    return calls_table(rows) if finding is None else arrays_table(rows, finding)
+    return arrays_table(rows, finding) if finding is not None else calls_table(rows, getattr(found, "unjudged", ()))
 
 
-def calls_table(rows: list[Row]) -> Table:
-    """The worst ratio of each kind of array, for each type and call."""
+def calls_table(rows: list[Row], unjudged: Iterable[Unjudged] = ()) -> Table:
+    """The worst ratio of each kind of array, for each type and call, and the arrays that were not judged."""
+    left = {(part.dtype, part.call): ", ".join(part.names) for part in unjudged}
     out = Table(title="worst error / bound (at most 1 agrees)", title_justify="left")
     for head in ("type", "call"):
         out.add_column(head)
     for head in (*KINDS, "numbers"):
         out.add_column(head, justify="right")
-    out.add_column("worst in")
+    for head in ("worst in", *(["not judged"] if left else [])):
+        out.add_column(head)
     for dtype, call in dict.fromkeys((row.case.dtype, row.case.call) for row in rows):
         part = [row for row in rows if (row.case.dtype, row.case.call) == (dtype, call)]
         ratios = [largest(row for row in part if kind_of(row) == kind) for kind in KINDS]
         far = worst(part)
         shown = ["–" if ratio is None else coloured(ratio) for ratio in ratios]
-        out.add_row(dtype, call, *shown, f"{sum(row.elements for row in part):,}", escape(f"{far.stage} {far.name}"))
+        more = [escape(left.get((dtype, call), ""))] if left else []
+        numbers = f"{sum(row.elements for row in part):,}"
+        out.add_row(dtype, call, *shown, numbers, escape(f"{far.stage} {far.name}"), *more)
     return out
 
 
@@ -98,11 +111,13 @@ def to_html(found: Found, path: Path | str, title: str = "attn-parity") -> None:
         path: of the file.
         title: which question this answers.
     """
+    found = verdict_in(found)
     if isinstance(found, ModuleComparison):
         Path(path).write_text(modules_page(found, title), encoding="utf-8")
         return
     rows, finding = rows_and_finding(found)
-    notes = [f"Not tested: {part}." for part in getattr(found, "untested", ())]
+    notes = [f"Not judged, with bounds above their size: {part}." for part in getattr(found, "unjudged", ())]
+    notes += [f"Not tested: {part}." for part in getattr(found, "untested", ())]
     notes += [f"{note[:1].upper()}{note[1:]}." for note in getattr(found, "notes", ())]
     dtypes = tuple(dict.fromkeys(row.case.dtype for row in rows))
     write_html(Path(path), Result(rows=rows), dtypes, [finding] if finding else [], title, notes)

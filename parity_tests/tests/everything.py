@@ -106,6 +106,7 @@ EVERY: Mapping[str, int] = {
     "test_sparse::test_weights_and_gradients_stay_within_their_bounds": 3,
     "test_trace::test_a_trace_survives_its_file": 2,
     "test_transforms_numpy::test_many_threads_at_once": 2,
+    "test_unjudged::test_every_array_is_judged": 7,
     "test_untested::test_a_port_with_another_field_fails_or_is_named": 2,
     "test_untested::test_configs_of_one_meaning_are_one_function": 5,
     "test_whole_mistakes::test_a_mistake_is_found_at_its_submodule": 11,

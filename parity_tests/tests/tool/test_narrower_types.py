@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from parity_tests import ParityError, assert_parity
+from parity_tests import ParityError, Verdict, assert_parity
 from parity_tests.explain.causes import explain
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import Case, draw
@@ -292,6 +292,78 @@ def test_a_scale_shows_in_float64_beside_such_an_embedding(monkeypatch: pytest.M
     with pytest.raises(ParityError) as caught:
         assert_parity(Biased(1.0000001), "t5_bias", **T5)
     assert caught.value.finding.case.endswith("float64")
+
+
+# On a longer sequence ------------------------------------------------------------------------------------------------
+
+
+class Windowed(torch.nn.Module):
+    """Causal attention in a window behind a mask of float32; from 20 positions on something may be rounded, or only its
+    gradient.
+    """
+
+    def __init__(self, window: int, rounded: str = "") -> None:
+        super().__init__()
+        self.window, self.rounded = window, rounded
+
+    def forward(self, query: torch.Tensor) -> torch.Tensor:
+        t = query.shape[1]
+        allowed = torch.ones(t, t, dtype=torch.bool).tril().triu(-self.window)
+        if t > 20 and self.rounded:
+            query = query.float().to(query.dtype) if self.rounded == "forward" else Coarse.apply(query)
+        scores = query @ query.mT / sqrt(query.shape[-1])
+        return (scores + torch.full((t, t), -inf).masked_fill(allowed, 0.0)).softmax(-1) @ query
+
+
+class Coarse(torch.autograd.Function):
+    """A number as it is, its gradient by way of float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].float().to(grads[0].dtype)
+
+
+LEFT_OUT: dict[str, Any] = {"mask": None, "bias": None}
+WINDOWED: dict[str, Any] = {"causal": True, "window": (31, None), "calls": ("full",), "arguments": LEFT_OUT}
+
+
+def windowed(window: int, rounded: str = "") -> Verdict:
+    return assert_parity(Windowed(window, rounded), "dot_product", **WINDOWED)
+
+
+def judged_longer(verdict: Verdict) -> set[tuple[str, str]]:
+    return {(row.case.dtype, row.stage) for row in verdict.rows if row.case.example == "33 positions"}
+
+
+def test_a_longer_sequence_is_judged_in_float64_beside_a_mask_of_float32() -> None:
+    verdict = windowed(31)
+    assert judged_longer(verdict) == {("float64", "output"), ("float64", "gradient")}
+    assert (verdict.notes, verdict.untested) == ([], [])
+    with pytest.raises(ParityError, match="in a sequence of 33 positions") as caught:
+        windowed(32)
+    assert caught.value.finding.case.endswith("float64")
+
+
+def test_a_longer_sequence_that_is_rounded_is_judged_in_the_candidates_own_type() -> None:
+    verdict = windowed(31, "forward")
+    assert judged_longer(verdict) == {("float32", "output"), ("float32", "gradient")}
+    assert verdict.untested == []
+    (note,) = verdict.notes
+    assert note.startswith("a sequence of 33 positions not judged in float64: it computes in a narrower type: _to_copy")
+    with pytest.raises(ParityError, match="in float64 it agrees on shorter sequences; this is in float32") as caught:
+        windowed(32, "forward")
+    assert caught.value.finding.case.endswith("float32")
+
+
+def test_a_longer_sequence_whose_gradients_are_rounded_has_its_outputs_judged() -> None:
+    verdict = windowed(31, "backward")
+    assert judged_longer(verdict) == {("float64", "output"), ("float32", "output"), ("float32", "gradient")}
+    (note,) = verdict.notes
+    assert note.startswith("gradients of a sequence of 33 positions not judged in float64: they pass through _to_copy")
 
 
 # What hides keys ----------------------------------------------------------------------------------------------------

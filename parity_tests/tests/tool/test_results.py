@@ -240,6 +240,23 @@ def test_judge_says_what_assert_parity_says(in_folder: Path) -> None:
     assert strict((in_folder / "b.json").read_text("utf-8"))["agree"] is False
 
 
+def test_judge_takes_a_length_and_is_strict(in_folder: Path) -> None:
+    (in_folder / "own_ports.py").write_text(
+        "import attn_np\n\ndef port(query, key, value):\n"
+        "    return attn_np.build('dot_product', dtype=str(query.dtype), window=(40, None))(query, key, value)\n",
+        "utf-8",
+    )
+    words = ("own_ports:port", "window=(4095, null)", "--calls", "plain", "--json", "a.json")
+    code, told = judged(*words, "--length", "7", variant="dot_product")
+    rows = strict((in_folder / "a.json").read_text("utf-8"))["cases"]
+    assert code == 0 and {row["elements"] % 7 for row in rows} == {0} and "from None" in told
+    code, told = judged(*words, "--overwrite", "--length", "7", "--strict", variant="dot_product")
+    assert code == 1 and "LEFT OPEN" in told and "DIFFERS" not in told and "worst error / bound" in told
+    written = strict((in_folder / "a.json").read_text("utf-8"))
+    assert written["agree"] is False and written["untested"] and len(written["cases"]) == len(rows)
+    assert judged(*words, "--overwrite", "--length", "45", "--strict", variant="dot_product")[0] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
