@@ -9,6 +9,7 @@ import torch
 import attn_torch
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES
+from parity_tests.tests.kernels import sizes
 from parity_tests.tests.kernels.sizes import drawn, verdict
 
 CASES = {"numpy": 24, "torch": 24, "jax": 3}
@@ -20,6 +21,28 @@ def test_some_dozen_calls(tree: str, pytestconfig: pytest.Config) -> None:
     more = 10 if pytestconfig.getoption("--everything") else 1
     wrong = [verdict(seed, tree) for seed in range(CASES[tree] * more)]
     assert not any(wrong), next(filter(None, wrong))
+
+
+def test_an_interrupted_sweep_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with which seed it goes on."""
+
+    def verdict(seed: int, *_: Any, **__: Any) -> str | None:
+        if seed == 33:
+            raise KeyboardInterrupt
+        return "wrong" if seed == 31 else None
+
+    monkeypatch.setattr(sizes, "verdict", verdict)
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sizes.main(["numpy", "--first", "30", "--cases", "10"], lines.append)
+    assert lines == ["wrong", "numpy: 3 cases from seed 30, 1 wrong; to go on: --first 33 --cases 7"]
+
+
+def test_a_call_in_words_whatever_it_asks_for() -> None:
+    """Offsets and lengths are arrays."""
+    said = [str(drawn(seed)) for seed in range(200)]
+    assert any("'offset': array" in text for text in said)
+    assert any("'lengths': array" in text for text in said)
 
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
