@@ -65,6 +65,21 @@ def test_relative_terms_of_more_queries_than_keys(t: int) -> None:
     assert torch.autograd.grad(y.sum(), layer.w_bias)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_weight_that_is_a_normal_number_reaches_its_value(dtype: torch.dtype) -> None:
+    """In PyTorch's backward pass, which leaves out keys and weights that are too small. All products are 0 here."""
+    t, h, s = 64, 4, 6000
+    x, slopes = torch.zeros(1, s, h, 8, dtype=dtype), torch.full((h,), 0.5, dtype=dtype)
+    v = x.clone().requires_grad_()
+    context, _ = attn_torch.attend(x[:, -t:], x, v, terms=attn_torch.terms.Slopes(slopes))
+    (dv,) = torch.autograd.grad(context.sum(), v)
+    smallest = torch.finfo(dtype).tiny
+    weights = torch.softmax(-0.5 * torch.arange(s - t + 1).double().flip(0), 0)  # of the first query
+    normal = weights > 2 * smallest
+    assert 0 < normal.sum() < len(normal)
+    assert (dv[0, : s - t + 1][normal] > 0).all()
+
+
 @pytest.mark.parametrize("sink", [-1e4, -300.0, 0.0, 300.0])
 @pytest.mark.parametrize("name", TREES)
 def test_the_lse_of_a_row_that_sees_nothing_is_its_sink(name: str, sink: float) -> None:
