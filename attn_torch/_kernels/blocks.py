@@ -452,7 +452,7 @@ def blocks_backward(dcontext: Tensor, delta: Tensor, *inputs: Any) -> list[Tenso
         if empty_rows is not None:
             call.split_axes(probs, block).masked_fill_(empty_rows, 0.0)
         if call.effective_windows is not None:  # weights of far keys may be subnormal, and slow
-            threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
+            threshold_(probs, torch.finfo(probs.dtype).tiny, 0.0)
         block_dcontext = call.along_queries(dcontext, block)
         dscores = call.product("dprobs", block_dcontext, call.along_keys(call.v, block).mT)
         if dsinks is not None:

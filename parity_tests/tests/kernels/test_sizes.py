@@ -9,6 +9,7 @@ import torch
 import attn_torch
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES
+from parity_tests.tests.kernels import sizes
 from parity_tests.tests.kernels.sizes import drawn, verdict
 
 CASES = {"numpy": 24, "torch": 24, "jax": 3}
@@ -20,6 +21,28 @@ def test_some_dozen_calls(tree: str, pytestconfig: pytest.Config) -> None:
     more = 10 if pytestconfig.getoption("--everything") else 1
     wrong = [verdict(seed, tree) for seed in range(CASES[tree] * more)]
     assert not any(wrong), next(filter(None, wrong))
+
+
+def test_an_interrupted_sweep_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with which seed it goes on."""
+
+    def verdict(seed: int, *_: Any, **__: Any) -> str | None:
+        if seed == 33:
+            raise KeyboardInterrupt
+        return "wrong" if seed == 31 else None
+
+    monkeypatch.setattr(sizes, "verdict", verdict)
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sizes.main(["numpy", "--first", "30", "--cases", "10"], lines.append)
+    assert lines == ["wrong", "numpy: 3 cases from seed 30, 1 wrong; to go on: --first 33 --cases 7"]
+
+
+def test_a_call_in_words_whatever_it_asks_for() -> None:
+    """Offsets and lengths are arrays."""
+    said = [str(drawn(seed)) for seed in range(200)]
+    assert any("'offset': array" in text for text in said)
+    assert any("'lengths': array" in text for text in said)
 
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
@@ -40,6 +63,21 @@ def test_relative_terms_of_more_queries_than_keys(t: int) -> None:
     bound = 1000 * torch.finfo(torch.float32).eps * want.abs().max()  # sums of 64 follow each other, four of them
     assert (y - want).abs().max() <= bound
     assert torch.autograd.grad(y.sum(), layer.w_bias)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_weight_that_is_a_normal_number_reaches_its_value(dtype: torch.dtype) -> None:
+    """In PyTorch's backward pass, which leaves out keys and weights that are too small. All products are 0 here."""
+    t, h, s = 64, 4, 6000
+    x, slopes = torch.zeros(1, s, h, 8, dtype=dtype), torch.full((h,), 0.5, dtype=dtype)
+    v = x.clone().requires_grad_()
+    context, _ = attn_torch.attend(x[:, -t:], x, v, terms=attn_torch.terms.Slopes(slopes))
+    (dv,) = torch.autograd.grad(context.sum(), v)
+    smallest = torch.finfo(dtype).tiny
+    weights = torch.softmax(-0.5 * torch.arange(s - t + 1).double().flip(0), 0)  # of the first query
+    normal = weights > 2 * smallest
+    assert 0 < normal.sum() < len(normal)
+    assert (dv[0, : s - t + 1][normal] > 0).all()
 
 
 @pytest.mark.parametrize("sink", [-1e4, -300.0, 0.0, 300.0])
