@@ -1,6 +1,6 @@
 """The picture of the README and the landing page: one head of a real layer, computed by the three packages.
 
-`python docs/_ext/landing.py` writes it. Its colours can be read on light and on dark pages.
+`python docs/_ext/landing.py` writes it. Its words take a colour for light or for dark pages.
 """
 
 import json
@@ -25,7 +25,9 @@ PICTURE = ROOT / "docs/_static/minilm_head.svg"
 PACKAGES = {"NumPy": attn_np, "Flax": attn_jax, "PyTorch": attn_torch}
 SENTENCE, HEAD, LOOKS, AT = 1, 11, "it", "animal"
 WIDTH, ROW, TOP, LEFT, RIGHT, PANEL = 720, 21, 74, 130, 340, 470
-INK, ACCENT, FAINT = "#768390", "#2f81f7", 0.02
+INK, ACCENT, FAINT = "#768390", "#2f81f7", 0.02  # of lines and bars, and of words where no style is read
+# Of words, on light and on dark pages: one colour can't be read on both.
+INKS = {"light": {"ink": "#57606a", "accent": "#0969da"}, "dark": {"ink": "#9198a1", "accent": "#58a6ff"}}
 
 
 def weights() -> tuple[list[str], dict[str, np.ndarray]]:
@@ -42,11 +44,20 @@ def weights() -> tuple[list[str], dict[str, np.ndarray]]:
     return words, found
 
 
+INKED, ACCENTED = f'class="ink" fill="{INK}"', f'class="accent" fill="{ACCENT}"'
+
+
+def style() -> str:
+    """The colours of words by theme."""
+    light, dark = (" ".join(f".{name} {{ fill: {c} }}" for name, c in inks.items()) for inks in INKS.values())
+    return f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
+
+
 def words_at(x: float, anchor: str, words: list[str], marked: str) -> list[str]:
     out = []
     for i, word in enumerate(words):
-        style = f'fill="{ACCENT}" font-weight="700"' if word == marked else f'fill="{INK}"'
-        out.append(f'<text x="{x}" y="{TOP + i * ROW + 5}" text-anchor="{anchor}" {style}>{escape(word)}</text>')
+        ink = f'{ACCENTED} font-weight="700"' if word == marked else INKED
+        out.append(f'<text x="{x}" y="{TOP + i * ROW + 5}" text-anchor="{anchor}" {ink}>{escape(word)}</text>')
     return out
 
 
@@ -63,22 +74,22 @@ def draw(words: list[str], found: dict[str, np.ndarray]) -> str:
                 parts.append(f"<line {ends} {line}/>")
     parts += words_at(LEFT, "end", words, LOOKS) + words_at(RIGHT, "start", words, AT)
     for x, anchor, title in ((LEFT, "end", "each word"), (RIGHT, "start", "looks at")):
-        parts.append(f'<text x="{x}" y="{TOP - 30}" text-anchor="{anchor}" fill="{INK}" font-size="12">{title}</text>')
+        parts.append(f'<text x="{x}" y="{TOP - 30}" text-anchor="{anchor}" {INKED} font-size="12">{title}</text>')
     where = f"head {HEAD} of the last layer"
-    parts.append(f'<text x="{PANEL}" y="{TOP + 64}" fill="{INK}" font-size="12">{where}</text>')
-    looks, at = (f'<tspan fill="{ACCENT}" font-weight="700">{word}</tspan>' for word in (LOOKS, AT))
-    parts.append(f'<text x="{PANEL}" y="{TOP + 94}" fill="{INK}">how much {looks} looks at {at}</text>')
+    parts.append(f'<text x="{PANEL}" y="{TOP + 64}" {INKED} font-size="12">{where}</text>')
+    looks, at = (f'<tspan {ACCENTED} font-weight="700">{word}</tspan>' for word in (LOOKS, AT))
+    parts.append(f'<text x="{PANEL}" y="{TOP + 94}" {INKED}>how much {looks} looks at {at}</text>')
     for i, (name, each) in enumerate(found.items()):
         y, weight = TOP + 128 + 30 * i, each[query, key]
-        parts.append(f'<text x="{PANEL}" y="{y}" fill="{INK}">{name}</text>')
+        parts.append(f'<text x="{PANEL}" y="{y}" {INKED}>{name}</text>')
         box = f'x="{PANEL + 70}" y="{y - 11}" width="{120 * weight:.1f}" height="13" rx="3"'
         parts.append(f'<rect {box} fill="{ACCENT}"/>')
-        parts.append(f'<text x="{PANEL + 164}" y="{y}" fill="{INK}">{weight:.5f}</text>')
+        parts.append(f'<text x="{PANEL + 164}" y="{y}" {INKED}>{weight:.5f}</text>')
     label = f"One head of a real layer: {LOOKS} looks at {AT}, by the same number in NumPy, Flax and PyTorch"
     height = TOP + len(words) * ROW
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="14">\n'
+        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="14">\n{style()}\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )

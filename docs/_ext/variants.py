@@ -131,9 +131,9 @@ def legend(letters: set[str]) -> str:
     return "Axes: " + ", ".join(f"`{x}` {meaning}" for x, meaning in LETTERS.items() if x in letters) + "."
 
 
-def steps(lines: list[str]) -> list[str]:
-    """A table whose lines of code are broken where the page ends."""
-    return [":::{div} steps", *lines, ":::", ""] if lines else []
+def classed(name: str, lines: list[str]) -> list[str]:
+    """A table with a class of the style sheet."""
+    return [f":::{{div}} {name}", *lines, ":::", ""] if lines else []
 
 
 def line_by_line(path: Path) -> list[str]:
@@ -142,7 +142,7 @@ def line_by_line(path: Path) -> list[str]:
     boxes = sources.opened(path, backward=False)
     letters = set("".join(re.findall(r"_\{([a-z]+)\}", "".join(formula for _, formula in rows))))
     about = "Each product as the sum that it is: over the letters that its result lacks. " + legend(letters)
-    out = ["### Line by line", "", about, "", *steps(table(("Line", "Formula"), rows))] if rows else []
+    out = ["### Line by line", "", about, "", *classed("steps", table(("Line", "Formula"), rows))] if rows else []
     return [*out, "### What it calls", "", *boxes] if boxes else out
 
 
@@ -155,7 +155,7 @@ def backward(path: Path, file: sources.Source) -> list[str]:
         (code(line), "<br>".join(f"${formula}$" for formula in formulas) or sources.escaped(sentence))
         for line, formulas, sentence in sources.backward_steps(path)
     ]
-    out += steps(table(("Step", "What it computes"), rows))
+    out += classed("steps", table(("Step", "What it computes"), rows))
     return [*out, *sources.opened(path, backward=True)]
 
 
@@ -206,7 +206,7 @@ def page(variant: str, drawn: Picture | None) -> str:
     for f in fields(config):
         default = "required" if f.default is MISSING else code(repr(f.default))
         rows.append((code(f.name), code(typename(f.type)), default, prose(told.get(f.name, ""))))
-    out += table(("Field", "Type", "Default", "Meaning"), rows)
+    out += classed("fields", table(("Field", "Type", "Default", "Meaning"), rows))
 
     ranked = sorted(examples.values(), key=lambda item: -len(item.params()))
     example, params = ranked[0], {}
@@ -217,7 +217,7 @@ def page(variant: str, drawn: Picture | None) -> str:
         if new:
             out += [f"The keys of a weight file, with the shapes of `{config.class_name}({call(holder)})`.", ""]
             rows = [(code(n), code(p.axes), code(holder.shapes()[n]), str(holder.fans()[n])) for n, p in new.items()]
-            out += table(("Name", "Axes", "Shape", "Fan"), rows)
+            out += classed("axes", table(("Name", "Axes", "Shape", "Fan"), rows))
     if params:
         normal = [code(n) for n, p in params.items() if p.normal]
         others = f"; those of {', '.join(normal)} are standard normal" if normal else ""
@@ -234,7 +234,7 @@ def page(variant: str, drawn: Picture | None) -> str:
             else ("optional" if arg.optional else "required")
         )
         rows.append((code(n), code(arg.axes), KINDS.get(arg.kind, arg.kind), absent))
-    out += ["## Arguments of a call", "", *table(("Argument", "Axes", "Holds", "When left out"), rows)]
+    out += ["## Arguments of a call", "", *classed("axes", table(("Argument", "Axes", "Holds", "When left out"), rows))]
     out += [legend(letters), ""]
 
     if get("cost"):

@@ -80,6 +80,7 @@ EVERY: Mapping[str, int] = {
     "test_fuzz::test_a_config_of_anything": 2,
     "test_kernels_jax::test_edges_of_windows": 2,
     "test_kernels_jax::test_one_query": 3,
+    "test_kernels_jax::test_what_a_block_shows_is_its_part_of_the_whole": 2,
     "test_kernels_np::test_edges_of_windows": 3,
     "test_kernels_np::test_nan_that_some_rows_see_stays_with_them": 3,
     "test_kernels_np::test_numbers_may_be_of_any_size_at_any_place": 3,
@@ -132,22 +133,41 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     # Its trees. JAX compiles what the original and the copy compute.
     "test_a_planted_bug_in_one_function_is_seen": ("attn_np", "attn_torch"),
+    # Of the patterns, terms and weighings those in which bugs are planted: JAX compiles each.
+    "test_each_of_them_in_jax": (
+        "chunks and neighbours, table, softmax",
+        "dilated, slopes, sinks",
+        "prefix or causal, table, softcap",
+    ),
     # Beside parity, which compiles every example in JAX.
     "test_every_other_example": (),
     "test_every_other_example_is_one_graph": (),
     "test_export": ("mha", "gru", "decoder"),
     "test_export_dynamic": ("mha", "decoder"),
+    "test_fast_paths_keep_the_bounds_of_the_textbook": (
+        "numpy in small blocks",
+        "torch in small blocks",
+        "jax in small blocks",
+        "numpy in its own blocks",
+        "torch in its own blocks",
+        "jax in its own blocks",
+    ),
     # Half of them in each tree.
     "test_functions_compile_into_one_graph": ROWS[1::2],
     "test_functions_in_jax": ROWS[::2],
     # Beside `test_one_layer`, which asks for the transform, and the parity of compiled calls with a tape.
     "test_nnx_jit": WHOLE,
     "test_one_layer": ("mha", "linear", "gru"),
+    "test_options_in_pairs": ("first third",),
+    # Each half in small blocks once and in the path's own once.
+    "test_plain_calls_keep_them_too": ("seed 2, half 0", "seed 3, half 0", "seed 4, half 1", "seed 5, half 1"),
     "test_rows": (*WHOLE, "decoder"),
     # Beside the cases of `mha`, `gqa`, `decoder` and `sinks`: a sum more, heads that talk, heads that share a latent.
     "test_sharded_heads_agree_and_are_summed_once": ("axial", "mla", "talking_heads"),
+    "test_some_dozen_calls": ("tenth 0",),
     "test_split_batches_agree": ("mha", "linear", "gru"),
     "test_tabulate": (*WHOLE, *KINDS),
+    "test_the_last_query_stands_there_in_jax": ("more queries and dropout",),
     "test_two_layers": (*WHOLE, *KINDS),
 }
 

@@ -55,15 +55,33 @@ def matches(selector: str, chain: list[set[str]]) -> bool:
     return last <= chain[-1] and all(any(part <= element for element in left) for part in above)
 
 
+def styled(name: str, chain: list[set[str]]) -> str:
+    """What the style sheet gives an element under some others for a property."""
+    found = [
+        (weight(selector), number, value)
+        for number, (selector, declarations) in enumerate(rules(STYLE.read_text("utf-8")))
+        for value in re.findall(rf"(?<![\w-]){name}: *([\w-]+)", declarations)
+        if matches(selector, chain)
+    ]
+    return max(found)[2]
+
+
 def test_lines_beside_formulas_wrap() -> None:
     """A line of code that does not wrap leaves no room for its formula, which then shrinks."""
     code = [{"article"}, {"div", ".steps"}, {"table", ".docutils"}, {"td", ":first-child"}, {"code"}]
-    found = [
-        (weight(selector), number, re.findall(r"white-space: *([\w-]+)", declarations))
-        for number, (selector, declarations) in enumerate(rules(STYLE.read_text("utf-8")))
-        if "white-space" in declarations and matches(selector, code)
-    ]
-    assert max(found)[2] == ["normal"]
+    assert styled("white-space", code) == "normal"
+    assert styled("overflow-wrap", code) == "anywhere"
+
+
+def test_words_in_tables_are_not_broken() -> None:
+    """Where a word may be broken anywhere, a column beside a long one is as narrow as a letter."""
+    in_table = [{"article"}, {"table", ".docutils"}, {"td"}, {"code"}]
+    assert styled("overflow-wrap", in_table) == "break-word"
+    assert styled("overflow-wrap", [{"article"}, {"p"}, {"code"}]) == "anywhere"
+    axes = [{"article"}, {"div", ".axes"}, {"table", ".docutils"}, {"td", ":nth-child", "2"}, {"code"}]
+    assert styled("white-space", axes) == "nowrap"
+    page = extension("variants").page("mha", None)
+    assert page.count(":::{div} axes") > 1 and page.count(":::{div} fields") == 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -166,6 +184,29 @@ def test_numbers_of_maps_can_be_read(theme: str, pictures: ModuleType) -> None:
         ground = pictures.mixed(given[tone], given["empty"], float(opacity))
         (name,) = re.findall(r'class="(map-[\w-]+)"', cell)
         assert pictures.contrast(pictures.rgb(ink[name]), ground) >= 4.5, (share, name)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_of_the_landing_picture_can_be_read(theme: str, pictures: ModuleType) -> None:
+    """On the pages of the site and of GitHub."""
+    svg = (ROOT / "docs" / "_static" / "minilm_head.svg").read_text("utf-8")
+    light, dark = re.findall(r"<style>(.*)@media \(prefers-color-scheme: dark\) \{(.*)\}</style>", svg)[0]
+    inks = dict(re.findall(r"\.(\w+) \{ fill: #(\w{6}) \}", light if theme == "light" else dark))
+    assert {*re.findall(r"<(?:text|tspan)[^>]*?class=\"(\w+)\"", svg)} == set(inks)
+    assert len(re.findall("<text|<tspan", svg)) == len(re.findall("<(?:text|tspan)[^>]*? class=", svg))
+    for name, page in product(inks, ("ffffff",) if theme == "light" else ("131416", "0d1117")):
+        assert pictures.contrast(pictures.rgb(inks[name]), pictures.rgb(page)) >= 4.5, (name, page)
+
+
+def test_words_of_a_lessons_picture_keep_a_size() -> None:
+    """In a narrow window it scrolls: where words are 10 units high, they are never below 9 px."""
+    text = (
+        "# A lesson\n\n```python\nimport matplotlib.pyplot as plt\n\nfigure, axes = plt.subplots(figsize=(9, 3))\n```"
+        "\n\n:::{drawn}\nA figure.\n:::\n"
+    )
+    page = course.with_pictures(text, course.run_lesson(text, "page"), "page", "page.ipynb")
+    (width, narrowest) = map(float, re.findall(r'viewBox="0 0 ([\d.]+) [^>]*min-width:([\d.]+)px', page)[0])
+    assert narrowest >= 0.9 * width - 1
 
 
 def test_no_rule_paints_all_text_of_pictures() -> None:

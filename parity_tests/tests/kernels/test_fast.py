@@ -19,16 +19,20 @@ from parity_tests.judge.frameworks import DTYPES
 
 # Of the combinations in which every three switches meet, how many in small blocks and in the path's own.
 MOST = {"numpy": (None, 19), "torch": (None, 19), "jax": (6, 4)}
-# In which types, in small blocks, by default; in the path's own all are asked.
+# Blocks and types, by name. In small blocks some types are asked by default; in the path's own all are.
 TYPES = {"numpy": ("float64",), "torch": ("float64", "bfloat16"), "jax": ("float64", "bfloat16")}
+ROWS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    **{f"{name} in small blocks": (name, 0, types) for name, types in TYPES.items()},
+    **{f"{n} in small blocks, more types": (n, 0, tuple(x for x in DTYPES if x not in TYPES[n])) for n in TYPES},
+    **{f"{name} in its own blocks": (name, 1, DTYPES) for name in TYPES},
+}
 
 
-@pytest.mark.parametrize("framework", kernels.RUN)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("row", ROWS)
+def test_fast_paths_keep_the_bounds_of_the_textbook(row: str) -> None:
     """In small blocks, and in the path's own."""
+    framework, seed, dtypes = ROWS[row]
     numbers = kernels.spread()[: MOST[framework][seed]]
-    dtypes = DTYPES if seed or pytestconfig.getoption("--everything") else TYPES[framework]
     found = kernels.work(((framework,), dtypes, seed, numbers))
     assert not found.alarms, "\n".join(found.alarms)
     if framework != "jax":
@@ -38,18 +42,22 @@ def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int, p
         )
 
 
+# Seeds, the even ones in small blocks, and which half of the combinations.
+HALVES = {f"seed {seed}, half {half}": (seed, half) for seed in range(2, 6) for half in (0, 1)}
+
+
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_plain_calls_keep_them_too(framework: str, seed: int, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("row", HALVES)
+def test_plain_calls_keep_them_too(framework: str, row: str) -> None:
     """Every combination of heads, padding and windows alone: those that go the shortest ways.
 
-    By default each in small blocks once and in the path's own once; with `--everything` twice.
+    By default each in small blocks once and in the path's own once; of all rows twice.
     """
+    seed, half = HALVES[row]
     every = enumerate(kernels.combinations())
     numbers = [n for n, asked in every if not (asked.bias or asked.softcap or asked.sinks) and len(asked.mask) < 5]
-    asked = numbers if pytestconfig.getoption("--everything") else numbers[seed // 2 - 1 :: 2]
     dtype = "float32" if seed in (2, 4, 5) else "float64"
-    found = kernels.work(((framework,), (dtype,), seed, tuple(asked)))
+    found = kernels.work(((framework,), (dtype,), seed, tuple(numbers[half::2])))
     assert not found.alarms, "\n".join(found.alarms)
 
 

@@ -287,33 +287,37 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
             np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))
 
 
-@pytest.mark.parametrize("kind", range(PATTERN_KINDS))
-def test_what_a_block_shows_is_its_part_of_the_whole(kind: int, pytestconfig: pytest.Config) -> None:
+# Of each kind first the size that is asked by default, which every second pair of kinds shares.
+SIZES = ((5, 7, 1), (7, 5, 3))
+KINDS_AND_SIZES = [(kind, *SIZES[(kind // 2 + other) % 2]) for kind in range(PATTERN_KINDS) for other in (0, 1)]
+
+
+@pytest.mark.parametrize(("kind", "t", "s", "shared"), KINDS_AND_SIZES)
+def test_what_a_block_shows_is_its_part_of_the_whole(kind: int, t: int, s: int, shared: int) -> None:
     """Pattern, window, mask and bias of every block, of rows and keys that the last blocks do not fill."""
-    rng, sizes = np.random.default_rng(kind), ((5, 7, 1), (7, 5, 3))
-    for t, s, shared in sizes if pytestconfig.getoption("--everything") else sizes[kind // 2 % 2 :][:1]:
-        pattern, pairs = drawn_pattern(rng, 2, t, s, kind)
-        inputs = {"mask": rng.random((2, 2 * shared, t, s)) < 0.7, "bias": rng.choice([0.0, -np.inf], (t, s))}
-        left, right = (None, 2) if kind % 2 else (3, None)
-        seen = visible(inputs["mask"], (2, 2 * shared, t, s), False, (left, right)) & pairs & (inputs["bias"] == 0)
-        bare = pattern.map(lambda axes, x: None)
-        plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
-        mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
-        places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
-        for i, together in product(range(plan.num_query_blocks), (True, False)):
-            whole = np.zeros((2, 2 * shared, plan.block_queries, s), bool)
-            first, end, key_block_at = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
-            for n in range(first, int(end)):
-                j = key_block_at(n)
-                bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
-                allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
-                allowed = allowed.reshape(2, 2 * shared, plan.block_queries, plan.block_keys)
-                for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):
-                    assert not (whole[row, ..., start : start + plan.block_keys] & allowed[row]).any()
-                    whole[row, ..., start : start + plan.block_keys] |= allowed[row]
-            rows = seen[:, :, i * plan.block_queries : (i + 1) * plan.block_queries]
-            assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
-            assert not whole[:, :, rows.shape[2] :].any()
+    rng = np.random.default_rng(kind)
+    pattern, pairs = drawn_pattern(rng, 2, t, s, kind)
+    inputs = {"mask": rng.random((2, 2 * shared, t, s)) < 0.7, "bias": rng.choice([0.0, -np.inf], (t, s))}
+    left, right = (None, 2) if kind % 2 else (3, None)
+    seen = visible(inputs["mask"], (2, 2 * shared, t, s), False, (left, right)) & pairs & (inputs["bias"] == 0)
+    bare = pattern.map(lambda axes, x: None)
+    plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
+    mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
+    places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
+    for i, together in product(range(plan.num_query_blocks), (True, False)):
+        whole = np.zeros((2, 2 * shared, plan.block_queries, s), bool)
+        first, end, key_block_at = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
+        for n in range(first, int(end)):
+            j = key_block_at(n)
+            bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
+            allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
+            allowed = allowed.reshape(2, 2 * shared, plan.block_queries, plan.block_keys)
+            for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):
+                assert not (whole[row, ..., start : start + plan.block_keys] & allowed[row]).any()
+                whole[row, ..., start : start + plan.block_keys] |= allowed[row]
+        rows = seen[:, :, i * plan.block_queries : (i + 1) * plan.block_queries]
+        assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
+        assert not whole[:, :, rows.shape[2] :].any()
 
 
 @pytest.mark.parametrize("sizes", [{}, {"b": 1}, {"s": 1}, {"b": 1, "t": 1}])

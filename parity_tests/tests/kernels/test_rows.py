@@ -122,24 +122,37 @@ def test_blocks_of_rows_keep_the_bounds(tree: str, variant: str, monkeypatch: py
 
 
 # Queries, keys and dropout, with which rows go block by block where other paths take all.
-APART = [(13, 5, 0.0), (13, 5, 0.25), (5, 13, 0.0), (5, 13, 0.25)]
+APART = {
+    "more queries": (13, 5, 0.0),
+    "more queries and dropout": (13, 5, 0.25),
+    "more keys": (5, 13, 0.0),
+    "more keys and dropout": (5, 13, 0.25),
+}
 
 
-@pytest.mark.parametrize("tree", TREES)
+def ratios_apart(tree: str, variant: str, example: str, row: str) -> dict[str, float]:
+    """The `ratios` of a row of `APART`, with the fast path in small blocks as well."""
+    t, s, dropout = APART[row]
+    with kernels.blocks(TREES[tree].package.__name__, kernels.SMALL[tree][0]):
+        return ratios(tree, variant, example, t=t, s=s, dropout=dropout)
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
 @pytest.mark.parametrize("variant", BY_DISTANCE)
-def test_the_last_query_stands_at_the_last_key(
-    tree: str, variant: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
-    """With more queries than keys too, and the fast path in small blocks as well. In JAX, which compiles each, one; or
-    two with `--everything`.
-    """
+def test_the_last_query_stands_at_the_last_key(tree: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_small_blocks(monkeypatch, tree)
-    in_jax = APART[:2] if pytestconfig.getoption("--everything") else APART[1:2]
-    for example in ["cross"] if tree == "jax" else contract.examples(variant):
-        for t, s, dropout in in_jax if tree == "jax" else APART:
-            with kernels.blocks(TREES[tree].package.__name__, kernels.SMALL[tree][0]):
-                found = ratios(tree, variant, example, t=t, s=s, dropout=dropout)
-            assert found and all(ratio <= 1 for ratio in found.values()), (example, t, s, dropout, found)
+    for example, row in product(contract.examples(variant), APART):
+        found = ratios_apart(tree, variant, example, row)
+        assert found and all(ratio <= 1 for ratio in found.values()), (example, row, found)
+
+
+@pytest.mark.parametrize("row", APART)
+@pytest.mark.parametrize("variant", BY_DISTANCE)
+def test_the_last_query_stands_there_in_jax(variant: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default one row: JAX compiles each."""
+    in_small_blocks(monkeypatch, "jax")
+    found = ratios_apart("jax", variant, "cross", row)
+    assert found and all(ratio <= 1 for ratio in found.values()), found
 
 
 # Masks and biases that heads, queries or keys share; without them every example is asked.
