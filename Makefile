@@ -63,12 +63,25 @@ compiled: env  ## cells of the tables of transforms that `make test` leaves out,
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
+SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool variants/test_pairs.py contract/test_relations.py \
+    house/test_pages.py mutation/test_mutants.py)
+LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled
 sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out \
-	    parity_tests/tests/kernels parity_tests/tests/weights parity_tests/tests/variants/test_pairs.py \
-	    parity_tests/tests/contract/test_relations.py $(addprefix parity_tests/tests/tool/test_,causes.py \
-	    consequences.py library.py modules.py untested.py whole_mistakes.py)
+	    $(SAMPLED) $(LONGEST:%=--ignore=%)
+
+# Each line says how far it is. In no other target and not in .ci/run.
+.PHONY: sweeps
+sweeps: env  ## what takes hours: mistakes in ports, whole models and caches, ordinary sizes, right candidates
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out $(LONGEST)
+	$(RUN) -m pytest -n $(JOBS) --everything parity_tests/tests/tool/test_untested.py
+	$(RUN) -m parity_tests.tests.tool.realistic
+	$(RUN) -m parity_tests.tests.tool.more_mistakes
+	$(RUN) -m parity_tests.tests.tool.decoding_realistic
+	$(RUN) -m parity_tests.tests.tool.whole_mistakes
+	for tree in numpy torch jax; do $(RUN) -m parity_tests.tests.kernels.sizes $$tree --cases 5000 || exit; done
+	$(ATTN_PARITY) soak --ports 20000
 
 .PHONY: course
 course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages
