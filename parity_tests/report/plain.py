@@ -95,6 +95,7 @@ def modules_dict(result: Any) -> dict[str, Any]:
             "outputs_ratio": row.output.ratio,
             "apart": row.output.apart,
             "bound": row.output.bound,
+            "not_compared": row.unpaired,
         }
 
     return {

@@ -167,10 +167,13 @@ def types(result: ModuleComparison) -> Iterator[str]:
 
 
 def unseen(result: ModuleComparison) -> Iterator[str]:
-    """Submodules and weights without a partner, and what was not compared by itself because nothing called it."""
+    """Submodules, results and weights without a partner, and what was not compared alone because nothing called it."""
     for side, names in (("a", result.only_a), ("b", result.only_b)):
         if names:
             yield f"  in {side} alone: {some(names)}"
+    shapes = [f"{row.label} returns {row.unpaired}" for row in result.rows if row.unpaired]
+    if shapes:
+        yield f"  not compared, in other shapes: {some(shapes)}"
     if result.unmatched_weights:
         yield f"  no partner: {some(result.unmatched_weights)}"
     for side, recording in (("a", result.a), ("b", result.b)):

@@ -28,6 +28,7 @@ from parity_tests.ports.trace import Trace
 
 # What the keys and values of attention to a source are called.
 SOURCES = ("key_value_states", "encoder_hidden_states", "context", "source", "key", "memory", "inputs_k", "kv")
+VALUES = ("value", "inputs_v")
 
 
 def attention_of(modules: Mapping[str, Any], weights: Arrays) -> dict[str, Attention]:
@@ -184,13 +185,12 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair], dtype: str
     start = f"{holder}." if holder else ""
     weights = {ours: (key.removeprefix(start), axes) for ours, (key, axes) in weights.items()}
     config = contract.config(known.variant, **known.config)
-    fields, first = nondefault_fields(config), next(iter(config.arguments()))
-    given = next((key for key, x in call.inputs.items() if x.dtype.kind == "f"), "0")
-    given = first if given.isdecimal() else f"{given}={first}"
+    fields = nondefault_fields(config)
+    ours, given = passed_on(call, tuple(config.arguments()))
     several = "" not in call.outputs
     where = re.sub(r"\.(\d+)", r"[\1]", f"b.{holder}".strip("."))
     body = f"module({given})"
-    if not inside:  # the output projection stands beside it
+    if output and name and not f"{output}.".startswith(f"{name}."):  # the output projection stands beside it
         inner, last = (re.sub(r"\.(\d+)", r"[\1]", f"module.{x.removeprefix(start)}") for x in (name, output))
         body = f"{last}({inner}({given}){'[0]' if several else ''})"
     module = f"{where}, {known.variant!r}, {fields}, weights={weights}"
@@ -199,4 +199,22 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair], dtype: str
         return (
             f"wrap {name} of b in a function of its weights, and assert_parity(function, {module.partition(', ')[2]})"
         )
-    return f"assert_parity({module}, call=lambda module, {first}: {body})"
+    return f"assert_parity({module}, call=lambda module, {ours}: {body})"
+
+
+def passed_on(call: Call, arguments: tuple[str, ...]) -> tuple[str, str]:
+    """Which arguments of ours a call like a recorded one takes, and how it hands them to the module, in words.
+
+    Keys and values that were the queries are the queries; values that were the keys are the keys.
+    """
+    floats = {name: x for name, x in call.inputs.items() if x.dtype.kind == "f"}
+    theirs, query = next(iter(floats.items()), ("0", np.zeros(0)))
+    ours = {arguments[0]: query}
+    words = [arguments[0] if theirs.isdecimal() else f"{theirs}={arguments[0]}"]
+    for name, x in list(floats.items())[1:]:
+        own = "key" if name in SOURCES else "value" if name in VALUES else ""
+        if own in arguments and x.ndim == query.ndim:
+            same = next((known for known, y in ours.items() if np.array_equal(x, y)), own)
+            ours.setdefault(same, x)
+            words.append(f"{name}={same}")
+    return ", ".join(ours), ", ".join(words)

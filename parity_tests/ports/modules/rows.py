@@ -42,6 +42,7 @@ class Row:
         gradients: where it gets the gradient that it should and passes on another: those that differ, in words.
         backward: where outputs agree, and gradients do not: "passes" the gradient that it should, "gets another",
             or None where neither is known.
+        unpaired: what both return and is not compared, because it has other shapes, in words.
     """
 
     a: str
@@ -56,6 +57,7 @@ class Row:
     returned: list[Two] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
     backward: str | None = None
+    unpaired: str = ""
 
     @property
     def label(self) -> str:
@@ -187,6 +189,7 @@ def row_of(sides: tuple[Lookup, Lookup], match: Match) -> Row | None:
         for part in (given, returned)
         if part
     ]
+    done = {two.a for two, _ in returned}, {two.b for two, _ in returned}
     pairs_of = [[two for two, told in part if told.shapes is None] for part in (given, returned)]
     return Row(
         calls[0].name,
@@ -198,7 +201,17 @@ def row_of(sides: tuple[Lookup, Lookup], match: Match) -> Row | None:
         places,
         given=pairs_of[0],
         returned=pairs_of[1],
+        unpaired=in_other_shapes(calls, done),
     )
+
+
+def in_other_shapes(calls: tuple[Call, Call], paired_up: tuple[set[str], set[str]]) -> str:
+    """The numbers that both calls return, and of which none of one can be one of the other, in words."""
+    left = [
+        ", ".join(f"{name} {x.shape}" for name, x in call.outputs.items() if x.dtype.kind == "f" and name not in names)
+        for call, names in zip(calls, paired_up, strict=True)
+    ]
+    return f"{left[0]} in a, {left[1]} in b" if all(left) else ""
 
 
 def gradient_apart(sides: tuple[Lookup, Lookup], row: Row, part: str, two: Two) -> Distance | None:

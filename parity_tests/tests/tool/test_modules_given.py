@@ -223,3 +223,24 @@ def test_large_models_say_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         compare_modules(Bl(), Bl(), (hidden(2, 6),))
         assert ("a (torch Bl, 0 million weights) runs in float64" in out.getvalue()) == told
         assert "\n" not in out.getvalue() and (not told or out.getvalue().endswith("\r\033[K"))
+
+
+class Weighing(torch.nn.Module):
+    """Returns its weights too: for each head, or their mean."""
+
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.stack([x @ x.mT, 2 * x @ x.mT], 1).softmax(-1)
+        return weights.mean(1) @ x, weights.mean(1) if self.mean else weights
+
+
+def test_results_of_other_shapes_are_told() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
+    result = compare_modules(Weighing(False), Weighing(True), (x,))
+    words = "not compared, in other shapes: the module itself returns 1 (3, 2, 5, 5) in a, 1 (3, 5, 5) in b"
+    assert result.agree and words in str(result)
+    assert result.as_dict()["submodules"][0]["not_compared"] == "1 (3, 2, 5, 5) in a, 1 (3, 5, 5) in b"
+    assert "not compared" not in str(compare_modules(Weighing(True), Weighing(True), (x,)))

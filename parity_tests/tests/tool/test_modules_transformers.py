@@ -112,9 +112,18 @@ def test_the_advice_for_an_output_projection_outside_can_be_run(name: str, padde
 @pytest.mark.parametrize("at", ["decoder.block.1.layer.1.EncDecAttention", "decoder.block.1.layer.0.SelfAttention"])
 def test_attention_of_a_decoder_with_a_source_of_another_length(at: str) -> None:
     given = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS[:, :5]}
-    result, _ = with_scale("T5Model", T5, at, given)
+    result, b = with_scale("T5Model", T5, at, given)
     assert [row.a for row in result.differences] == [at], str(result)
     assert result.finding is not None and "scale of the scores" in result.finding.causes[0].name
+    if "EncDec" not in at:  # a later block of a decoder gets its bias from the first
+        return
+    # What attends to a source gets one in the advice, too: the gradients of both are judged.
+    with pytest.raises(ParityError, match="scale of the scores"):
+        eval(result.advice, {"assert_parity": assert_parity, "b": b})  # noqa: S307 - our own words
+    b.get_submodule(at).scaling /= 1.3
+    verdict = eval(result.advice, {"assert_parity": assert_parity, "b": b})  # noqa: S307 - our own words
+    assert {"query", "key"} <= verdict.traces["plain"].drawn.inputs.keys()
+    assert {"dquery", "dkey"} <= {row.name for row in verdict.rows}
 
 
 @pytest.mark.parametrize(("name", "fields"), [("Gemma3ForCausalLM", GEMMA), ("BertModel", SMALL)])

@@ -183,6 +183,24 @@ def test_a_port_without_a_published_size_is_told_by_name(fields: dict[str, Any])
         assert f"{field.name}={field.value!r} from None" in str(verdict)
 
 
+LONGROPE = {"rope_scaling": "longrope", "short_factor": (1.0, 1.5), "long_factor": (2.0, 6.0)}
+
+
+@pytest.mark.parametrize("original", [4, 7, 4096])
+@pytest.mark.usefixtures("without_causes")
+def test_factors_of_a_length_that_is_not_judged_are_told_by_name(original: int) -> None:
+    """Those up to the original length, all 1 in a port, and those beyond it; the others are seen."""
+    config = D | LONGROPE | {"original_max_positions": original}
+    for name, other in (("short_factor", (1.0, 1.0)), ("long_factor", (1.0, 1.5))):
+        try:
+            verdict = own("decoder", config, **{name: other})
+        except ParityError:
+            continue
+        assert name in {field.name for field in verdict.untested}, (name, str(verdict))
+        assert f"{name}={config[name]!r} from" in str(verdict)
+        assert name == ("short_factor" if original < 11 else "long_factor")
+
+
 @pytest.mark.parametrize(
     ("variant", "config", "yours", "cause"),
     [
