@@ -1,7 +1,10 @@
 """The suite itself: what stands back for `--everything` exists, and tests that share work go to one process."""
 
 import ast
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,25 @@ def test_the_lists_name_what_there_is() -> None:
     assert set(everything.LONG) <= every
     assert {*everything.EVERY} <= {f"{file}::{test}" for file, tests in TESTS.items() for test in tests}
     assert {part.partition("::")[2] for part in OF_A_VARIANT} <= every
+
+
+def rows_of(test: str) -> Iterator[set[str]]:
+    """The names of the rows of each test of a name that has rows."""
+    for file, path in FILES.items():
+        if test in TESTS[file]:
+            folders = path.relative_to(Path(everything.__file__).parent).with_suffix("").parts
+            function: Any = getattr(import_module(".".join(("parity_tests", "tests", *folders))), test)
+            for mark in getattr(function, "pytestmark", ()):
+                if mark.name == "parametrize" and mark.args[0] == "row":
+                    yield set(mark.args[1])
+
+
+def test_rows_that_are_asked_by_default_are_some_of_their_tests() -> None:
+    """A name that no row has would leave out all of them, and one for each row would leave out none."""
+    asked = {test: [(set(names), rows) for rows in rows_of(test)] for test, names in everything.LONG.items()}
+    assert sum(map(len, asked.values())) > 5
+    for test, each in asked.items():
+        assert all(names < rows for names, rows in each), test
 
 
 @pytest.mark.parametrize("variant", contract.variants())
