@@ -130,10 +130,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 OF_A_VARIANT = ("test_transforms_jax.py::test_one_layer",)
+MESH = re.compile(r"\b(Auto|Explicit)\b")
 
 
 def group_of(nodeid: str) -> str:
-    """What tests that go to one process share: an example, for which JAX compiles, a variant, or else their file.
+    """What tests that go to one process share: an example, for which JAX compiles, a variant, a mesh, or else their file.
 
     The first of them computes what serves the others, too.
     """
@@ -141,8 +142,10 @@ def group_of(nodeid: str) -> str:
     if any(part in name for part in OF_A_VARIANT):
         found = variants_in().search(params)
         return f"{name}[{found[1]}]" if found else name
-    found = examples_in().search(params)
-    return found[1] if found else name.partition("::")[0]
+    found, file = examples_in().search(params), name.partition("::")[0]
+    if mesh := MESH.search(params):
+        return f"{file}[{mesh[1]}]"
+    return found[1] if found else file
 
 
 @cache

@@ -1,7 +1,7 @@
 """JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
 
-One process with eight devices makes the programs of the tests that were selected, and last those of a planted bug; the
-tests read what it found. Layers that take rows of queries block by block are asked in blocks so small that there are
+For each mesh one process with eight devices makes the programs of the tests that were selected, and last those of a
+planted bug; the tests read what it found. Layers that take rows of queries block by block are asked in blocks so small that there are
 several. What is marked `left_out` is what a mesh of the other kind, or another example, asks too.
 
     python -m parity_tests.tests.transforms.test_sharding_jax "Auto/blocks/all/own" Auto/mha
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -26,6 +26,8 @@ from attn_np import contract, patterns
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.tests.transforms.calls import CALLS, SAME, bench
 from parity_tests.tests.transforms.test_transforms_functions import N, X, asked, joined, near
+
+pytestmark = pytest.mark.timeout(1800)  # the first test of a mesh waits for the programs of all
 
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
@@ -352,21 +354,36 @@ def main(names: list[str]) -> None:
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
+class Results(dict[str, Any]):
+    """What was found of each row; all rows of a mesh are computed when the first of them is asked for."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __missing__(self, row: str) -> Any:
+        # Last, as with a planted bug the process keeps nothing of what it compiled before.
+        asked = sorted((n for n in self.names if mesh_of(n) == mesh_of(row)), key=lambda n: n.startswith("merged/"))
+        environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
+        command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", *asked]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.update(json.loads(done.stdout))
+        return dict(self)[row]
+
+
+def mesh_of(row: str) -> str:
+    return "Explicit" if "Explicit" in row.split("/") else "Auto"
+
+
 @pytest.fixture(scope="module")
-def results(selected: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of every row that a selected test asks for, from one process."""
-    names = list(dict.fromkeys(told.get("row") or "/".join((told["mesh"], told["variant"])) for told in selected))
-    # Last, as with a planted bug the process keeps nothing of what it compiled before.
-    names.sort(key=lambda name: name.startswith("merged/"))
-    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def results(selected: list[dict[str, Any]]) -> Results:
+    """Of every row that a selected test asks for, from one process for each mesh."""
+    return Results(dict.fromkeys(told.get("row") or "/".join((told["mesh"], told["variant"])) for told in selected))
 
 
 @rows(attention_rows())
-def test_attention_moves_nothing_but_sums_of_what_devices_share(row: str, results: dict[str, Any]) -> None:
+def test_attention_moves_nothing_but_sums_of_what_devices_share(row: str, results: Results) -> None:
     found, (_, path, case, _) = results[row], row.split("/")
     assert "error" not in found, found
     sums = (path, case) in SUMS["forward"]
@@ -382,7 +399,7 @@ def test_attention_moves_nothing_but_sums_of_what_devices_share(row: str, result
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("variant", layers())
-def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: dict[str, Any]) -> None:
+def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: Results) -> None:
     """After each output projection; in the backward pass the gradients of the input and of the parameters."""
     found = results[f"{mesh}/{variant}"]
     assert "error" not in found, found
@@ -395,7 +412,7 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: dict[s
 
 
 @rows(block_rows())
-def test_rows_in_blocks_stay_where_they_are(row: str, results: dict[str, Any]) -> None:
+def test_rows_in_blocks_stay_where_they_are(row: str, results: Results) -> None:
     """Of every variant that takes rows in blocks; gradients of what devices share are summed over them."""
     found, (kind, _, variant, _, _) = results[row], row.split("/")
     assert "error" not in found, found
@@ -409,7 +426,7 @@ def test_rows_in_blocks_stay_where_they_are(row: str, results: dict[str, Any]) -
 
 
 @rows(position_rows())
-def test_positions_of_sequences_stay_where_they_are(row: str, results: dict[str, Any]) -> None:
+def test_positions_of_sequences_stay_where_they_are(row: str, results: Results) -> None:
     """Rows of the tables of cosines and sines are taken on each device for its own sequences."""
     found = results[row]
     assert "error" not in found, found
@@ -419,7 +436,7 @@ def test_positions_of_sequences_stay_where_they_are(row: str, results: dict[str,
 
 
 @rows(function_rows())
-def test_functions_leave_sequences_where_they_are(row: str, results: dict[str, Any]) -> None:
+def test_functions_leave_sequences_where_they_are(row: str, results: Results) -> None:
     """And give the same numbers; what moves all the same is said."""
     found = results[row]
     assert "error" not in found, found
@@ -430,7 +447,7 @@ def test_functions_leave_sequences_where_they_are(row: str, results: dict[str, A
 
 
 @rows({f"merged/{kind}/{path}": path == "blocks" for kind in MESHES for path in PATHS if path not in MANY})
-def test_merged_axes_are_seen(row: str, results: dict[str, Any]) -> None:
+def test_merged_axes_are_seen(row: str, results: Results) -> None:
     found = results[row]
     assert "error" in found or found["forward"], found
 
