@@ -134,7 +134,7 @@ MESH = re.compile(r"\b(Auto|Explicit)\b")
 
 
 def group_of(nodeid: str) -> str:
-    """What tests that go to one process share: an example, for which JAX compiles, a variant, a mesh, or else their file.
+    """What tests that go to one process share: an example, for which JAX compiles, a variant, a mesh, or their file.
 
     The first of them computes what serves the others, too.
     """

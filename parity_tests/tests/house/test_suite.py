@@ -83,7 +83,7 @@ def test_little_is_asked_twice_of_what_reads_the_same() -> None:
         ("tool/test_parity.py::test_agrees_with_the_reference[mha-cross-jax]", "mha-cross"),
         ("contract/test_conventions.py::test_x[numpy-mha-cross]", "mha-cross"),
         ("transforms/test_sharding_jax.py::test_x[Auto]", "transforms/test_sharding_jax.py[Auto]"),
-        ("transforms/test_sharding_jax.py::test_y[merged/Auto/one block]", "transforms/test_sharding_jax.py[Auto]"),
+        ("transforms/test_sharding_jax.py::test_y[Auto/merged/one block]", "transforms/test_sharding_jax.py[Auto]"),
         (
             "transforms/test_transforms_jax.py::test_one_layer[jit-gated_delta]",
             "transforms/test_transforms_jax.py::test_one_layer[gated_delta]",

@@ -1,8 +1,8 @@
 """JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
 
 For each mesh one process with eight devices makes the programs of the tests that were selected, and last those of a
-planted bug; the tests read what it found. Layers that take rows of queries block by block are asked in blocks so small that there are
-several. What is marked `left_out` is what a mesh of the other kind, or another example, asks too.
+planted bug; the tests read what it found. Layers that take rows of queries block by block are asked in blocks so small
+that there are several. What is marked `left_out` is what a mesh of the other kind, or another example, asks too.
 
     python -m parity_tests.tests.transforms.test_sharding_jax "Auto/blocks/all/own" Auto/mha
 """
@@ -156,7 +156,7 @@ def position_rows() -> dict[str, bool]:
 
 
 def function_rows() -> dict[str, bool]:
-    return {f"function/{name}": name in FUNCTIONS for name in asked("jax")}
+    return {f"Auto/function/{name}": name in FUNCTIONS for name in asked("jax")}
 
 
 # In the process with eight devices ------------------------------------------------------------------------------------
@@ -332,10 +332,10 @@ def main(names: list[str]) -> None:
     for name in names:
         try:
             match name.split("/"):
-                case ["function", call]:
-                    found[name] = function(meshes["Auto"], call)
-                case ["merged", kind, path]:
+                case [kind, "merged", path]:
                     found[name] = with_axes_merged(meshes[kind], path)
+                case [kind, "function", call]:
+                    found[name] = function(meshes[kind], call)
                 case [kind, variant]:
                     found[name] = layer(meshes[kind], variant)
                 case [kind, "in blocks", variant, example, call]:
@@ -362,18 +362,15 @@ class Results(dict[str, Any]):
         self.names = names
 
     def __missing__(self, row: str) -> Any:
+        mine = [name for name in self.names if name.startswith(row[: row.index("/") + 1])]
         # Last, as with a planted bug the process keeps nothing of what it compiled before.
-        asked = sorted((n for n in self.names if mesh_of(n) == mesh_of(row)), key=lambda n: n.startswith("merged/"))
+        mine.sort(key=lambda name: "/merged/" in name)
         environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
-        command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", *asked]
+        command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", *mine]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         self.update(json.loads(done.stdout))
         return dict(self)[row]
-
-
-def mesh_of(row: str) -> str:
-    return "Explicit" if "Explicit" in row.split("/") else "Auto"
 
 
 @pytest.fixture(scope="module")
@@ -441,12 +438,12 @@ def test_functions_leave_sequences_where_they_are(row: str, results: Results) ->
     found = results[row]
     assert "error" not in found, found
     assert found["agree"]
-    moved = MOVED_IN_STEPS if row.endswith("in steps") else MOVED.get(row.partition("/")[2], set())
+    moved = MOVED_IN_STEPS if row.endswith("in steps") else MOVED.get(row.removeprefix("Auto/function/"), set())
     assert set(found["forward"]) <= moved, found
     assert set(found["sharding"]) == {"b"}, found
 
 
-@rows({f"merged/{kind}/{path}": path == "blocks" for kind in MESHES for path in PATHS if path not in MANY})
+@rows({f"{kind}/merged/{path}": path == "blocks" for kind in MESHES for path in PATHS if path not in MANY})
 def test_merged_axes_are_seen(row: str, results: Results) -> None:
     found = results[row]
     assert "error" in found or found["forward"], found
