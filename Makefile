@@ -7,6 +7,7 @@ INSTALL     = 1
 JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
+PART        = 1/1
 BENCH_ARGS  =
 MUTANTS_ARGS =
 # parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in a process of its own. This puts
@@ -56,10 +57,10 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## cells of the tables of transforms that `make test` leaves out, in PyTorch and JAX (five minutes)
-	$(RUN) -m pytest -n $(JOBS) -m compile --left-out \
+compiled: env  ## cells of the tables of transforms that `make test` leaves out (PART=1/3: the first of three parts)
+	$(RUN) -m pytest -n $(JOBS) -m compile --left-out --part $(PART) \
 	    $(addprefix parity_tests/tests/transforms/test_,transforms_torch.py transforms_functions.py dynamic_functions.py)
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out \
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out --part $(PART) \
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
@@ -67,8 +68,8 @@ SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool variants/test_pai
     house/test_pages.py mutation/test_mutants.py)
 LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled
-sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out \
+sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out (PART=1/3: the first of three parts)
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out --part $(PART) \
 	    $(SAMPLED) $(LONGEST:%=--ignore=%)
 
 # Each line says how far it is. In no other target and not in .ci/run.
@@ -190,4 +191,4 @@ endif
 help:  ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	    /^[a-z]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= MUTANTS_ARGS= BENCH_ARGS=\n'
+	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= PART=$(PART) MUTANTS_ARGS= BENCH_ARGS=\n'

@@ -7,6 +7,7 @@ before our packages are imported, so nothing of `attn_*` is imported here.
 import gc
 import os
 import re
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -44,6 +45,19 @@ context: Any = mlir and cache(mlir.make_ir_context)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also what is left out to save time, most of all in JAX")
     parser.addoption("--left-out", action="store_true", help="what is left out to save time, and nothing else")
+    parser.addoption("--part", type=part, default=(1, 1), metavar="K/N", help="of what is left out the Kth of N parts")
+
+
+def part(words: str) -> tuple[int, int]:
+    """The parts of an option such as 2/3.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such option.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", words)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ArgumentTypeError(f"expected K/N with K from 1 to N, such as 2/3, got {words!r}")
+    return int(found[1]), int(found[2])
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
@@ -116,8 +130,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             nth = seen[name] % EVERY.get(name, 1)
             seen[name] += not back
             (left if back or nth else asked).append(item)
-        kept, dropped = (left, asked) if items[0].config.getoption("--left-out") else (asked, left)
-        items[0].config.hook.pytest_deselected(items=dropped)
+        kept = asked
+        if items[0].config.getoption("--left-out"):
+            k, n = items[0].config.getoption("--part")
+            kept = left[k - 1 :: n]
+        dropped = set(items).difference(kept)
+        items[0].config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = kept
 
 

@@ -1,6 +1,7 @@
 """The suite itself: what stands back for `--everything` exists, and tests that share work go to one process."""
 
 import ast
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from attn_np import contract
 from parity_tests.tests import everything
-from parity_tests.tests.conftest import OF_A_VARIANT, group_of
+from parity_tests.tests.conftest import OF_A_VARIANT, group_of, part
 
 FILES = {path.stem: path for path in Path(everything.__file__).parent.rglob("test_*.py")}
 TESTS = {
@@ -93,3 +94,10 @@ def test_little_is_asked_twice_of_what_reads_the_same() -> None:
 )
 def test_tests_that_share_work_go_to_one_process(name: str, group: str) -> None:
     assert group_of(name) == group
+
+
+def test_parts_of_what_is_left_out_are_named_by_number() -> None:
+    assert part("2/3") == (2, 3)
+    for words in ("0/3", "4/3", "3", "-1/3", "2/3/4"):
+        with pytest.raises(ArgumentTypeError, match=f"expected K/N with K from 1 to N, such as 2/3, got '{words}'"):
+            part(words)
