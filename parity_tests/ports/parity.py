@@ -130,7 +130,8 @@ def assert_parity(
             ),
             framework or framework_of(candidate),
             dtype,
-            *((longer, shorter) if length is None and sizes is None else ()),
+            longer if length is None and sizes is None else None,
+            shorter if length is None and sizes is None else None,
         )
     if strict and verdict.open:
         raise UntestedError(verdict)

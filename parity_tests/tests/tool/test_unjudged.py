@@ -165,12 +165,12 @@ def test_a_zero_by_cancellation_is_judged() -> None:
     assert "bound above" not in str(verdict)
     port = port_of(config, False)
 
-    def shifted(*args: Any, **given: Any) -> dict[str, Any]:
+    def shifted(*args: Any, **given: Any) -> Any:
         grads = port["vjp"](*args, **given)
         return grads | {"b_k": grads["b_k"] + 1e-6}
 
     with pytest.raises(ParityError, match="first at gradient db_k"):
-        assert_parity(**port | {"vjp": shifted}, dtype="float64")
+        assert_parity(**{**port, "vjp": shifted}, dtype="float64")
 
 
 def test_what_vanishes_is_told_by_the_roundings() -> None:
