@@ -177,8 +177,12 @@ def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, A
     Raises:
         TypeError: a function without a tape, such as `softmax`.
     """
-    if not hasattr(layer, "config") and callable(layer) and "tape" not in signature(layer).parameters:
-        name = getattr(layer, "__name__", repr(layer))
-        raise TypeError(f"trace: expected a layer or a function with a tape, got {name}; it records nothing: call it")
     tape: dict[str, Any] = {}
-    return layer(*inputs, tape=tape, **options), tape
+    try:
+        return layer(*inputs, tape=tape, **options), tape
+    except TypeError:
+        # Not asked before the call: under torch.compile with dynamic=True, defaults that are read become symbols.
+        if hasattr(layer, "config") or not callable(layer) or "tape" in signature(layer).parameters:
+            raise
+    name = getattr(layer, "__name__", repr(layer))
+    raise TypeError(f"trace: expected a layer or a function with a tape, got {name}; it records nothing: call it")

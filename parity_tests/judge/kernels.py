@@ -30,7 +30,7 @@ from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.frameworks import prepare
 from parity_tests.judge.hard_inputs import STYLES
-from parity_tests.judge.judging import compare
+from parity_tests.judge.judging import compare, rank
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
@@ -412,7 +412,7 @@ def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) ->
                 want = bounds[framework]
                 with blocks(TREES[framework], setting):
                     verdicts = judge(RUN[framework](call), want, call, framework == "numpy")
-                figures = Figures(1, len(verdicts), worst=max(x["ratio"] for x in verdicts.values()))
+                figures = Figures(1, len(verdicts), worst=max(rank(x["ratio"]) for x in verdicts.values()))
                 figures.numbers = sum(x.get("elements", 0) for x in verdicts.values())
                 figures.loose = sum(x.get("vacuous", 0) for x in verdicts.values())
                 result.add(Judged({(framework, dtype): figures}))

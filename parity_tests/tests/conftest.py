@@ -132,7 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (left if back or nth else asked).append(item)
         kept = asked
         if items[0].config.getoption("--left-out"):
-            k, n = items[0].config.getoption("--part")
+            kth: tuple[int, int] = items[0].config.getoption("--part", (1, 1))
+            k, n = kth
             kept = left[k - 1 :: n]
         dropped = set(items).difference(kept)
         items[0].config.hook.pytest_deselected(items=[item for item in items if item in dropped])

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +30,7 @@ from parity_tests.tests.witness import ratio
 
 MOST_SCORES = 2**21  # b h t s; more in one case in twelve
 # Seven calls of eight, in the command: XLA's own passes stay, and LLVM takes a third of the time.
-QUICK_TO_COMPILE = MappingProxyType({"xla_backend_optimization_level": "0"})
+QUICK_TO_COMPILE: Mapping[str, Any] = MappingProxyType({"xla_backend_optimization_level": "0"})
 SHARED = ("bias", "sinks", "slopes", "table")  # the gradients of these are sums over heads or sequences
 
 
@@ -202,6 +203,7 @@ def found(call: Call, tree_name: str, compiler_options: Mapping[str, Any] | None
     follows, for half a minute. The compiler's options are those of `jax.jit`.
     """
     tree, pattern = TREES[tree_name], call.options.get("pattern")
+    jit = partial(jax.jit, compiler_options=None if compiler_options is None else dict(compiler_options))
     arrays = call.arrays | {name: x for name, x in call.options.items() if isinstance(x, np.ndarray)}
     rest = {name: x for name, x in call.options.items() if name not in arrays}
     floats = {name: tree.array(x) for name, x in arrays.items() if x.dtype.kind == "f"}
@@ -238,10 +240,10 @@ def found(call: Call, tree_name: str, compiler_options: Mapping[str, Any] | None
             context, pull = jax.vjp(lambda x: context_of(x, others, of_pattern), floats)
             return context, pull(dy)[0]
 
-        compiled = jax.jit(with_grads, compiler_options=compiler_options)
+        compiled = jit(with_grads)
         context, grads = compiled(floats, others, of_pattern, tree.array(call.dy))
     else:
-        context = jax.jit(context_of, compiler_options=compiler_options)(floats, others, of_pattern)
+        context = jit(context_of)(floats, others, of_pattern)
     return {name: tree.numpy(x) for name, x in ({"context": context} | {f"d{n}": x for n, x in grads.items()}).items()}
 
 

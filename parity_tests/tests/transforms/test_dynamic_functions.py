@@ -10,11 +10,19 @@ from torch import Tensor, nn
 import attn_torch
 
 DROP_IN = attn_torch.drop_in
+
+
+def probs_of_one_head(q: Tensor) -> Tensor:
+    _, tape = attn_torch.trace(attn_torch.attend, q, q, q, causal=True, softcap=2)
+    return tape["probs"]
+
+
 # By name: a call of queries `b t h k`.
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "attend": lambda q: attn_torch.attend(q, q, q, causal=True)[0],
     "attend, offset=": lambda q: attn_torch.attend(q[:, :2], q, q, causal=True, offset=1)[0],
     "attend, other heads": lambda q: attn_torch.attend(q, q[:, :, :1], q[:, :, :1])[0],
+    "attend, without heads, and trace": lambda q: probs_of_one_head(q[:, :, 0]),
     "scaled_dot_product_attention": lambda q: DROP_IN.scaled_dot_product_attention(q, q, q, is_causal=True),
     "dot_product_attention": lambda q: DROP_IN.dot_product_attention(q, q, q, is_causal=True),
 }
