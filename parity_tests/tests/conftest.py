@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (left if back or nth else asked).append(item)
         kept = asked
         if items[0].config.getoption("--left-out"):
-            kth: tuple[int, int] = items[0].config.getoption("--part", (1, 1))
+            kth: Any = items[0].config.getoption("--part", (1, 1))
             k, n = kth
             kept = left[k - 1 :: n]
         dropped = set(items).difference(kept)
