@@ -175,9 +175,15 @@ def sizes_at(letters: tuple[str, ...], length: int) -> dict[str, int]:
 
 
 def affordable(config: Config, length: int) -> bool:
-    """Whether bounds of a run over so many positions are had in about a second."""
+    """Whether bounds of a run over so many positions are had in about a second.
+
+    Each pair of positions takes a row of a table of distances, whose gradient is a sum over all pairs for every row.
+    """
     weights = sum(int(np.prod(shape)) for shape in config.shapes().values())
-    return config.sizes().get("h", 1) * length**2 <= SCORES and length * weights <= PRODUCTS
+    tables = [name for name, param in config.own_params().items() if "x" in param.axes.split()]
+    entries = sum(int(np.prod(config.shapes()[name])) for name in tables)
+    products = max(length * weights, length**2 * entries)
+    return config.sizes().get("h", 1) * length**2 <= SCORES and products <= PRODUCTS
 
 
 Call = tuple[Case, Drawn]

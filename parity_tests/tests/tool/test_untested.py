@@ -26,7 +26,7 @@ from parity_tests.ports import differences, plan
 from parity_tests.ports.alternatives import changed, words
 from parity_tests.ports.parity import UntestedError
 from parity_tests.ports.progress import progress
-from parity_tests.ports.untested import held_by
+from parity_tests.ports.untested import LENGTHS, affordable, held_by
 
 D = {"d_model": 12, "num_heads": 3}
 # By default one in so many ports is judged; with --everything each.
@@ -320,3 +320,11 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         with progress("assert_parity") as tell:
             tell("the call plain")
         assert capsys.readouterr().err == said
+
+
+def test_a_table_of_far_distances_is_judged_on_shorter_sequences() -> None:
+    """Its gradient is a sum over all pairs for every row: of 512 rows and 257 positions it took a quarter of an hour."""
+    fields = {"d_model": 12, "num_heads": 3, "max_distance": 512, "buckets_per_side": 256}
+    assert [n for n in LENGTHS if affordable(contract.config("disentangled", **fields), n)] == [17, 33, 65]
+    fields |= {"max_distance": 8, "buckets_per_side": None}
+    assert [n for n in LENGTHS if affordable(contract.config("disentangled", **fields), n)] == list(LENGTHS)
