@@ -323,7 +323,7 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_a_table_of_far_distances_is_judged_on_shorter_sequences() -> None:
-    """Its gradient is a sum over all pairs for every row: of 512 rows and 257 positions it took a quarter of an hour."""
+    """Its gradient is a sum over all pairs for every row: of 512 rows and 257 positions it took minutes."""
     fields = {"d_model": 12, "num_heads": 3, "max_distance": 512, "buckets_per_side": 256}
     assert [n for n in LENGTHS if affordable(contract.config("disentangled", **fields), n)] == [17, 33, 65]
     fields |= {"max_distance": 8, "buckets_per_side": None}
