@@ -38,7 +38,7 @@ def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int, p
         )
 
 
-@pytest.mark.parametrize("ratios", permutations((0.5, float("nan"), 0.25)))
+@pytest.mark.parametrize("ratios", [*permutations((0.5, float("nan"), 0.25))])
 def test_what_is_not_a_number_is_the_worst(ratios: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever array it is the ratio of, in the figures as among the alarms."""
     verdicts = {str(i): {"ratio": x} for i, x in enumerate(ratios)}
