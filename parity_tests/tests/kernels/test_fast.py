@@ -42,11 +42,7 @@ def test_fast_paths_keep_the_bounds_of_the_textbook(row: str) -> None:
         )
 
 
-# Seeds, the even ones in small blocks, and which half of the combinations.
-HALVES = {f"seed {seed}, half {half}": (seed, half) for seed in range(2, 6) for half in (0, 1)}
-
-
-@pytest.mark.parametrize("ratios", permutations((0.5, float("nan"), 0.25)))
+@pytest.mark.parametrize("ratios", [*permutations((0.5, float("nan"), 0.25))])
 def test_what_is_not_a_number_is_the_worst(ratios: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever array it is the ratio of, in the figures as among the alarms."""
     verdicts = {str(i): {"ratio": x} for i, x in enumerate(ratios)}
@@ -54,6 +50,10 @@ def test_what_is_not_a_number_is_the_worst(ratios: tuple[float, ...], monkeypatc
     found = kernels.work((("numpy",), ("float64",), 0, (0,)))
     assert found.figures["numpy", "float64"].worst == float("inf")
     assert len(found.alarms) == len(kernels.SMALL["numpy"])
+
+
+# Seeds, the even ones in small blocks, and which half of the combinations.
+HALVES = {f"seed {seed}, half {half}": (seed, half) for seed in range(2, 6) for half in (0, 1)}
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
