@@ -130,7 +130,7 @@ def with_pictures(text: str, results: list[Result], page: str, notebook_name: st
         image = figure_of(text, drawn, results, page)
         box, width = re.findall(r'viewBox="(0 0 ([\d.]+) [\d.]+)"', image)[0]
         label = escape(re.sub("[`$]", "", caption), quote=True)
-        style = f'viewBox="{box}" style="max-width:{1.3 * float(width):.0f}px"'
+        style = f'viewBox="{box}" style="max-width:{1.3 * float(width):.0f}px;min-width:{0.9 * float(width):.0f}px"'
         opening = f'<svg class="picture" role="img" aria-label="{label}" {style}>'
         return CAPTIONED.format(f"{opening}{image.partition('>')[2]}", caption)
 
