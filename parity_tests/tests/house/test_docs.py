@@ -114,6 +114,7 @@ SECTIONS = (
 
 
 @pytest.mark.course
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("as_a_reader", "unchecked")
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_lesson_does_what_it_says(lesson: str) -> None:
@@ -126,6 +127,7 @@ def test_lesson_does_what_it_says(lesson: str) -> None:
 
 
 @pytest.mark.course
+@pytest.mark.timeout(1800)  # one cell trains a small language model in three frameworks
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_notebook_runs_in_a_fresh_kernel(lesson: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, and its cells print what the page says."""
@@ -135,7 +137,7 @@ def test_notebook_runs_in_a_fresh_kernel(lesson: str, tmp_path: Path, monkeypatc
     made = nbformat.from_dict(course.notebook(LESSONS[lesson]))
     nbformat.validate(made)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    nbclient.NotebookClient(made, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(made, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = [
         "".join(out["text"] for out in cell["outputs"] if out.get("name") == "stdout")
         for cell in made["cells"]
