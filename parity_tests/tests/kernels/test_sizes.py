@@ -10,7 +10,8 @@ import attn_torch
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES
 from parity_tests.tests.kernels import sizes
-from parity_tests.tests.kernels.sizes import drawn, verdict
+from parity_tests.tests.kernels.sizes import Call, drawn, expected, found, judged_part, verdict
+from parity_tests.tests.witness import ratio
 
 CASES = {"numpy": 24, "torch": 24, "jax": 3}
 TENTHS = {f"tenth {n}": n for n in range(10)}
@@ -80,6 +81,38 @@ def test_every_weight_that_is_a_normal_number_reaches_its_value(dtype: torch.dty
     normal = weights > 2 * smallest
     assert 0 < normal.sum() < len(normal)
     assert (dv[0, : s - t + 1][normal] > 0).all()
+
+
+# Sizes of a call, its slopes, and the largest product of a query and a key: so large that a key which is far away, and
+# fits its query, outweighs near ones; and so small that bounds of the scores serve for their largest, with keys so far
+# that what they weigh is hardly a normal number.
+FAR = {"large products": (512, 512, 0.9, 80.0), "small weights": (256, 2048, 0.0797, 14.9)}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("case", FAR)
+def test_far_keys_weigh_what_their_own_head_gives_them(tree: str, case: str) -> None:
+    """Queries and keys of the first head are near 0, and no bound of its scores may serve for another head."""
+    (t, s, slope, largest), rng, h = FAR[case], np.random.default_rng(0), 3
+    far = np.arange(s) < (512 if s > t else 32)
+    along, size = np.array([1.0, 0.0, 0.0, 0.0]), np.array([1e-3, 1.0, 0.9])[:, None] * np.sqrt(2 * largest)
+    q = np.broadcast_to(along, (1, t, h, 4)) * size
+    k = np.where(far, 1.0, -1.0)[:, None, None] * along * size
+    noise = 1e-3 * rng.normal(size=(1, s, h, 4)) * (1 - along)
+    arrays = {"q": 0.999 * q, "k": 0.999 * k[None] + noise, "v": rng.normal(size=(1, s, h, 8))}
+    arrays["slopes"] = np.full(h, slope)
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+    apart = np.arange(s) - (np.arange(t)[:, None] + (s - t))
+    options = {"causal": False, "window": None, "softcap": None}
+    dy = rng.normal(size=(1, t, h, 8)) * np.array([0.0, 1.0, 0.0])[:, None]
+    for with_grad in (False, True):
+        pairs = np.full((t, s), True)
+        call = Call(arrays, options, pairs, apart, 0, 1, with_grad, dy.astype(np.float32))
+        got, want = found(call, tree), expected(call, tree)
+        ratios = {name: ratio(x, want[name]) for name, x in judged_part(call, got).items()}
+        assert max(ratios.values()) <= 1, ratios
+    reached = np.abs(got["dv"][0, far, 1]).min(1) > 0
+    assert reached.any()
 
 
 @pytest.mark.parametrize("sink", [-1e4, -300.0, 0.0, 300.0])
