@@ -10,7 +10,20 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import broadcast_mask, zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_torch._ops import (
+    Array,
+    Tape,
+    broadcast_to,
+    constants,
+    dtype_name,
+    einsum,
+    linear,
+    log,
+    maximum,
+    record,
+    sigmoid,
+    where,
+)
 from attn_torch._rows import attend_in_row_blocks
 
 
@@ -56,14 +69,13 @@ class SigmoidAttention(Layer[Config]):
         ) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if c.score_offset is None:
-                    # 1 for a visible key, else 0; one row serves all queries without a mask. The inner `where` only
-                    # gives the 1 the scores' dtype.
+                    # 1 for a visible key, else 0; one row serves all queries without a mask.
+                    one = constants([1.0], scores)
                     if allowed is None:
-                        ones = zeros((1, 1, 1, scores.shape[-1]), scores) + 1.0
+                        visible = broadcast_to(one, (1, 1, 1, scores.shape[-1]))
                     else:
-                        visible = broadcast_mask(allowed, scores.shape, scores)
-                        ones = where(visible, where(visible, 1.0, scores), 0.0)
-                    count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
+                        visible = where(broadcast_mask(allowed, scores.shape, scores), one, 0.0)
+                    count = einsum("bhts,s->bht", visible, broadcast_to(one, (scores.shape[-1],)))
                     shifted = scores - log(maximum(count, 1.0))[..., None]
                 else:
                     shifted = scores + c.score_offset

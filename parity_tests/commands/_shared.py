@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typer.models import OptionInfo
 
 from attn_np import contract
@@ -31,12 +32,36 @@ class Output(Console):
 # Where the output goes to a file or a pipe, lines are as long as they need to be.
 console = Output(highlight=False, width=None if Console().is_terminal else 160)
 bars: list[Progress] = []
+SECONDS = 60.0
+
+
+class Bar(Progress):
+    """A bar for long work; where no terminal shows it, a line on stderr every `SECONDS` seconds."""
+
+    def start(self) -> None:
+        super().start()
+        self.told_at = monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self.tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self.tell(task_id)
+
+    def tell(self, task_id: TaskID) -> None:
+        if self.console.is_terminal or monotonic() - self.told_at < SECONDS:
+            return
+        self.told_at, task = monotonic(), self.tasks[self.task_ids.index(task_id)]
+        of = "" if task.total is None else f" of {task.total:,.0f}"
+        print(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
 
 
 def progress(*more: str) -> Progress:
-    """A bar for long work, gone when it is done, with more columns of text."""
+    """A bar for long work, gone when it is done, with more columns of text; off a terminal, lines."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars.append(Progress(*columns, *map(TextColumn, more), console=console, transient=True))
+    bars.append(Bar(*columns, *map(TextColumn, more), console=console, transient=True))
     return bars[-1]
 
 

@@ -7,6 +7,7 @@ which imports nothing of ours. It gives float64 arrays by the names of the outpu
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from inspect import Parameter, Signature
 from math import exp, tanh
 from typing import Any
 
@@ -27,6 +28,24 @@ def weights_of(config: Config, seed: int = 0) -> Arrays:
     rng = np.random.default_rng(seed)
     fans = config.fans()
     return {name: rng.normal(size=shape) * 1.5 * fans[name] ** -0.5 for name, shape in config.shapes().items()}
+
+
+def signature_of(config: Config, whole: bool) -> Signature:
+    """Of a layer as a function: its weights, then what it is called with, all arguments or those that it needs."""
+    takes = {n: x for n, x in config.arguments().items() if whole or not (x.optional or x.falls_back_to)}
+    params = [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)] if config.shapes() else []
+    for name, arg in takes.items():
+        default = None if arg.optional or arg.falls_back_to else Parameter.empty
+        params.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    return Signature(sorted(params, key=lambda x: x.default is not Parameter.empty))
+
+
+def bind_call(signature: Signature, args: Any, named: Any) -> tuple[Arrays, Arrays, str]:
+    """Of a call of such a function: its arrays, its weights, and their dtype."""
+    given = {name: x for name, x in signature.bind(*args, **named).arguments.items() if x is not None}
+    weights = given.pop("params", {})
+    kind = next(x.dtype.name for x in (*given.values(), *weights.values()) if x.dtype.kind == "f")
+    return given, weights, kind
 
 
 def cotangent(shape: tuple[int, ...]) -> np.ndarray:

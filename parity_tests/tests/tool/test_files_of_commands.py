@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from multiprocessing import active_children
 from pathlib import Path
 from select import select
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import attn_np
 import parity_tests
 from attn_np import contract
+from parity_tests.commands import _shared
 from parity_tests.commands._shared import in_flags
 from parity_tests.commands.app import app
 from parity_tests.judge import checkpoint
@@ -69,6 +72,21 @@ def test_a_file_that_cannot_be_converted_leaves_the_one_to_replace(layer: Path, 
     assert target.read_bytes() == b"before"
     told = CliRunner().invoke(app, ["convert", str(layer), str(target), "--to", "flax_mha", "--overwrite"])
     assert told.exit_code == 0, told.output
+
+
+def test_long_work_says_how_far_it_is_where_no_terminal_shows_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, said in ((False, "judging: 2 of 1,000\njudging: 3 of 1,000\n"), (True, "")):
+        clock = iter((0.0, 59.0, 61.0, 61.0, 122.0, 122.0))
+        monkeypatch.setattr(_shared, "monotonic", lambda clock=clock: next(clock))
+        monkeypatch.setattr(_shared, "console", Console(force_terminal=terminal, file=StringIO()))
+        with _shared.progress() as bar:
+            task = bar.add_task("judging", total=1000)
+            bar.advance(task)
+            bar.advance(task)
+            bar.update(task, completed=3)
+        assert capsys.readouterr().err == said
 
 
 def test_a_command_names_its_flags(layer: Path) -> None:

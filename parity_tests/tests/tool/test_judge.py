@@ -1,6 +1,10 @@
 """Is the judge right? Its refusals, and the ways a comparison can go wrong; its rules are in `test_rules`."""
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from traceback import extract_stack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +15,8 @@ from attn_torch._ops import softmax
 from parity_tests.bounds.error_array import ErrArray, delivered, lift, widened
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, run_numpy
-from parity_tests.judge.cases import Case, Drawn, draw
-from parity_tests.judge.judging import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter
+from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
+from parity_tests.judge.judging import Anchor, compare, expected, judge, judge_ends, judge_tape, reference, scatter
 from parity_tests.judge.runner import Plan
 from parity_tests.mistakes import SHARED, Mutant, planted
 
@@ -79,6 +83,37 @@ def test_constants_are_charged_their_rounding() -> None:
         assert lift(0.1).b > 0
         assert lift(0.5).b == 0
         assert lift(3).b == 0
+
+
+ROUNDING = ("exp", "log", "log1p", "tanh", "sqrt", "sigmoid", "softplus")
+
+
+@pytest.mark.parametrize("variant", contract.variants())
+def test_what_a_variant_makes_of_constants_is_charged_its_rounding(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No function that rounds gets an array without errors, such as a count of keys: it would count as exact."""
+    seen: list[str] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Any, *more: Any) -> Any:
+            places = [(frame.filename, frame.lineno) for frame in extract_stack()[:-1]]
+            if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not any("bounds" in name for name, _ in places):
+                seen.append("{}:{}".format(*places[-1]))
+            return function(x, *more)
+
+        return call
+
+    import_module(f"attn_np.{variant}")
+    for name, module in list(sys.modules.items()):
+        if name.startswith("attn_np.") and not name.startswith(("attn_np.contract", "attn_np._ops")):
+            for word in set(ROUNDING) & vars(module).keys():
+                monkeypatch.setattr(module, word, watched(getattr(module, word)))
+    for example, config in contract.examples(variant).items():
+        for call in [call for call in CALLS if given(config, call)]:
+            case = Case(variant, example, call, "float32", 0)
+            reference(case, draw(case), {}, precision_of("float32"))
+    assert not seen
 
 
 def test_beyond_the_range_there_is_no_bound_and_it_is_counted() -> None:

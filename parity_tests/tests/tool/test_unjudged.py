@@ -1,6 +1,5 @@
 """Arrays whose bounds would let any number pass: judged on a shorter sequence, or named as not judged."""
 
-from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from parity_tests.plugin import Judge
 from parity_tests.ports import differences
 from parity_tests.ports.parity import UntestedError
 from parity_tests.ports.unjudged import Unjudged, in_every_type, says_little, vanishing
+from parity_tests.tests.witness import bind_call, signature_of
 
 SEQ2SEQ = contract.examples("seq2seq")["plain"]
 ENCODER = "encoder.layers.0.w_x"
@@ -37,17 +37,10 @@ def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def port_of(config: Config, whole: bool, dropped: str = "") -> dict[str, Any]:
     """Our layer as a function with its backward pass, in which one gradient may be dropped."""
-    takes = {n: x for n, x in config.arguments().items() if whole or not (x.optional or x.falls_back_to)}
-    params = [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)] if config.shapes() else []
-    for name, arg in takes.items():
-        default = None if arg.optional or arg.falls_back_to else Parameter.empty
-        params.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
-    signature = Signature(sorted(params, key=lambda x: x.default is not Parameter.empty))
+    signature = signature_of(config, whole)
 
     def layer(args: Any, named: Any) -> tuple[Any, dict[str, Any]]:
-        given = {name: x for name, x in signature.bind(*args, **named).arguments.items() if x is not None}
-        weights = given.pop("params", {})
-        kind = next(x.dtype.name for x in (*given.values(), *weights.values()) if x.dtype.kind == "f")
+        given, weights, kind = bind_call(signature, args, named)
         return numpy_layer(Case(config.variant, "", "", kind, given=config), weights), given
 
     def run(*args: Any, **named: Any) -> Any:

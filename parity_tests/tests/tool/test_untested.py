@@ -7,7 +7,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
-from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from parity_tests.ports.alternatives import changed, words
 from parity_tests.ports.parity import UntestedError
 from parity_tests.ports.progress import progress
 from parity_tests.ports.untested import LENGTHS, affordable, held_by
+from parity_tests.tests.witness import bind_call, signature_of
 
 D = {"d_model": 12, "num_heads": 3}
 # By default one in so many ports is judged; with --everything each.
@@ -72,18 +72,10 @@ def around(value: Any) -> list[Any]:
 
 def layer_as_port(true: Config, other: Config, whole: bool) -> Callable[..., Any]:
     """Our layer with another config as a function; with the query alone, or all arguments."""
-
-    takes = {n: x for n, x in true.arguments().items() if whole or not (x.optional or x.falls_back_to)}
-    params = [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)] if true.shapes() else []
-    for name, arg in takes.items():
-        default = None if arg.optional or arg.falls_back_to else Parameter.empty
-        params.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
-    signature = Signature(sorted(params, key=lambda x: x.default is not Parameter.empty))
+    signature = signature_of(true, whole)
 
     def port(*args: Any, **named: Any) -> Any:
-        given = {name: x for name, x in signature.bind(*args, **named).arguments.items() if x is not None}
-        weights = given.pop("params", {})
-        kind = next(x.dtype.name for x in (*given.values(), *weights.values()) if x.dtype.kind == "f")
+        given, weights, kind = bind_call(signature, args, named)
         case = Case(other.variant, "", "", kind, given=other)
         result = numpy_layer(case, {name: weights[name] for name in other.shapes()})(**given)
         return result[0] if isinstance(result, tuple) else result
