@@ -43,8 +43,8 @@ def cache_shapes(
     check_decodes(config)
     variant = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
-        fits = is_integer(size) and size >= 1
-        require(fits, variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
+        if not (is_integer(size) and size >= 1):  # a size that PyTorch compiles for any value has no `repr`
+            raise field_error(variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))

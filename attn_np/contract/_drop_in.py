@@ -125,8 +125,9 @@ def checked_heads_first_sizes(
     )
     heads, kv_heads = full[0][-3], broadcast_size(who, "heads", full[1][-3], full[2][-3])
     if may_share_heads:
-        fits, fix = kv_heads > 0 and heads % kv_heads == 0, "share each among equally many"
-        require(fits, who, "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}", fix)
+        if kv_heads <= 0 or heads % kv_heads:
+            expected, got = "heads of query as a multiple of those of key and value", f"{heads} and {kv_heads}"
+            raise field_error(who, expected, got, "share each among equally many")
     else:
         heads = broadcast_size(who, "heads", heads, kv_heads, fix="pass enable_gqa=True where heads share keys")
     scores_shape = (*batch, heads, query[-2], key[-2])
@@ -213,8 +214,9 @@ def check_transformers(specs: Mapping[str, Spec | None], scaling: Any, softcap: 
         mask = ((*mask[0][:-1], min(mask[0][-1], key[0][-2])), mask[1])
     masked = {**specs, "attention_mask": mask}
     _, heads, _ = checked_heads_first_sizes(who, masked, "attention_mask", may_share_heads=True)
-    fits = sinks is None or sinks[0] == (heads,)
-    require(fits, who, f"s_aux of shape ({heads},), one sink for each head of query", sinks and sinks[0], "reshape it")
+    if sinks is not None and sinks[0] != (heads,):
+        expected = f"s_aux of shape ({heads},), one sink for each head of query"
+        raise field_error(who, expected, sinks[0], "reshape it")
 
 
 def merged_mask_shape(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:

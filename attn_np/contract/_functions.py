@@ -117,8 +117,10 @@ def check_term_bias(name: str, spec: Spec | None, heads: int, positions: Any) ->
     n = positions.shape[0]
     # Not `in`: under torch.compile sizes may be symbols, which no `in` finds.
     fits = len(shape) == 2 and (shape[0] == 1 or shape[0] == heads) and shape[1] == n
-    expected = f"bias(relative_position) of shape (h, n) = ({heads}, {n}), or (1, {n}) for all heads"
-    require(fits, name, expected, shape if spec is not None else "None", "return a number for each head and position")
+    if not fits:
+        expected = f"bias(relative_position) of shape (h, n) = ({heads}, {n}), or (1, {n}) for all heads"
+        got = shape if spec is not None else "None"
+        raise field_error(name, expected, got, "return a number for each head and position")
     if dtype not in FLOATS:
         raise TypeError(f"{name}: expected floats from bias(relative_position), got {dtype}; convert them")
 
@@ -386,11 +388,14 @@ def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: A
             )
         fits = len(angles_shape) in (2, 3) and angles_shape[-2] == shape[1]
         fits = fits and angles_shape[:-2] in ((), (1,), shape[:1])
-        expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"
-        require(fits, "rotate", expected, angles_shape, "make them by rotary_angles for the positions of x")
+        if not fits:
+            expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"
+            raise field_error("rotate", expected, angles_shape, "make them by rotary_angles for the positions of x")
     pairs, width = cos[0][-1] if cos else 0, shape[-1]
-    require(cos == sin, "rotate", "cos and sin of one shape", f"{cos} and {sin}", "make both by rotary_angles")
-    require(2 * pairs <= width, "rotate", f"at most {width // 2} pairs", pairs, "x has two entries for each")
+    if cos != sin:
+        raise field_error("rotate", "cos and sin of one shape", f"{cos} and {sin}", "make both by rotary_angles")
+    if 2 * pairs > width:
+        raise field_error("rotate", f"at most {width // 2} pairs", pairs, "x has two entries for each")
 
 
 def alibi_slopes(num_heads: Any) -> tuple[float, ...]:

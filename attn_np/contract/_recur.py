@@ -48,13 +48,10 @@ def check_recur(
         spec = specs[name]
         require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], fix)
     require(h > 0 and width > 0, "recur", "q with at least one head and a width", q[0], "q is b t h k")
-    require(
-        g > 0 and h % g == 0,
-        "recur",
-        f"queries with a multiple of the {g} heads of keys and values",
-        h,
-        "repeat some heads",
-    )
+    if g <= 0 or h % g:
+        raise field_error(
+            "recur", f"queries with a multiple of the {g} heads of keys and values", h, "repeat some heads"
+        )
     decays = RULES[rule][0]
     has_decay = specs["decay"] is not None
     expected = f"decay= with rule={rule!r}" if decays else f"no decay= with rule={rule!r}"
@@ -63,8 +60,9 @@ def check_recur(
     require(has_decay == decays, "recur", expected, "one" if has_decay else "none", fix)
     shape = spec_or_default(specs, "decay", (g,))[0]
     decay_shapes = (g,), (g, width), (b, t, g), (b, t, g, width)
-    words = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
-    require(shape in decay_shapes, "recur", words, shape, "give one for each head, or for each channel of the keys")
+    if shape not in decay_shapes:
+        expected = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
+        raise field_error("recur", expected, shape, "give one for each head, or for each channel of the keys")
     for name, spec in specs.items():
         allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (compute_dtype,)}.get(name, (q[1], compute_dtype))
         if spec is not None and spec[1] not in allowed:

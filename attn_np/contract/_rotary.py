@@ -118,13 +118,8 @@ class Rotary(Config):
         self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
         require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
-        require(
-            width <= head_width,
-            variant,
-            f"rotary_dim of at most the head's width {head_width}",
-            width,
-            "set rotary_dim=",
-        )
+        if width > head_width:
+            raise field_error(variant, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim=")
         self.check_one_of("rope_scaling", tuple(SCALINGS))
         required, allowed = SCALINGS[self.rope_scaling]
         for name in SCALING_FIELDS:
@@ -166,7 +161,8 @@ class Rotary(Config):
             )
         if self.rope_scaling == "llama3":
             low, high = self.low_freq_factor or 0, self.high_freq_factor or 0
-            require(low < high, variant, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
+            if low >= high:
+                raise field_error(variant, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
         if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(variant, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
@@ -219,10 +215,10 @@ class Rotary(Config):
                 raise TypeError(
                     f"{variant}: expected {name} of dtype {compute_dtype}, as it is computed in, got {got}; convert it"
                 )
-            fits = shape in ((t, pairs), (1, t, pairs), (b, t, pairs))
-            expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
-            fix = "make it by rotary_angles; of a model that has each angle twice, take the first half"
-            require(fits, variant, expected, shape, fix)
+            if shape not in ((t, pairs), (1, t, pairs), (b, t, pairs)):
+                expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
+                fix = "make it by rotary_angles; of a model that has each angle twice, take the first half"
+                raise field_error(variant, expected, shape, fix)
 
     def check_position_range(self, low: int, high: int) -> None:
         """Refuse positions whose least and largest are not from 0 to `max_positions` - 1.

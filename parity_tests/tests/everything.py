@@ -155,6 +155,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     # Half of them in each tree.
     "test_functions_compile_into_one_graph": ROWS[1::2],
     "test_functions_in_jax": ROWS[::2],
+    "test_lengths_and_batches_vary": ("attend, terms=", "rotary, rope_sections=, in steps"),
     # Beside `test_one_layer`, which asks for the transform, and the parity of compiled calls with a tape.
     "test_nnx_jit": WHOLE,
     "test_one_layer": ("mha", "linear", "gru"),

@@ -180,6 +180,10 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair], dtype: str
             left = left.replace("(", "").replace(")", "")
         weights[ours] = (pair.b, f"{left} -> {right}")
     output = weights.get("w_o", ("", ""))[0].rpartition(".")[0]
+    # A weight of another module, but for an output projection beside this one: as a later block of T5 has its bias.
+    elsewhere = [
+        key for ours, (key, _) in weights.items() if name and not f"{key}.".startswith((f"{name}.", f"{output}."))
+    ]
     inside = not name or all(key.startswith(f"{name}.") for key, _ in weights.values())
     holder = name if inside else common([key.rpartition(".")[0] for key, _ in weights.values()] + [name])
     start = f"{holder}." if holder else ""
@@ -195,6 +199,11 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair], dtype: str
         body = f"{last}({inner}({given}){'[0]' if several else ''})"
     module = f"{where}, {known.variant!r}, {fields}, weights={weights}"
     module += "" if dtype is None else f", dtype={dtype!r}"
+    if elsewhere:
+        return (
+            f"{name} of b gets from outside what {elsewhere[0]} makes: wrap it in a function that gives it this, and "
+            f"assert_parity(function, {module.partition(', ')[2]})"
+        )
     if who.startswith("linen"):
         return (
             f"wrap {name} of b in a function of its weights, and assert_parity(function, {module.partition(', ')[2]})"

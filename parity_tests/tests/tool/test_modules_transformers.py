@@ -116,6 +116,8 @@ def test_attention_of_a_decoder_with_a_source_of_another_length(at: str) -> None
     assert [row.a for row in result.differences] == [at], str(result)
     assert result.finding is not None and "scale of the scores" in result.finding.causes[0].name
     if "EncDec" not in at:  # a later block of a decoder gets its bias from the first
+        table = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        assert f"{at} of b gets from outside what {table} makes: wrap it in a function" in result.advice
         return
     # What attends to a source gets one in the advice, too: the gradients of both are judged.
     with pytest.raises(ParityError, match="scale of the scores"):

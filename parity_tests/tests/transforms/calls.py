@@ -42,7 +42,7 @@ class Bench:
     """A tree's package with what is made before a transform begins: numbers and layers.
 
     Attributes:
-        at: 0 .. 3.
+        at: 0 .. 7.
         shares: a float for each of two heads, below 1.
         layers: by the name of what they show; their weights are the same bits in every tree.
     """
@@ -60,7 +60,7 @@ def bench(name: str) -> Bench:
     layers = {
         part: tree.package.build(variant, dtype="float64", **fields) for part, (variant, fields) in LAYERS.items()
     }
-    return Bench(tree.package, tree.array(np.arange(4)), tree.array(np.array([0.5, 0.25])), layers)
+    return Bench(tree.package, tree.array(np.arange(8)), tree.array(np.array([0.5, 0.25])), layers)
 
 
 class Causal:
@@ -77,7 +77,7 @@ CAUSAL = Causal()
 
 def scores(x: Any) -> Any:
     """An array `b h t s` made of `b t h k`, of as many keys as queries."""
-    return x.swapaxes(1, 2)[..., :4]
+    return x.swapaxes(1, 2)[..., : x.shape[1]]
 
 
 @call("attend")
@@ -130,7 +130,7 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 
 def with_terms(o: Bench, x: Any, **options: Any) -> Any:
     """Attention with slopes and a table of buckets."""
-    table = o.at[:, None] * o.shares
+    table = o.at[:4, None] * o.shares
     bucket_of = partial(o.package.relative_buckets, num_buckets=4, max_distance=8)
     terms = [o.package.terms.Slopes(o.shares), o.package.terms.Table(table, bucket_of)]
     return o.package.attend(x[:, :3], x, x, causal=True, terms=terms, **options)[0]
@@ -143,7 +143,7 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 
 @call("attend, pattern= with arrays, and offset=")
 def _(o: Bench, x: Any, n: Any) -> Any:
-    documents = places(o, n) // 2
+    documents = places(o, n, x.shape[1]) // 2
     pattern = patterns.Documents(documents[:, :3], documents) | patterns.Prefix(n)
     return o.package.attend(x[:, :3], x, x, pattern=pattern & patterns.Causal(), offset=n)[0]
 
@@ -216,14 +216,14 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 # Positions ------------------------------------------------------------------------------------------------------------
 
 
-def places(o: Bench, n: Any) -> Any:
+def places(o: Bench, n: Any, t: int) -> Any:
     """Positions `b t`, of which each sequence has its own first."""
-    return n[:, None] + o.at
+    return n[:, None] + o.at[:t]
 
 
-def on_two_axes(o: Bench, n: Any) -> Any:
+def on_two_axes(o: Bench, n: Any, t: int) -> Any:
     """Positions on two axes, `a b t`."""
-    return o.at[:2, None, None] + places(o, n)
+    return o.at[:2, None, None] + places(o, n, t)
 
 
 # What `rotary_angles` needs of each scaling but "dynamic", which it refuses in a compiled program.
@@ -250,7 +250,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 @call("rotate by rotary_angles")
 def _(o: Bench, x: Any, n: Any) -> Any:
     angles = o.package.rotary_angles(
-        places(o, n), 8, max_positions=8, dtype="float64", rope_scaling="longrope", **SCALINGS["longrope"]
+        places(o, n, x.shape[1]), 8, max_positions=16, dtype="float64", rope_scaling="longrope", **SCALINGS["longrope"]
     )
     return o.package.rotate(x, *angles)
 
@@ -259,7 +259,7 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 def _(o: Bench, x: Any, n: Any) -> Any:
     for kind, options in SCALINGS.items():
         angles = o.package.rotary_angles(
-            on_two_axes(o, n), 8, max_positions=8, dtype="float64", sections=(2, 2), rope_base=50.0,
+            on_two_axes(o, n, x.shape[1]), 8, max_positions=16, dtype="float64", sections=(2, 2), rope_base=50.0,
             sections_interleaved=kind == "yarn", xpos=64.0, rope_scaling=kind, **options,
         )  # fmt: skip
         x = o.package.rotate(x, *angles, layout="interleaved", inverse=kind == "linear")
@@ -268,13 +268,13 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 
 @call("rotate by positions")
 def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.rotate(x, places(o, n), max_positions=8, rope_base=50.0, xpos=64.0)
+    return o.package.rotate(x, places(o, n, x.shape[1]), max_positions=16, rope_base=50.0, xpos=64.0)
 
 
 @call("relative_buckets")
 def _(o: Bench, x: Any, n: Any) -> Any:
     both, before = (
-        o.package.relative_buckets(places(o, n) - 3, num_buckets=4, max_distance=8, bidirectional=both)
+        o.package.relative_buckets(places(o, n, x.shape[1]) - 3, num_buckets=4, max_distance=8, bidirectional=both)
         for both in (True, False)
     )
     return x * both[..., None, None] + before[..., None, None]
@@ -287,8 +287,8 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 def _(o: Bench, x: Any, n: Any) -> Any:
     q, k = x.swapaxes(1, 2), x[:, :, :1].swapaxes(1, 2)
     function = o.package.drop_in.scaled_dot_product_attention
-    masked = function(q, k, k, q[..., :4] > -1, enable_gqa=True, scale=0.5)
-    return masked, function(q[:, :, :3], q, q, is_causal=True), function(q, q, q, q[..., :4])
+    masked = function(q, k, k, q[..., : q.shape[2]] > -1, enable_gqa=True, scale=0.5)
+    return masked, function(q[:, :, :3], q, q, is_causal=True), function(q, q, q, q[..., : q.shape[2]])
 
 
 @call("drop_in.dot_product_attention")

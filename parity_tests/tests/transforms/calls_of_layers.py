@@ -56,7 +56,7 @@ def in_steps(one: Any, x: Any, positions: Any = None) -> Any:
 
 def layer(
     name: str,
-    positions: Callable[[Bench, Any], Any] | None = None,
+    positions: Callable[[Bench, Any, int], Any] | None = None,
     *,
     decodes: bool = True,
     same: str | None = None,
@@ -66,7 +66,7 @@ def layer(
 
     Args:
         name: what the table shows, which begins with the variant.
-        positions: of a bench and an integer of each sequence, the argument `positions`.
+        positions: of a bench, an integer of each sequence and how many, the argument `positions`.
         decodes: whether it has steps.
         same: the name of a call that returns the same.
         fields: as `build` takes them.
@@ -75,25 +75,25 @@ def layer(
 
     @call(name, same)
     def _(o: Bench, x: Any, n: Any) -> Any:
-        given = {} if positions is None else {"positions": positions(o, n)}
+        given = {} if positions is None else {"positions": positions(o, n, x.shape[1])}
         return o.layers[name](words(x), **given)
 
     if decodes:
 
         @call(f"{name}, in steps", same or name)
         def _(o: Bench, x: Any, n: Any) -> Any:
-            return in_steps(o.layers[name], words(x), None if positions is None else positions(o, n))
+            return in_steps(o.layers[name], words(x), None if positions is None else positions(o, n, x.shape[1]))
 
 
-def angles(o: Bench, n: Any) -> Any:
+def angles(o: Bench, n: Any, t: int) -> Any:
     """Cosines and sines of positions on one axis."""
-    return o.package.rotary_angles(places(o, n), 4, max_positions=8, dtype="float64")
+    return o.package.rotary_angles(places(o, n, t), 4, max_positions=16, dtype="float64")
 
 
-def angles_on_two_axes(o: Bench, n: Any) -> Any:
+def angles_on_two_axes(o: Bench, n: Any, t: int) -> Any:
     """Cosines and sines of positions on two axes."""
-    options: dict[str, Any] = {"sections": (1, 1), "max_positions": 8, "dtype": "float64"}
-    return o.package.rotary_angles(on_two_axes(o, n), 4, **options)
+    options: dict[str, Any] = {"sections": (1, 1), "max_positions": 16, "dtype": "float64"}
+    return o.package.rotary_angles(on_two_axes(o, n, t), 4, **options)
 
 
 def squares(x: Any) -> Any:
@@ -105,15 +105,15 @@ layer("mha, memory_keys= and output_dim=", memory_keys=3, output_dim=5, **CAUSAL
 layer("gqa, memory_keys= and num_kv_heads=", memory_keys=3, num_kv_heads=1, **CAUSAL_HEADS)
 layer("mha, normalize_over=queries", decodes=False, normalize_over="queries", **HEADS)
 layer("qk_norm, num_kv_heads= and norm=l2", num_kv_heads=1, norm="l2", **CAUSAL_HEADS)
-layer("rotary, rope_sections=", on_two_axes, rope_sections=(1, 1), max_positions=8, **CAUSAL_HEADS)
+layer("rotary, rope_sections=", on_two_axes, rope_sections=(1, 1), max_positions=16, **CAUSAL_HEADS)
 layer("rotary, positions=(cos, sin)", angles_on_two_axes, same="rotary, rope_sections=", **CAUSAL_HEADS)
-layer("rotary, rope_scaling=longrope", places, max_positions=8, **LONGROPE, **CAUSAL_HEADS)
+layer("rotary, rope_scaling=longrope", places, max_positions=16, **LONGROPE, **CAUSAL_HEADS)
 layer(
     "decoder, rope_sections_interleaved=",
     on_two_axes,
     rope_sections=(1, 1),
     rope_sections_interleaved=True,
-    max_positions=8,
+    max_positions=16,
     **CAUSAL_HEADS,
 )
 layer(
@@ -127,7 +127,7 @@ layer(
 )
 layer("decoder, temperature_growth= and chunk_size=", rope_base=None, chunk_size=3, **TEMPERATURE, **CAUSAL_HEADS)
 layer("mla, positions=(cos, sin) and use_bias=", angles, use_bias=True, **LATENT)
-layer("mla, rope_sections= and absorbed=", on_two_axes, rope_sections=(1, 1), absorbed=True, max_positions=8, **LATENT)
+layer("mla, rope_sections= and absorbed=", on_two_axes, rope_sections=(1, 1), absorbed=True, max_positions=16, **LATENT)
 layer("linear, feature_map= of one's own", feature_map=squares, num_features=4, **CAUSAL_HEADS)
 layer("linear, feature_map=exp", feature_map="exp", num_features=6, **CAUSAL_HEADS)
 layer("retention, decay= without norm and gate", decay=(0.9, 0.25), norm="none", use_gate=False, **HEADS)

@@ -58,7 +58,8 @@ def functions() -> list[str]:
     tests = import_module("parity_tests.tests.transforms.test_transforms_functions")
     titles = [title for tree, title in TREES.items() if tree in tests.TRANSFORMS]
     asked = (
-        "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. On a "
+        "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. "
+        "`dynamic` is at most two graphs for three numbers of sequences and of positions, forward and backward. On a "
         "mesh sequences are sharded: the numbers are right, and nothing moves but what sequences share, the chunks of "
         "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`). "
         "Two calls are refused where positions are traced, as their angles depend on the largest one: "

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from jax.sharding import AxisType, PartitionSpec
+from torch._dynamo import lookup_backend
 
 import attn_np
 from attn_np.contract._package import FUNCTIONS
@@ -22,16 +23,18 @@ from parity_tests.tests.everything import ROWS
 from parity_tests.tests.inputs import TREES, flat
 from parity_tests.tests.transforms.calls import CALLS, ONLY, SAME, Bench, bench
 from parity_tests.tests.transforms.calls_of_layers import STEPS, steps
+from parity_tests.tests.transforms.test_transforms_torch import UNROLLED, Counted
 
 # By tree. The calls are the rows; EXEMPT gives a (tree, transform, call) that is left out its reason.
 TRANSFORMS: dict[str, tuple[str, ...]] = {
-    "torch": ("compile", "vmap"),
+    "torch": ("compile", "dynamic", "vmap"),
     "jax": ("jit", "grad", "vmap", "shard_map", "mesh"),
 }
 EXEMPT: dict[tuple[str, str, str], str] = {
     ("torch", "vmap", name): "a cache has an axis of batch rows itself, and PyTorch writes into it" for name in STEPS
 }
 EXEMPT |= {("jax", "grad", name): "steps are asked for their outputs" for name in STEPS}
+EXEMPT |= {("torch", "dynamic", name): UNROLLED for name in CALLS if name.startswith(("recur", "gru"))}
 
 # What is asked --------------------------------------------------------------------------------------------------------
 
@@ -95,6 +98,27 @@ def test_functions_compile_into_one_graph(row: str) -> None:
     order = 4 * np.finfo(np.float64).eps if "in chunks" in row else 0.0 if exact else ROUNDINGS
     assert steps(row) or np.abs(found[1] - want[1]).max() <= order * size
     assert near(found[0], reference(row)[0], row)
+
+
+# Sequences and positions of each call of one program. In the first all sizes differ: PyTorch takes equal ones for one.
+SIZES = ((3, 5), (5, 7), (4, 6))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("row", [row for row in asked("torch") if ("torch", "dynamic", row) not in EXEMPT])
+def test_lengths_and_batches_vary(row: str) -> None:
+    """Forward and backward in at most two graphs, whatever the number of sequences and of positions."""
+    torch.compiler.reset()
+    counted, rng = Counted(lookup_backend("aot_eager")), np.random.default_rng(1)
+    compiled = torch.compile(partial(CALLS[row], bench("torch")), fullgraph=True, dynamic=True, backend=counted)
+    for b, t in SIZES:
+        x, n = torch.from_numpy(rng.normal(size=(b, t, 2, 8))), torch.arange(1, b + 1)
+        with torch.no_grad() if steps(row) else torch.enable_grad():
+            (want, dwant), (found, dfound) = (derived(row, x, n, function) for function in (None, compiled))
+        assert len(found) == len(want)
+        for a, b in zip([*found, dfound], [*want, dwant], strict=True):
+            assert b is None or np.abs(a - b).max() <= ROUNDINGS * np.abs(b).max()
+    assert counted.graphs <= 2
 
 
 @pytest.mark.parametrize("row", [row for row in asked("torch") if ("torch", "vmap", row) not in EXEMPT])
