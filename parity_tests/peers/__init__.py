@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+
+from parity_tests.ports.modules.in_float64 import InFloat64
 
 # Read when the libraries are imported: a test that asked the network for a file would fail, and Keras is one of three.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -51,30 +52,6 @@ class Peer(Protocol):
     def library(self) -> str: ...
 
     def found(self, folder: Path) -> Iterator[Found]: ...
-
-
-class InFloat64(TorchFunctionMode):
-    """PyTorch with float64 wherever code asks for float32 or bfloat16.
-
-    Models turn to float32 for norms, positions and softmax, whatever their weights are in, and Falcon to bfloat16 for
-    its slopes. What is compared is what they compute, not in which type, and in float64 an error has nowhere to hide.
-    """
-
-    def __enter__(self) -> Any:
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        torch.set_default_dtype(self.before)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.float or func is torch.Tensor.bfloat16:
-            func = torch.Tensor.double
-        args = tuple(torch.float64 if x is torch.float32 else x for x in args)
-        kwargs = {name: torch.float64 if x is torch.float32 else x for name, x in (kwargs or {}).items()}
-        return func(*args, **kwargs)
 
 
 def tokens(rng: np.random.Generator) -> dict[str, torch.Tensor]:

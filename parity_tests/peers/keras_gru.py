@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.peers import InFloat64
 from parity_tests.peers._module import Draw, Made, Module
+from parity_tests.ports.modules.in_float64 import InFloat64
 
 LAYER = "memory"
 

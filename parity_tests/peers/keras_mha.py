@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.peers import Arrays, InFloat64
+from parity_tests.peers import Arrays
 from parity_tests.peers._module import Draw, Made, Module, seen, three
+from parity_tests.ports.modules.in_float64 import InFloat64
 
 LAYER = "attention"
 

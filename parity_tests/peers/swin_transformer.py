@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity_tests.peers import InFloat64, Model
+from parity_tests.peers import Model
+from parity_tests.ports.modules.in_float64 import InFloat64
 
 # Grids of 16 x 8 patches and 8 x 4: in the second, windows of 4 x 4 fill the width, so nothing is shifted.
 SMALL: dict[str, Any] = {

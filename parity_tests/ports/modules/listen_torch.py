@@ -7,10 +7,10 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from parity_tests.bounds.error_array import widened
 from parity_tests.judge.candidates import from_torch, to_torch
+from parity_tests.ports.modules.in_float64 import InFloat64
 from parity_tests.ports.modules.known import attention_of
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import (
@@ -30,33 +30,6 @@ from parity_tests.ports.modules.sides import (
     rounded,
     with_whole,
 )
-
-SMALL = (torch.float32, torch.float16, torch.bfloat16)
-SHORT = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
-
-
-class Exact(TorchFunctionMode):
-    """PyTorch with float64 wherever code asks for a smaller type.
-
-    Models turn to float32 for norms, positions and softmax, whatever type their weights have. A comparison of meaning
-    leaves these roundings out.
-    """
-
-    def __enter__(self) -> Any:
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.set_default_dtype(self.before)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(x: Any) -> Any:
-            return torch.float64 if isinstance(x, torch.dtype) and x in SMALL else x
-
-        func = torch.Tensor.double if func in SHORT else func
-        return func(*map(wide, args), **{name: wide(x) for name, x in (kwargs or {}).items()})
 
 
 def torch_side(module: torch.nn.Module, call: Caller) -> Side:
@@ -88,7 +61,7 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
         result = Run()
         with ExitStack() as stack:
             if mode.exact:
-                stack.enter_context(Exact())
+                stack.enter_context(InFloat64())
             calls, roots = stack.enter_context(listening(copy, Turns(mode), mode.gradients))
             params = dict(copy.named_parameters())
             outputs = project(copy, call, args, kwargs, params, mode, where, result, roots)
@@ -124,7 +97,7 @@ def torch_function_side(function: Any, call: Caller, weights: bool) -> Side:
 
         with ExitStack() as stack:
             if mode.exact:
-                stack.enter_context(Exact())
+                stack.enter_context(InFloat64())
             outputs = project(called, None, args, kwargs, own, mode, "cpu", result)
         inputs = {name: widened(x) for name, x in named(args, kwargs).items()}
         result.calls = with_whole([], "function", inputs, outputs)
