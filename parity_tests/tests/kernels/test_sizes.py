@@ -68,18 +68,18 @@ def test_relative_terms_of_more_queries_than_keys(t: int) -> None:
     assert torch.autograd.grad(y.sum(), layer.w_bias)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("slope", [0.5, 40.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_weight_that_is_a_normal_number_reaches_its_value(dtype: torch.dtype) -> None:
+def test_every_weight_that_is_a_normal_number_reaches_its_value(dtype: torch.dtype, slope: float) -> None:
     """In PyTorch's backward pass, which leaves out keys and weights that are too small. All products are 0 here."""
     t, h, s = 64, 4, 6000
-    x, slopes = torch.zeros(1, s, h, 8, dtype=dtype), torch.full((h,), 0.5, dtype=dtype)
+    x, slopes = torch.zeros(1, s, h, 8, dtype=dtype), torch.full((h,), slope, dtype=dtype)
     v = x.clone().requires_grad_()
     context, _ = attn_torch.attend(x[:, -t:], x, v, terms=attn_torch.terms.Slopes(slopes))
     (dv,) = torch.autograd.grad(context.sum(), v)
-    smallest = torch.finfo(dtype).tiny
-    weights = torch.softmax(-0.5 * torch.arange(s - t + 1).double().flip(0), 0)  # of the first query
-    normal = weights > 2 * smallest
-    assert 0 < normal.sum() < len(normal)
+    weights = torch.softmax(-slope * torch.arange(s - t + 1).double().flip(0), 0)  # of the first query
+    normal = weights > 2 * torch.finfo(dtype).tiny
+    assert 1 < normal.sum() < len(normal)
     assert (dv[0, : s - t + 1][normal] > 0).all()
 
 
