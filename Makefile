@@ -57,7 +57,7 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## cells of the tables of transforms that `make test` leaves out (PART=1/3: the first of three parts)
+compiled: env  ## cells of the tables of transforms that `make test` leaves out (PART=1/6: the first of six parts)
 	$(RUN) -m pytest -n $(JOBS) -m compile --left-out --part $(PART) \
 	    $(addprefix parity_tests/tests/transforms/test_,transforms_torch.py transforms_functions.py dynamic_functions.py)
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out --part $(PART) \
@@ -68,7 +68,7 @@ SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool variants/test_pai
     house/test_pages.py mutation/test_mutants.py)
 LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled
-sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out (PART=1/3: the first of three parts)
+sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out (PART=1/6: the first of six parts)
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" --left-out --part $(PART) \
 	    $(SAMPLED) $(LONGEST:%=--ignore=%)
 
