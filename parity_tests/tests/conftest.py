@@ -11,6 +11,7 @@ from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ except ModuleNotFoundError:
 # One context of MLIR for all that is lowered. To make one for each function takes a fifth as long as to compile a small
 # one, and half of the memory is theirs.
 context: Any = mlir and cache(mlir.make_ir_context)
+
+
+@pytest.fixture(params=["numpy", "jax", "torch"])
+def tree(request: pytest.FixtureRequest) -> Any:
+    """Each of the three, a `Tree` of `inputs.py`."""
+    return import_module("parity_tests.tests.inputs").TREES[request.param]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -204,6 +204,11 @@ TREES: dict[str, Tree] = {tree.name: tree for tree in (NumPyTree(), JaxTree(), T
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
 
+def normal(*shape: int) -> np.ndarray:
+    """Normal numbers, other ones for another size."""
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
 def config_of(variant: str, example: str) -> Config:
     return contract.examples(variant)[example]
 

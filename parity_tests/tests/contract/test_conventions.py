@@ -38,11 +38,6 @@ from parity_tests.tests.inputs import (
 VARIANTS = contract.variants()
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def over(*conditions: Callable[[Config], Any], jax_examples: int = 2, skip: str = "") -> list[Any]:
     """The examples whose configs meet all conditions, in every tree: (tree, variant, example).
 

@@ -53,11 +53,6 @@ VARIANTS = contract.variants()
 ALPHA = Fraction(1, 10**9)  # how often a right draw may be called wrong
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def calls(tree: Tree, inputs: Arrays, **options: Any) -> Arrays:
     """Context, weights and gradients that `attend` of a tree gives, silent about overflow."""
     dy = upstream(inputs)

@@ -39,11 +39,6 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given(groups: int, names: str = "", queries: int = H) -> Arrays:
     """Random arrays; one query sees nothing, one key is seen by nobody, one is hidden from the first half of heads."""
     rng = np.random.default_rng(groups)

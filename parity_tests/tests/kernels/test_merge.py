@@ -40,11 +40,6 @@ WITHOUT_KEYS: dict[str, dict[str, Any]] = {
 PATHS = ("textbook", "fused", "blocks", "one block")
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def constants(tree: Tree, path: str) -> dict[str, Any]:
     """Those of the tree's kernels: blocks that fall everywhere, or PyTorch's with the whole batch in one."""
     one_block = {"SMALL_MAX_SCORES": 0} if tree.name == "torch" else {}

@@ -117,11 +117,6 @@ INPUTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], bool]] = {
 }
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given(name: str, kind: str, dtype: str = "float64", width: int = 7) -> tuple[Arrays, np.ndarray]:
     """The arrays of a function, and the gradient of its value."""
     rng, (made, along) = np.random.default_rng(width), INPUTS[kind]

@@ -25,11 +25,6 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def shown(kind: str, offset: Any, lengths: np.ndarray | None) -> np.ndarray:
     """Who sees whom, one pair at a time, `b 1 t s`."""
     found = np.zeros((B, 1, T, S), bool)

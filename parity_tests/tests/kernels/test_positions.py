@@ -37,11 +37,6 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def angles(tree: Tree, positions: np.ndarray, width: int = 8, **options: Any) -> list[np.ndarray]:
     return [tree.numpy(x) for x in tree.package.rotary_angles(tree.array(positions), width, **options)]
 

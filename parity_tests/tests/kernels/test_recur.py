@@ -37,11 +37,6 @@ EVERYWHERE = [(name, call, form) for name in ("numpy", "torch") for call in CALL
 EVERYWHERE += [("jax", *case) for case in IN_JAX]
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given(call: str) -> tuple[dict[str, Any], Arrays]:
     """The rule of a call and its arrays: keys of length 1, and a decay of 0 where positions have their own."""
     rule, names = CALLS[call]

@@ -23,11 +23,6 @@ from parity_tests.tests.witness import ratio
 ALPHAS = (1, 1.0625, 1.25, 1.5, 1.75, 2, 2.0625, 3.0, 6, 20)
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given(dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scores, who may be seen, and a gradient; one row sees nothing, one a single key, one equal scores."""
     rng = np.random.default_rng(11)

@@ -22,11 +22,6 @@ KINDS = {"usual": 1.0, "close": 2.0**-10, "far": 30.0, "equal": 0.0}
 MAPS = ("sparsemax", "entmax15")
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given(kind: str, dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scores, who may be seen, and a gradient; one row sees nothing, one a single key."""
     rng = np.random.default_rng(len(kind))

@@ -17,11 +17,6 @@ from parity_tests.tests.witness import cotangent, ratio, torch_gradients
 T, S = 5, 7
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def given() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(4)
     shapes = {"q": (B, T, H, WIDTH), "k": (B, S, 2, WIDTH), "v": (B, S, 2, WIDTH), "table": (6, 1)}

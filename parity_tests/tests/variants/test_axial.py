@@ -11,14 +11,8 @@ from attn_np.contract import mha
 from attn_np.contract.axial import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, heads_by_hand, layer_of, ratio, weights_of
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from section 3.1 of the paper --------------------------------------------------------------------------
 

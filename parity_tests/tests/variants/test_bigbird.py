@@ -11,7 +11,7 @@ import torch
 from attn_np.contract import chunked, mha
 from attn_np.contract.bigbird import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     disagreement,
@@ -22,12 +22,6 @@ from parity_tests.tests.witness import (
     stacked,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from section 2 of the paper ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from attn_np.contract import chunked, mha
 from attn_np.contract.block_sparse import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -22,12 +22,6 @@ from parity_tests.tests.witness import (
     stacked,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from equations 2 to 6 of the paper ---------------------------------------------------------------------
 

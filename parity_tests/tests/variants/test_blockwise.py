@@ -12,18 +12,8 @@ from attn_np.contract import dot_product
 from attn_np.contract.blockwise import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.witness import bounded, cotangent, disagreement, layer_of, ratio, stacked, torch_gradients
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops: algorithm 3 of Milakov and Gimelshein, one key at a time -----------------------------------------------
 

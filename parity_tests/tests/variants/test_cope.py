@@ -13,7 +13,7 @@ from attn_np.contract import mha, shaw
 from attn_np.contract.cope import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -25,12 +25,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from section 4 of the paper ----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from attn_np.contract import Config as AnyConfig
 from attn_np.contract import gqa, rotary
 from attn_np.contract.decoder import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_rotary import published, turned
 from parity_tests.tests.witness import (
     bounded,
@@ -24,16 +24,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,6 @@ from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, ste
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
 
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from attn_np.contract.differential import EXAMPLES, Config
 from parity_tests.judge import kernels
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.kernels.test_rows import ratios
 from parity_tests.tests.variants.test_mha import projected, sees
 from parity_tests.tests.witness import (
@@ -31,10 +31,6 @@ from parity_tests.tests.witness import (
 @pytest.fixture(params=["numpy", "torch"])
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 # Scalar loops, from equations 1 to 3 of the paper ---------------------------------------------------------------------

@@ -22,12 +22,6 @@ from parity_tests.tests.witness import (
     weights_of,
 )
 
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import torch
 from attn_np.contract import mha
 from attn_np.contract.disentangled import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -24,12 +24,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from equations 2 to 4 ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np.contract.dot_product import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -24,16 +24,6 @@ from parity_tests.tests.witness import (
     stacked,
     torch_gradients,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops from the formula ----------------------------------------------------------------------------------------
 

@@ -8,18 +8,8 @@ import pytest
 from attn_np import contract
 from attn_np.contract.entmax15 import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import bounded, disagreement, each_row, layer_of, of_heads, ratio, stacked, weights_of
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops: the threshold by bisection -----------------------------------------------------------------------------
 

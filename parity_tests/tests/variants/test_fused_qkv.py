@@ -9,7 +9,7 @@ import torch
 from attn_np.contract import mha, self_attention
 from attn_np.contract.fused_qkv import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.variants.test_mha import head
 from parity_tests.tests.witness import (
     bounded,
@@ -22,16 +22,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_np.contract import mha
 from attn_np.contract.gated import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_mha import head, projected, within
 from parity_tests.tests.witness import (
     bounded,
@@ -32,10 +32,6 @@ GATES = ("element", "head")
 @pytest.fixture(params=["numpy", "torch"])
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 # Scalar loops, from equation 5 of the paper ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_np.contract import mha
 from attn_np.contract.gqa import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_mha import head, projected, within
 from parity_tests.tests.witness import (
     bounded,
@@ -29,10 +29,6 @@ from parity_tests.tests.witness import (
 @pytest.fixture(params=["numpy", "torch"])
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 # Scalar loops, from section 2.2 of the paper --------------------------------------------------------------------------

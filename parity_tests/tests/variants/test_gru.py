@@ -16,18 +16,8 @@ from attn_np.contract.gru import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.cases import Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, weights_of
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops from the equations --------------------------------------------------------------------------------------
 

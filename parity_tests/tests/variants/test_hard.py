@@ -10,7 +10,7 @@ from torch.nn import functional
 from attn_np.contract.hard import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import DEVIATIONS
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -22,16 +22,6 @@ from parity_tests.tests.witness import (
     stacked,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 

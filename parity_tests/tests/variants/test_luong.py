@@ -13,7 +13,7 @@ from attn_np.contract import Config as AnyConfig
 from attn_np.contract import additive, dot_product
 from attn_np.contract.luong import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree, first_difference
+from parity_tests.tests.inputs import TREES, Arrays, Tree, first_difference, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -25,16 +25,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops from the paper's three scores and two windows -----------------------------------------------------------
 

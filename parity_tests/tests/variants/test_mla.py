@@ -12,7 +12,7 @@ from attn_np.contract import rotary
 from attn_np.contract.mla import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_rotary import published, turned
 from parity_tests.tests.witness import (
     bounded,
@@ -25,16 +25,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops, from equations 37 to 47 --------------------------------------------------------------------------------
 

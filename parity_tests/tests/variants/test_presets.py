@@ -20,11 +20,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PRESETS = contract.presets()
 
 
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
 def others(name: str) -> dict[str, Any]:
     """Values of the fields that the preset leaves open, from the variant's first example."""
     variant, preset = PRESETS[name]

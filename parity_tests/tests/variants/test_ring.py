@@ -13,18 +13,8 @@ from attn_np.contract import blockwise, dot_product
 from attn_np.contract.ring import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.witness import bounded, cotangent, disagreement, layer_of, ratio, stacked, torch_gradients
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops: algorithm 1 of the paper, place by place and step by step ----------------------------------------------
 

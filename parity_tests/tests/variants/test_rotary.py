@@ -19,7 +19,7 @@ from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.mistakes import TREES as PACKAGES
-from parity_tests.tests.inputs import TREES, Arrays, Tree, same
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal, same
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -31,16 +31,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops, from section 3.2 of the paper --------------------------------------------------------------------------
 

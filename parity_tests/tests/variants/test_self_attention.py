@@ -12,7 +12,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from attn_np.contract import mha
 from attn_np.contract.self_attention import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -24,15 +24,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 def padding(lengths: list[int], t: int) -> np.ndarray:

@@ -18,22 +18,13 @@ from attn_np.contract.seq2seq import EXAMPLES, Config, RecurrentDecoderConfig
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_gru import step
 from parity_tests.tests.witness import bounded, cotangent, disagreement, layer_of, ratio, torch_gradients, weights_of
 
 SMALL = Config(input_dim=3, hidden_dim=5, num_layers=2, output_dim=2)
 FREE = replace(SMALL, output_dim=None)
 WORDS = Config(input_dim=3, hidden_dim=5, num_layers=2, vocab_size=7)
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 def tokens(*shape: int) -> np.ndarray:

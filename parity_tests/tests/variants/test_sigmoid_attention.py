@@ -10,7 +10,7 @@ import torch
 
 from attn_np.contract.sigmoid_attention import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -23,16 +23,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops: 1 / (1 + exp(-(e + b))) --------------------------------------------------------------------------------
 

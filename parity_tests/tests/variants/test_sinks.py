@@ -12,7 +12,7 @@ from attn_np import contract
 from attn_np.contract import mha
 from attn_np.contract.sinks import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -25,16 +25,6 @@ from parity_tests.tests.witness import (
     torch_gradients,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
 
 # Scalar loops: exp(e) / (exp(sink) + sum exp(e)) ----------------------------------------------------------------------
 

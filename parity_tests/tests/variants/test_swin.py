@@ -10,7 +10,7 @@ import pytest
 from attn_np.contract import mha
 from attn_np.contract.swin import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -22,12 +22,6 @@ from parity_tests.tests.witness import (
     stacked,
     weights_of,
 )
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 # Scalar loops, from equation 4 and figure 4 of the paper --------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from attn_np.contract import mha
 from attn_np.contract.talking_heads import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_mha import projected, sees, within
 from parity_tests.tests.witness import (
     bounded,
@@ -27,10 +27,6 @@ from parity_tests.tests.witness import (
 @pytest.fixture(params=["numpy", "torch"])
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
 # Scalar loops, from the einsums of section 4 of the paper -------------------------------------------------------------
