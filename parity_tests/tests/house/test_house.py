@@ -622,16 +622,16 @@ def test_generated_files_are_fresh() -> None:
 def test_a_stale_file_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    for package in PACKAGES:
-        (tmp_path / package).mkdir()
+    for folder in (*PACKAGES, "attn_np/contract"):
+        (tmp_path / folder).mkdir()
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "twins", lambda: {tmp_path / "attn_jax" / "mha.py": "a twin\n"})
     assert generate.main(["--check"]) == 1
-    assert capsys.readouterr().out.count(f"run `{generate.COMMAND}`") == 4
+    assert capsys.readouterr().out.count(f"run `{generate.COMMAND}`") == 5
     assert not list(tmp_path.rglob("*.pyi"))
     assert generate.main([]) == 0
     stub = tmp_path / "attn_np" / "__init__.pyi"
-    stub.write_text(stub.read_text().replace("int = 0", "int = 1"))
+    stub.write_text(stub.read_text().replace("seed: int | None = 0", "seed: int | None = 1"))
     assert list(generate.stale(generate.stubs_and_tables())) == [stub]
     assert generate.main(["--frobnicate"]) == 2
 
