@@ -21,8 +21,8 @@ MUTANTS = (
     causal(
         "offset from all keys in place of those in sight",
         "count the keys that each query sees, not the length of the batch or the cache",
-        "ones = where(visible, where(visible, 1.0, scores), 0.0)",
-        "ones = where(visible, where(visible, 1.0, scores), zeros(scores.shape, scores) + 1.0)",
+        "visible = where(broadcast_mask(allowed, scores.shape, scores), one, 0.0)",
+        "visible = where(broadcast_mask(allowed, scores.shape, scores), one, 1.0)",
     ),
     causal(
         "hidden keys weigh half",
