@@ -71,11 +71,12 @@ def main(
             result: Any = assert_parity(target, variant, settings, **options)
     except ParityError as error:
         result = error
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        raise refused(error, main) from None
-    except Exception as error:  # whatever the candidate raises is no verdict on it
-        traceback.print_exc()
-        raise refused(ValueError(raised(candidate, error)), main) from None
+    except Exception as error:
+        # What the candidate raises is no verdict on it; its lines and what it was called with help.
+        if getattr(error, "__notes__", ()) or not isinstance(error, ValueError | TypeError | ImportError | OSError):
+            traceback.print_exc()
+            error = ValueError(raised(candidate, error))
+        raise refused(error, main, **IN_NAMES) from None
     agrees = not isinstance(result, ParityError)
     if json is not None:
         result.to_json(json)
@@ -87,6 +88,11 @@ def main(
     console.print(f"{word} {escape(str(result))}", soft_wrap=True)
     say_written(json, html)
     raise typer.Exit(0 if agrees else 1)
+
+
+# What `--names` holds, as errors should call it.
+IN_NAMES = {name: f"{name} in the JSON of --names" for name in ("arguments", "outputs", "taps")}
+IN_NAMES["weights"] = "--weights (a layout's name) or weights in the JSON of --names"
 
 
 def raised(candidate: str, error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer, is_number
+from attn_np.contract._rotary import SCALING_FIELDS
 
 UNKNOWN = "?"  # is no word of any field
 
@@ -37,9 +38,14 @@ def alternatives(config: Config) -> tuple[Alternative, ...]:
     for entry in fields(config):
         for value in other_values(getattr(config, entry.name), default_of(entry), known.get(entry.name, ())):
             other = changed(config, {entry.name: value})
-            if other is None or not other.shapes().items() <= shapes.items() or other.meaning() == meaning:
+            if other is None or not other.shapes().items() <= shapes.items():
                 continue
-            found.setdefault(f"{entry.name} {other.meaning()}", Alternative(entry.name, value, other))
+            # A scaling may turn the few pairs of a narrow head alike, and those of the model's own heads not.
+            scales = entry.name in SCALING_FIELDS and getattr(config, entry.name) is not None
+            if other.meaning() != meaning or (scales and "frequencies" in meaning):
+                found.setdefault(
+                    f"{entry.name} {value if scales else other.meaning()}", Alternative(entry.name, value, other)
+                )
     return tuple(found.values())
 
 

@@ -87,7 +87,8 @@ def assert_parity(
         calls: which of "plain", "full", "shared" and "self" (see `parity_tests.judge.cases.Case`).
         empty_rows: whether masks hide every key from some query. The reference gives 0 there, a plain softmax NaN or
             the mean of the values: False leaves such masks out.
-        length: of the sequence, the axis t; by default a few positions, and more where they show more of the config.
+        length: of the sequence, the axis t; keys of another sequence are two more. By default a few positions, and
+            more where they show more of the config.
         sizes: of the axes that the config leaves open, by letter, such as `{"t": 8, "s": 16}` for an implementation
             that needs lengths divisible by 8. With `length` or `sizes` no other length is judged.
         batch: how many sequences; 2 by default.

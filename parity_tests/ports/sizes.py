@@ -27,6 +27,8 @@ def asked_sizes(
         if count is not None and letter in asked:
             raise ValueError(f"{who}: expected {name}= or sizes= of {letter}, got both; leave one of them out")
         asked |= {} if count is None else {letter: count}
+    if length is not None and "s" in letters and is_integer(length):  # the keys come along, and are not as many
+        asked.setdefault("s", length + 2)
     for letter, count in asked.items():
         if letter not in letters:
             raise ValueError(

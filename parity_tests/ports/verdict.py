@@ -113,10 +113,19 @@ class Verdict(Reported):
             f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
             f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
             + "; with ".join(
-                ", ".join(trace.drawn.inputs) + ("" if name == trace.case.call else f" of {name}")
+                ", ".join(trace.drawn.inputs) + (sizes_of(trace) if name == trace.case.call else f" of {name}")
                 for name, trace in self.traces.items()
             )
         )
+
+
+def sizes_of(trace: Trace) -> str:
+    """The sizes of a call that the config leaves open, but for the batch: " (t=5, s=7)"."""
+    config, inputs = trace.case.config, trace.drawn.inputs
+    letters = ((config.arguments()[name].axes.split(), x.shape) for name, x in inputs.items())
+    found = {letter: n for axes, shape in letters for letter, n in zip(axes, shape, strict=False)}
+    told = [f"{x}={n}" for x, n in found.items() if x not in config.sizes() and x in ("t", "s")]
+    return f" ({', '.join(told)})" if told else ""
 
 
 class UntestedError(ParityError):

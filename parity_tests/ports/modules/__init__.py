@@ -71,6 +71,10 @@ def compare_modules(
     if weights not in ("copy", None):
         raise ValueError(f"compare_modules: expected weights= 'copy' or None, got {weights!r}; choose one")
     for module, other_module in ((a, b), (b, a)):
+        if isinstance(module, type):
+            raise TypeError(
+                f"compare_modules: expected a module, got the class {module.__name__}; build one of it first"
+            )
         refuse_zero_key("compare_modules", module, tuple(variants_in(other_module)))
     one, other = (
         side_of(module, call, framework, weights == "copy" and module is b, inputs)

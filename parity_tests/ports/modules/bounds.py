@@ -24,7 +24,8 @@ at least its standard deviation, and 10.6 times it is what $2^{40}$ normally dis
 probability of $2^{-40}$.
 
 *Precision.* A float32 side whose error is $2^{6.5}$ times that of the other, and of one rounding, is less precise: half
-way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16.
+way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16. Nothing is said of arrays that
+are 0 but for what does not cancel, such as the gradient of the scores of a single key.
 """
 
 from dataclasses import dataclass, replace
@@ -76,6 +77,11 @@ class Measure:
     @property
     def rounding(self) -> float:
         return UNIT[self.dtype] * max((largest(hidden(x)) for (x,) in blocks(self.exact)), default=0.0)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether errors of the own type are larger than all numbers: these are 0 but for what does not cancel."""
+        return self.error * UNIT[self.dtype] > self.rounding
 
     @property
     def bound(self) -> float:
@@ -172,7 +178,8 @@ def distance(a: Measure, b: Measure) -> Distance:
     errors, own = (a.error, b.error), None if isinstance(a, Known) else gap(a.own, b.own)
     whose = None
     if a.dtype == b.dtype == "float32":
-        whose = next((name for name, x, y in (("a", a, b), ("b", b, a)) if x.error > LESS_PRECISE * y.error), None)
+        sides = ("a", a, b), ("b", b, a)
+        whose = next((n for n, x, y in sides if LESS_PRECISE * y.error < x.error and not x.is_rounding), None)
     return Distance(gap(a.exact, b.exact), a.bound + b.bound, own, errors, whose)
 
 

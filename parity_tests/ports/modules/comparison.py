@@ -29,6 +29,7 @@ class ModuleComparison(Reported):
         finding: where the first difference is attention that is known here: what is wrong with it.
         cause: what the first difference's own code computes on each side, in words; "" where that is not known.
         advice: what to do next, in words.
+        nan_share: how much of the outputs is NaN on both sides, which says nothing; below 1.
     """
 
     a: Recording
@@ -41,6 +42,7 @@ class ModuleComparison(Reported):
     finding: Finding | None = None
     cause: str = ""
     advice: str = ""
+    nan_share: float = 0.0
 
     @property
     def unmatched_weights(self) -> list[str]:
@@ -179,6 +181,8 @@ def unseen(result: ModuleComparison) -> Iterator[str]:
     for side, recording in (("a", result.a), ("b", result.b)):
         if recording.never_called:
             yield f"  never called in {side}, so seen only in what contains them: {some(recording.never_called)}"
+    if result.nan_share:
+        yield f"  {result.nan_share:.0%} of the outputs are NaN on both sides, which says nothing"
     tokens = result.a.tokens
     if tokens is not None:
         yield f"  compared on {int(tokens.sum())} tokens of {counted(tokens.size, 'position')}: the others are padding"

@@ -35,11 +35,11 @@ from parity_tests.ports.modules.sides import (
 def torch_side(module: torch.nn.Module, call: Caller) -> Side:
     """A module: every run is of a copy with the weights given."""
     state = {name: x for name, x in module.state_dict().items() if x.is_floating_point()}
+    if any(x.is_meta for x in (*state.values(), *module.buffers())):
+        raise ValueError("compare_modules: expected weights, got a module on the device meta; load them first")
     buffers = {n: from_torch(x) for n, x in module.named_buffers() if n not in state and x.is_floating_point()}
     constants = {name: x for name, x in buffers.items() if rounded(x).any()}
     params = [x.dtype for x in module.parameters() if x.is_floating_point()]
-    if any(x.is_meta for x in state.values()):
-        raise ValueError("compare_modules: expected weights, got a module on the device meta; load them first")
     where: Any = next((x.device for x in state.values()), "cpu")
 
     def run(args: Any, kwargs: Any, weights: Arrays, mode: Mode) -> Run:

@@ -19,6 +19,14 @@ from parity_tests.ports.modules.rows import Lookup, Row, first_outputs, gradient
 Local = Callable[..., tuple[tuple[Run, Run | None], tuple[Run, Run | None]]]
 
 
+def nan_share(a: Recording, b: Recording) -> float:
+    """How much of the outputs is NaN on both sides: it equals itself, and says nothing. From 0 to 1."""
+    ends = [[x for x in side.exact.calls[-1].outputs.values() if x.dtype.kind == "f"] for side in (a, b)]
+    alike = [(x, y) for x, y in zip(*ends, strict=False) if x.shape == y.shape and x.size]
+    both = sum(int(np.sum(np.isnan(x) & np.isnan(y))) for x, y in alike)
+    return both / max(1, sum(x.size for x, _ in alike))
+
+
 def compare_recordings(a: Recording, b: Recording, names: Names = None, local: Local | None = None) -> ModuleComparison:
     """Match the submodules of two recordings, and walk them in the order in which they were called.
 
@@ -37,6 +45,11 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None, local: L
     if not np.array_equal(masks[0], masks[1]):
         raise ValueError("compare_modules: expected equal tokens on both sides, got two masks of padding; record anew")
     refuse_unused(a, b, names)
+    if (share := nan_share(a, b)) == 1:
+        raise ValueError(
+            "compare_modules: expected numbers to compare, got outputs that are NaN everywhere on both sides; "
+            "give inputs without NaN, and masks that leave each query a key"
+        )
     sides = Lookup(a), Lookup(b)
 
     def same(i: int, j: int) -> bool:
@@ -63,7 +76,7 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None, local: L
             row.verdict = "elsewhere" if row.verdict == "differs" else row.verdict
     if local is not None:
         refine(rows, sides, local)
-    result = ModuleComparison(a, b, names, rows, list(gradients(a, b, names)), only_a, only_b)
+    result = ModuleComparison(a, b, names, rows, list(gradients(a, b, names)), only_a, only_b, nan_share=share)
     if any(row.places[0] >= 0 for row in result.differences):
         for row in result.gradients:  # where the outputs differ, gradients follow
             row.verdict = "agrees" if row.output.ok else "follows"

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch import nn
 
+import attn_jax
+import attn_torch
 from parity_tests import compare_modules, compare_recordings, load_modules, record_modules
 from parity_tests.ports.modules.comparison import inside_of
 from parity_tests.ports.modules.match import by_weights
@@ -244,3 +247,46 @@ def test_results_of_other_shapes_are_told() -> None:
     assert result.agree and words in str(result)
     assert result.as_dict()["submodules"][0]["not_compared"] == "1 (3, 2, 5, 5) in a, 1 (3, 5, 5) in b"
     assert "not compared" not in str(compare_modules(Weighing(True), Weighing(True), (x,)))
+
+
+# What says nothing ----------------------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    def __init__(self, package: Any) -> None:
+        super().__init__()
+        self.inner = package.build("decoder", d_model=12, num_heads=2)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class FlaxHolder(nnx.Module):
+    def __init__(self) -> None:
+        self.inner = attn_jax.build("decoder", d_model=12, num_heads=2)
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_outputs_that_are_nan_on_both_sides_are_no_agreement() -> None:
+    x = hidden(2, 5, 12)
+    x[0] = np.nan
+    result = compare_modules(Holder(attn_torch), Holder(attn_torch), (x,))
+    assert "50% of the outputs are NaN on both sides, which says nothing" in str(result)
+    with pytest.raises(ValueError, match="expected numbers to compare, got outputs that are NaN everywhere on both"):
+        compare_modules(Holder(attn_torch), nn.Linear(12, 12), (x[:1],), weights=None)
+
+
+def test_gradients_that_are_0_but_for_roundings_are_not_less_precise() -> None:
+    """One query with one key: the scores have no gradient, which one side computes as 0 and another nearly."""
+    result = compare_modules(Holder(attn_torch), FlaxHolder(), (hidden(1, 1, 12),))
+    assert result.agree, str(result)
+
+
+def test_what_is_no_module_with_weights_is_refused() -> None:
+    x = hidden(2, 4)
+    with pytest.raises(TypeError, match=r"compare_modules: expected a module, got the class Linear; build one of it"):
+        compare_modules(nn.Linear, nn.Linear, (x,))
+    with pytest.raises(ValueError, match="expected weights, got a module on the device meta; load them first"):
+        compare_modules(nn.Linear(4, 4, device="meta"), nn.Linear(4, 4), (x,))

@@ -249,7 +249,8 @@ def test_judge_takes_a_length_and_is_strict(in_folder: Path) -> None:
     words = ("own_ports:port", "window=(4095, null)", "--calls", "plain", "--json", "a.json")
     code, told = judged(*words, "--length", "7", variant="dot_product")
     rows = strict((in_folder / "a.json").read_text("utf-8"))["cases"]
-    assert code == 0 and {row["elements"] % 7 for row in rows} == {0} and "from None" in told
+    assert code == 0 and "from None" in told
+    assert {row["elements"] % 7 for row in rows} == {0}
     code, told = judged(*words, "--overwrite", "--length", "7", "--strict", variant="dot_product")
     assert code == 1 and "LEFT OPEN" in told and "DIFFERS" not in told and "worst error / bound" in told
     written = strict((in_folder / "a.json").read_text("utf-8"))
@@ -291,6 +292,23 @@ def test_judge_makes_a_module_of_its_class(in_folder: Path) -> None:
         code, told = judged(name, *fields, "--calls", "plain", variant="self_attention")
         assert code == 0, told
     assert judged("own_ports:Own", variant="self_attention")[0] == 2
+
+
+def test_judge_says_where_names_go_and_what_a_candidate_raises(in_folder: Path) -> None:
+    """Also where that is an error of a kind that our own refusals are of."""
+    (in_folder / "own_ports.py").write_text(
+        "import torch\n\nclass Own(torch.nn.Module):\n"
+        "    def __init__(self, d_model, window):\n"
+        "        super().__init__()\n"
+        "        self.odd, self.window = torch.nn.Linear(d_model, 2), window\n"
+        "    def forward(self, query):\n        return self.odd(query)\n\n"
+        "def port(query, key, value):\n    return query < (3, None)\n",
+        "utf-8",
+    )
+    code, told = judged("own_ports:Own", "d_model=7", "window=(3, null)", variant="self_attention")
+    assert code == 2 and "or weights in the JSON of --names" in told, told
+    code, told = judged("own_ports:port", "window=(3, null)", variant="dot_product")
+    assert code == 2 and "own_ports:port: expected a call without an error, got" in told, told
 
 
 def test_judge_reads_values() -> None:
