@@ -65,7 +65,9 @@ def assert_parity(
     runs with every field of the config off, at its default, halved, doubled and one more (words and flags: every other
     one), where this means something else and the weights fit. Where some of these move no number beyond its bound, or
     entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
-    too. What then is not told apart stands in the verdict's `untested`.
+    too. What then is not told apart stands in the verdict's `untested`. Inputs are normal numbers of the size of 1:
+    what large scores alone show, such as a softmax without its largest score subtracted, or a cap on scores that a
+    finite number has hidden before, is not looked at.
 
     A bound that is wider than its array would let any number pass. Where most bounds of an array are, or zeros in its
     place would be within them, as the gradients of a long recurrence, the candidate is judged on a shorter sequence,
