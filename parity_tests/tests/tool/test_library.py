@@ -899,7 +899,7 @@ def test_a_rounding_is_called_one() -> None:
 
 
 def test_the_verdict_says_how_it_was_called() -> None:
-    assert "called with query (t=7); with query, mask (t=7)" in str(judge(own()))
+    assert "called with query (t=5); with query, mask (t=5, s=5)" in str(judge(own()))
 
 
 RMS = {"d_model": 8, "num_heads": 2, "norm": "rms", "qkv_bias": False, "output_bias": False}
