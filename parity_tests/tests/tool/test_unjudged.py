@@ -188,8 +188,8 @@ def test_what_says_little() -> None:
 
 
 EXAMPLES = [(variant, name) for variant in contract.variants() for name in contract.examples(variant)]
-# Not in float32 on any sequence: three layers read and three write.
-LOOSE_IN_FLOAT32 = {("seq2seq", "words")}
+# Not in float32 on any sequence: three layers read and three write; a grid has one size.
+LOOSE_IN_FLOAT32 = {("seq2seq", "words"), ("axial", "wide")}
 
 
 @pytest.mark.parametrize(("variant", "name"), EXAMPLES)

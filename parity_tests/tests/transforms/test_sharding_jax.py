@@ -418,8 +418,10 @@ def test_rows_in_blocks_stay_where_they_are(row: str, results: Results) -> None:
     assert set(found["backward"]) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"], found
     assert found["ratio"] <= 1, found
-    alike = [other for name, other in results.items() if name.startswith(f"{kind}/in blocks/{variant}/")]
-    assert any(other.get("loops") for other in alike), "none of its calls takes several blocks"
+    alike = [name for name in block_rows() if name.startswith(f"{kind}/in blocks/{variant}/")]
+    computed = [results[name] for name in alike if name in results]
+    # Not where a part of the tables is asked, which may hold none that does.
+    assert 2 * len(computed) < len(alike) or any(other.get("loops") for other in computed), "none takes several blocks"
 
 
 @rows(position_rows())
