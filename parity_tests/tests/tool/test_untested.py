@@ -313,9 +313,9 @@ def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], error: type[E
 def test_a_length_is_that_of_the_keys_too() -> None:
     """Two more, so that the two are told apart; and the verdict says how many there were."""
     layer = attn_numpy("mha")
-    verdict = assert_parity(layer, "mha", **D, length=9)
+    verdict = assert_parity(layer, "mha", D, length=9)
     assert "with query, key, value, mask, bias, keep (t=9, s=11)" in str(verdict)
-    assert "(t=9, s=4)" in str(assert_parity(layer, "mha", **D, length=9, sizes={"s": 4}))
+    assert "(t=9, s=4)" in str(assert_parity(layer, "mha", D, length=9, sizes={"s": 4}))
 
 
 def test_what_a_narrow_head_turns_alike_is_named() -> None:
@@ -323,7 +323,7 @@ def test_what_a_narrow_head_turns_alike_is_named() -> None:
     fields: dict[str, Any] = {"d_model": 24, "num_heads": 4, "rope_base": 5e5, "rope_scaling": "llama3"}
     fields |= {"rope_scaling_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     fields |= {"original_max_positions": 8192}
-    verdict = assert_parity(attn_numpy("decoder", **fields | {"original_max_positions": 4096}), "decoder", **fields)
+    verdict = assert_parity(attn_numpy("decoder", **fields | {"original_max_positions": 4096}), "decoder", fields)
     (found,) = (x for x in verdict.untested if x.name == "original_max_positions")
     assert 4096 in found.alike
 
