@@ -15,7 +15,7 @@ from flax import nnx
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, under_prefix
-from attn_np.contract._call import call_error, config_of
+from attn_np.contract._call import CALL_DOC, call_error, config_of, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -44,8 +44,10 @@ class UncompiledMethod:
 def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's call that first casts float arrays to the layer's dtype, if its user has set one.
 
-    It says what to write instead of arguments that the call does not have.
+    It says what to write instead of arguments that the call does not have, and has a full signature.
     """
+    full = spelled_out(call)
+    known = tuple(full.parameters)
 
     def cast(x: Any, dtype: str) -> Any:
         floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES
@@ -57,13 +59,17 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
             inputs = tuple(cast(x, self.dtype) for x in inputs)
             options = {name: cast(x, self.dtype) for name, x in options.items()}
         try:
+            for name in options:
+                if name not in known:
+                    raise TypeError(name)
             return call(self, *inputs, **options)
         except TypeError:
-            error = call_error(self.config, call, inputs, options)
+            error = call_error(self.config, cast_and_call, inputs, options)
             if error is None:
                 raise
         raise error
 
+    cast_and_call.__signature__, cast_and_call.__doc__ = full, call.__doc__ or CALL_DOC
     return cast_and_call
 
 

@@ -6,6 +6,7 @@ from attn_jax._decode import DecodeStep
 from attn_jax._masks import attention_mask, hide_neg_inf, zero_unseen
 from attn_jax._ops import Array, Tape, broadcast_to, concatenate, record, upcast, zeros
 from attn_np.contract._band import Limits
+from attn_np.contract._patterns import Pattern
 
 
 def append_memory(x: Array, memory: Array, factor: float = 1.0) -> Array:
@@ -22,8 +23,8 @@ def append_memory_entries(x: Array | None, s: int, memory: Array) -> Array | Non
 
 
 def with_memory(
-    memory_k: Array | None,
-    memory_v: Array | None,
+    memory_k: Array,
+    memory_v: Array,
     q: Array,
     k: Array,
     v: Array,
@@ -32,20 +33,19 @@ def with_memory(
     bias: Array | None,
     causal: bool,
     window: Limits | None,
+    pattern: Pattern | None,
+    step: DecodeStep | None,
     keep: Array | None,
     rate: float,
-    step: DecodeStep | None,
     tape: Tape,
+    **others: Any,
 ) -> tuple[Array, Array, Array, dict[str, Any]]:
     """The arguments of `attend`, q, k, v and the rest, with learned keys `m g k` and values `m g v` behind the call's.
 
-    Without a memory they are returned unchanged. With one, causality, window and step have become part of the mask.
+    Causality, window, pattern and step are about the keys of the call alone, and become part of the mask.
     """
-    masking = {"causal": causal, "window": window, "step": step}
-    if memory_k is None or memory_v is None:
-        return q, k, v, {"mask": mask, "bias": bias, "keep": keep, "rate": rate, **masking}
-    # Causality and window are about the keys of the call alone.
     s = k.shape[1]
+    masking: Any = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     mask = attention_mask(mask, q.shape[1], s, like=q, **masking)
     q = zero_unseen("bhts->bthk", hide_neg_inf(mask, bias), q) if s else zeros(q.shape, q)
     mask, keep = append_memory_entries(mask, s, memory_k), append_memory_entries(keep, s, memory_k)
@@ -53,5 +53,5 @@ def with_memory(
     # The memory's weights are never dropped, but divided by 1 - rate as all kept ones: its values, times 1 - rate, undo
     # that.
     factor = 1.0 if keep is None else 1.0 - rate
-    options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate}
+    options = {"mask": mask, "bias": bias, "keep": keep, "rate": rate, "tape": tape} | others
     return q, append_memory(k, memory_k), append_memory(v, memory_v, factor), options

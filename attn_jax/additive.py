@@ -1,12 +1,13 @@
 """Additive attention: a small network with one hidden layer scores each pair of a query and a key."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_neg_inf, zero_unseen_inputs
-from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
-from attn_jax._rows import attend_in_row_blocks
+from jaxtyping import Float
+
+from attn_jax._call import AttentionCall, RowOptions
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide_neg_inf
+from attn_jax._ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
 from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
 
@@ -23,31 +24,19 @@ class AdditiveAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s v"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        masking = {"causal": c.causal, "step": step}
-        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
-        k, v = append(step, k=k, v=value)
         # A softmax over the queries needs all rows at once. A block holds b t s e numbers. It may have one row: no
         # matrix product gains from more.
-        context, probs = attend_in_row_blocks(
-            self.attend_rows, tape, q, k, v, mask=mask, **masking, return_weights=return_weights,
-            implementation="auto" if c.normalize_over == "keys" else "textbook", scores_per_pair=sizes["e"], min_rows=1,
-            bias=bias, keep=keep,
+        context = call.attend_in_rows(
+            self.attend_rows, q, k, value, scores_per_pair=call.sizes["e"], min_rows=1,
+            implementation="auto" if c.normalize_over == "keys" else "textbook",
         )  # fmt: skip
-        y = record(tape, y=context)
-        return cast_output(dtype, y, probs, return_weights)
+        return call.end(context)
 
     def attend_rows(
         self,

@@ -1,12 +1,12 @@
 """Attention with linear biases (ALiBi): a score falls with the distance between query and key."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
+from jaxtyping import Float
+
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Array, cast_like, constants, linear, record
 from attn_np.contract.alibi import Config
 
 
@@ -22,39 +22,17 @@ class AlibiAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        c, call = self.config, AttentionCall(self, query, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias = record(tape, caller_bias=upcast(bias))
 
         def relative_bias_fn(relative_position: Array) -> Array:
-            distance = to_dtype(abs(relative_position), dtype_name(q))
+            distance = cast_like(abs(relative_position), q)
             # h 1 1 times b 1 t s, or times 1 1 1 n by diagonal
-            return record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
+            return record(call.tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, window=c.window,
-            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v, relative_bias_fn=relative_bias_fn)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

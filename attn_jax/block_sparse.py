@@ -3,20 +3,20 @@
 from jaxtyping import Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, cast_output
+from attn_jax._call import AttentionCall
+from attn_jax._decode import DecodeStep
+from attn_jax._layer import Layer
 from attn_jax._masks import token_positions, top_k_indices, visible_pairs
 from attn_jax._ops import (
     Array,
     Tape,
     arange,
     broadcast_to,
-    dtype_name,
+    cast_like,
     einsum,
     linear,
     record,
     reorder,
-    to_dtype,
     upcast,
     where,
 )
@@ -56,7 +56,7 @@ class BlockSparseAttention(Layer[Config]):
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
         own = query_positions[:, :: c.query_block, None] // c.block_size
         eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
-        inside = to_dtype(key_positions[..., None] // c.block_size == blocks, dtype_name(k))
+        inside = cast_like(key_positions[..., None] // c.block_size == blocks, k)
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
         num_keys = inside.sum(1)[:, :, None, None]
         real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)
@@ -82,16 +82,15 @@ class BlockSparseAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
-        x = upcast(query)
+        call = AttentionCall(self, query, tape=tape, implementation=implementation, step=step)
+        c, sizes, x = self.config, call.sizes, upcast(query)
         if step is not None and not step.like_full_pass:
             x = where(step.is_appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
+        k, v = call.with_cached(k, v)
         positions = token_positions(sizes["t"], k.shape[1], like=query, step=step)
         pattern = self.pattern(self.choose_blocks(tape, q, k, *positions))
         mask = None
@@ -106,4 +105,4 @@ class BlockSparseAttention(Layer[Config]):
             implementation=implementation,
         )  # fmt: skip
         context = batch_as_heads(context, sizes["h"])
-        return cast_output(dtype, record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o)))
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

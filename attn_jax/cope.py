@@ -3,19 +3,18 @@ gate between 0 and 1.
 """
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_jax._call import AttentionCall, RowOptions
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide_neg_inf, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     interpolate_last,
     linear,
@@ -26,7 +25,6 @@ from attn_jax._ops import (
     upcast,
     where,
 )
-from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.cope import Config
 
 
@@ -45,29 +43,17 @@ class ContextualPositionAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
     b_gate_k: Float[Array, "h k"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RowOptions]) -> Output:
+        call = AttentionCall(self, query, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs(causal=True)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
         if self.w_gate_k is not None:
-            gate_k = append(step, gate_k=linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k))
+            gate_k = linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k)
+            k, v, gate_k = call.cached(k=k, v=v, gate_k=gate_k)
             k = concatenate([k, gate_k], -1)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         last_position = c.num_positions - 1
 
@@ -101,9 +87,5 @@ class ContextualPositionAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=True, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

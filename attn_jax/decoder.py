@@ -1,19 +1,16 @@
 """Decoder attention: the attention of today's decoder-only models; config fields switch its parts on."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import token_positions, zero_unseen_inputs
+from attn_jax._call import AttentionCall, Options
+from attn_jax._decode import DecodeStep
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import token_positions
 from attn_jax._ops import (
     Array,
-    Tape,
     clip,
-    constant_like,
-    dtype_name,
     known_range,
     layer_norm,
     linear,
@@ -24,7 +21,7 @@ from attn_jax._ops import (
     upcast,
     where,
 )
-from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
+from attn_jax._rotary import Positions, cos_sin_for, query_scale_table, record_positions, rotate
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 
@@ -52,13 +49,6 @@ def clip_magnitude(x: Array, limit: float) -> Array:
     return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
-@constant_like
-def query_scale_table(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
-    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
-    numbers = xp.arange(1, count + 1, dtype=xp.float64)
-    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
-
-
 def query_scales(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
     """The factor on each query, `b t 1 1`; None if the config has none."""
     if c.temperature_growth is None or c.temperature_interval is None:
@@ -70,7 +60,7 @@ def query_scales(c: Config, positions: Any, t: int, *, like: Array, step: Decode
         count, known = c.max_positions or 1, known_range(positions)
         if known is not None:
             c.check_position_range(*known)
-    scales = query_scale_table(c.temperature_growth, c.temperature_interval, count, dtype_name(like), like=like)
+    scales = query_scale_table(c.temperature_growth, c.temperature_interval, count, like=like)
     return take(scales, positions)[:, :, None, None]
 
 
@@ -99,21 +89,13 @@ class DecoderAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
         positions: Positions | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
-        c, dtype = self.config, dtype_name(query)
+        call = AttentionCall(self, query, positions=positions, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
         pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
-        )
+        query, key, value = call.inputs(pattern=pattern)
         positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -128,19 +110,12 @@ class DecoderAttention(Layer[Config]):
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clip_magnitude(q, c.clip_qkv), k_clip=clip_magnitude(k, c.clip_qkv))
             v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-        q_scale = query_scales(c, positions, sizes["t"], like=query, step=step)
+        q_scale = query_scales(c, positions, sizes["t"], like=query, step=call.step)
         q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            pattern=pattern, sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape,
-            implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v, sinks=upcast(self.sinks))
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

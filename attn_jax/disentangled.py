@@ -1,21 +1,20 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, append
+from attn_jax._call import AttentionCall, RowOptions
 from attn_jax._far import attend_near_and_far, with_lse
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide_neg_inf, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     clip,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     gather_last,
     layer_norm,
@@ -33,7 +32,6 @@ from attn_jax._relative import (
     relative_scores_per_head,
     signed_bucket_table,
 )
-from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.disentangled import Config
 
 
@@ -72,24 +70,16 @@ class DisentangledAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsi,ihk->bshk", key, w_k, b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
@@ -156,9 +146,7 @@ class DisentangledAttention(Layer[Config]):
                 attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
             ), None
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_size_factor=4, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(
+            attend_rows, q, k, v, block_size_factor=4, attend_without_blocks=attend_without_blocks
+        )
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,18 +1,19 @@
 """Gated delta rule: the state decays by a factor that each position chooses, and the delta rule writes into it."""
 
 from math import sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, read_state, real_mask, write_state
-from attn_jax._layer import Layer, cast_output
+from attn_jax._call import RecurrentCall, StateOptions
+from attn_jax._decode import DecodeStep, read_state, write_state
+from attn_jax._layer import Layer
 from attn_jax._masks import broadcast_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     concatenate,
     cumsum,
-    dtype_name,
     einsum,
     exp,
     l2_normalize,
@@ -151,27 +152,18 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
+            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -180,7 +172,7 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
@@ -189,10 +181,9 @@ class GatedDeltaRule(Layer[Config]):
             context, final_state = chunked_form(
                 q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape
             )
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, None))

@@ -2,6 +2,7 @@
 
 from jaxtyping import Bool, Float
 
+from attn_jax._call import LayerCall
 from attn_jax._layer import Layer
 from attn_jax._ops import (
     Array,
@@ -9,7 +10,6 @@ from attn_jax._ops import (
     broadcast_to,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     lerp,
     linear,
@@ -19,7 +19,6 @@ from attn_jax._ops import (
     sigmoid,
     stack,
     tanh,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -136,9 +135,7 @@ class GatedRecurrentUnit(Layer[Config]):
         tape: Tape = None,
     ) -> tuple[Array, Array]:
         """The last layer's states, `b t o`, and the state of every layer after its last step, `l b e`."""
-        sizes = self.check(x=x, state=state, keep=keep)
-        dtype = dtype_name(x)
-        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["o"]), like=x)
+        call = LayerCall(self, tape=tape, x=x, state=state, keep=keep)
+        keep = call.kept(keep, "w b t o")
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
-        y, last = record(tape, y=y, last=last)
-        return to_dtype(y, dtype), to_dtype(last, dtype)
+        return call.end(y, last=last)

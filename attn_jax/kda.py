@@ -1,16 +1,15 @@
 """Kimi delta attention: the gated delta rule with a decay for every channel of the keys."""
 
 from math import sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, read_state, real_mask, write_state
-from attn_jax._layer import Layer, cast_output
+from attn_jax._call import RecurrentCall, StateOptions
+from attn_jax._layer import Layer
 from attn_jax._masks import broadcast_mask, zero_unseen
 from attn_jax._ops import (
     Array,
-    Tape,
-    dtype_name,
     exp,
     l2_normalize,
     linear,
@@ -21,7 +20,6 @@ from attn_jax._ops import (
     silu,
     softplus,
     upcast,
-    zeros,
 )
 from attn_jax._recurrence import chunk_size_for, recurrence
 from attn_jax.gated_delta import convolve
@@ -48,27 +46,18 @@ class KimiDeltaAttention(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
+            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
@@ -80,16 +69,15 @@ class KimiDeltaAttention(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
             q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
         )
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
         gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))
         gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, None))

@@ -1,16 +1,18 @@
 """Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_jax._decode import DecodeStep, read_state, real_mask, write_state
-from attn_jax._layer import Layer, cast_output, checked_specs
+from jaxtyping import Float
+
+from attn_jax._call import RecurrentCall, StateOptions
+from attn_jax._decode import DecodeStep, read_state, write_state
+from attn_jax._layer import Layer, checked_specs
 from attn_jax._masks import any_visible, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     concatenate,
     cumsum,
-    dtype_name,
     einsum,
     exp,
     linear,
@@ -118,19 +120,10 @@ class LinearAttention(Layer[Config]):
             write_state(step, state=final_state)
         return sums
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
-        self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, x, real = self.config, call.tape, call.x, call.real
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
@@ -142,11 +135,10 @@ class LinearAttention(Layer[Config]):
         k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
+        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, call.step, tape))
         if c.normalize:
             weight_sum = sums[..., -1:] + c.eps
             weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
             context = sums[..., :-1] / weight_sum
         context = record(tape, context=context)
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

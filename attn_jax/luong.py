@@ -1,29 +1,27 @@
 """Luong attention: a query is compared with all keys, or few, by a dot product, a matrix or a small network."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import broadcast_mask, hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_jax._call import AttentionCall, RowOptions
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import broadcast_mask, hide_neg_inf, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     arange,
+    cast_like,
     cumsum,
     dropout,
-    dtype_name,
     einsum,
     exp,
     record,
     sigmoid,
     softmax,
     tanh,
-    to_dtype,
     upcast,
 )
-from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.luong import Config
 
 # Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.
@@ -51,40 +49,26 @@ class LuongAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s v"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        masking: Any = {"causal": c.causal, "step": step}
-        query, key, value = zero_unseen_inputs(tape, "bts", query, key, value, mask=mask, **masking)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
+        call = AttentionCall(self, query, key, value, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs()
         # Keys are projected once; but with a window, in a full pass, in each block of rows, after the keys that the
         # block does not see are set to 0.
-        keys_projected, k = step is not None or c.half_window is None, key
+        keys_projected, k = call.step is not None or c.half_window is None, key
         if keys_projected and self.w_k is not None:
             k = einsum("bsi,ie->bse", key, self.w_k)
-        k, v = append(step, k=k, v=value)
 
         def attend_rows(*arrays: Any, **score_arrays: Any) -> tuple[Array, Array]:
             return self.attend_rows(*arrays, **score_arrays, keys_projected=keys_projected)
 
-        options: Any = {"scores_per_pair": 1}
+        more: Any = {"scores_per_pair": 1}
         if self.w_score is not None:  # a pair has a number for each hidden unit
-            options = {"scores_per_pair": sizes["e"], "min_rows": 1 if keys_projected else MIN_ROWS_TO_PROJECT}
+            more = {"scores_per_pair": sizes["e"], "min_rows": 1 if keys_projected else MIN_ROWS_TO_PROJECT}
         # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
         query_number = (arange(sizes["t"], query) + 1)[None, :, None] if c.local == "m" and not c.causal else None
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, query, k, v, mask=mask, **masking, return_weights=return_weights, **options,
-            query_number=query_number, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=context)
-        return cast_output(dtype, y, probs, return_weights)
+        return call.end(call.attend_in_rows(attend_rows, query, k, value, **more, query_number=query_number))
 
     def attend_rows(
         self,
@@ -108,11 +92,11 @@ class LuongAttention(Layer[Config]):
             shape = query.shape[0], query.shape[1], key.shape[1]
             visible, key_number, visible_key_count = number_visible_keys(visible, query, shape)
             if self.w_position is not None and self.w_center is not None:
-                visible_key_count = record(tape, length=to_dtype(visible_key_count, dtype_name(query)))
+                visible_key_count = record(tape, length=cast_like(visible_key_count, query))
                 center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
                 center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
                 center = record(tape, center=visible_key_count * center_share)
-                offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
+                offset = record(tape, offset=cast_like(key_number, query) - center[:, :, None])
                 # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
                 gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
             else:

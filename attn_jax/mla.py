@@ -1,12 +1,12 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
+from jaxtyping import Float
+
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Array, concatenate, einsum, expand_to_heads, linear, record, rms_norm
 from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.mla import Config
 
@@ -32,20 +32,14 @@ class MultiHeadLatentAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
         positions: Positions | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, positions=positions, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         positions = record_positions(tape, positions)
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q_latent = query
         if self.w_dq is not None:
             q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
@@ -57,7 +51,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
         k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
         k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.rope_layout))
-        latent, k_rot = append(step, latent=latent, k_rot=k_rot)
+        latent, k_rot = call.cached(latent=latent, k_rot=k_rot)
         if c.absorbed:
             q_absorbed = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
             q = concatenate([q_absorbed, q_rot], -1)
@@ -67,12 +61,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,
-            step=step, tape=tape, implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v, scale=c.score_scale())
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

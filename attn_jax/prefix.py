@@ -1,11 +1,12 @@
 """Prefix attention: all positions see the prefix, and the rest is causal."""
 
-from jaxtyping import Bool, Float, Int
+from typing import Unpack
 
-from attn_jax._attend import attend
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, dtype_name, linear, record
+from jaxtyping import Float, Int
+
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Array, linear
 from attn_np.contract._patterns import Causal, Prefix
 from attn_np.contract.prefix import Config
 
@@ -26,25 +27,12 @@ class PrefixAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         prefix: Int[Array, "b"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        pattern = Prefix(prefix) | Causal()
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+        call = AttentionCall(self, query, prefix=prefix, **options)
+        query, key, value = call.inputs(pattern=Prefix(prefix) | Causal())
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, pattern=pattern, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=tape, implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

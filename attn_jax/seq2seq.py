@@ -1,10 +1,11 @@
 """Sequence to sequence with attention: a decoder looks back at everything the encoder read, at every step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from jaxtyping import Bool, Float, Integer
 
+from attn_jax._call import LayerCall, ShownOptions
 from attn_jax._layer import Layer, Output
 from attn_jax._masks import any_visible, zero_unseen
 from attn_jax._ops import (
@@ -14,7 +15,6 @@ from attn_jax._ops import (
     broadcast_to,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -24,7 +24,6 @@ from attn_jax._ops import (
     stack,
     take,
     tanh,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -101,10 +100,10 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         keep: Array | None = None,
         gru_keep: Array | None = None,
         tape: Tape = None,
-        return_weights: bool = False,
+        with_probs: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        with_probs = return_weights or tape is not None
+        with_probs = with_probs or tape is not None
         b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
@@ -142,20 +141,17 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         mask: Bool[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
         gru_keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
+        **options: Unpack[ShownOptions],
     ) -> Output:
         """Outputs `b t o` and the state of every layer after the last step; with the weights `b t s` as a third."""
-        sizes = self.check(target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep)
-        dtype = dtype_name(target)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=target)
-        gru_keep = self.draw_keep(gru_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=target)
-        y, last, probs = self.run(
-            upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape, return_weights
+        call = LayerCall(
+            self, target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep, **options
         )
-        y, last = record(tape, y=y, last=last)
-        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return outputs if return_weights else outputs[:2]
+        keep, gru_keep = call.kept(keep, "b t s"), call.kept(gru_keep, "w b t e")
+        y, last, call.weights = self.run(
+            upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, call.tape, call.shows_weights
+        )
+        return call.end(y, last=last)
 
 
 class Seq2Seq(Layer[Config]):
@@ -209,17 +205,17 @@ class Seq2Seq(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
     ) -> tuple[Array, Array]:
         """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
-        sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, tokens=False)
-        x, dtype = upcast(target), dtype_name(target)
+        call = LayerCall(self, source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(call.sizes["t"], steps, tokens=False)
+        x = upcast(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
         def body(carry, xs):
             y, state = decode_step(*carry)
             return (y, state), (y,)
 
-        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
-        return to_dtype(y, dtype), to_dtype(stack(last), dtype)
+        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((call.sizes["b"], steps), x),), names=("y",))
+        return call.end(y, last=stack(last))
 
     def greedy(
         self,
@@ -264,8 +260,7 @@ class Seq2Seq(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         encoder_keep: Bool[Array, "..."] | None = None,
         decoder_keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
+        **options: Unpack[ShownOptions],
     ) -> Output:
         """The outputs for the targets and the state to continue from; with the weights `b t s` as a third.
 
@@ -273,14 +268,12 @@ class Seq2Seq(Layer[Config]):
         pieces. A source position that no target sees by the mask is padding. The state comes back in the layer's
         dtype, so that with a 16-bit type a target in pieces equals the whole up to the rounding of the state.
         """
-        sizes = self.check(
-            source=source, target=target, state=state, mask=mask,
-            keep=keep, encoder_keep=encoder_keep, decoder_keep=decoder_keep,
+        call = LayerCall(
+            self, source=source, target=target, state=state, mask=mask, keep=keep, encoder_keep=encoder_keep,
+            decoder_keep=decoder_keep, dtype=self.dtype, **options,
         )  # fmt: skip
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=source)
-        encoder_keep = self.draw_keep(encoder_keep, (sizes["w"], sizes["b"], sizes["s"], sizes["e"]), like=source)
-        decoder_keep = self.draw_keep(decoder_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=source)
-        dtype: Any = self.dtype
+        tape, keep = call.tape, call.kept(keep, "b t s")
+        encoder_keep, decoder_keep = call.kept(encoder_keep, "w b s e"), call.kept(decoder_keep, "w b t e")
         if self.embedding is not None:
             source, target = record(tape, source_tokens=source, target_tokens=target)
         source, target, _ = self.embed(source, target)
@@ -289,7 +282,7 @@ class Seq2Seq(Layer[Config]):
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
         decoder_tape = scope(tape, "decoder")
-        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder_tape, return_weights)
-        y, last = record(tape, y=y, last=last)
-        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return outputs if return_weights else outputs[:2]
+        y, last, call.weights = self.decoder.run(
+            target, memory, start, mask, keep, decoder_keep, decoder_tape, call.shows_weights
+        )
+        return call.end(y, last=last)

@@ -1,21 +1,20 @@
 """Relative position representations (Shaw): a learned vector for each one is added to keys and values."""
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._decode import DecodeStep, append
+from attn_jax._call import AttentionCall, RowOptions
 from attn_jax._far import attend_near_and_far, with_lse
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide_neg_inf, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     broadcast_to,
     clip,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -29,7 +28,6 @@ from attn_jax._relative import (
     relative_scores_shared,
     relative_values,
 )
-from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.shaw import Config
 
 
@@ -52,22 +50,14 @@ class ShawAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
 
@@ -113,12 +103,8 @@ class ShawAttention(Layer[Config]):
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
             ), None
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v, attend_without_blocks=attend_without_blocks)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def table_row_numbers(self, relative_position: Array) -> Array:
         """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""

@@ -1,12 +1,12 @@
 """Attention sinks: one more score in the softmax, without key and value, so that a head need not look at anything."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, dtype_name, linear, record, upcast, zeros
+from jaxtyping import Float
+
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Array, linear, upcast, zeros
 from attn_np.contract.sinks import Config
 
 
@@ -28,30 +28,13 @@ class SinkAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        sinks = zeros((sizes["h"],), q) if self.sinks is None else upcast(self.sinks)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=sinks, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        sinks = zeros((call.sizes["h"],), q) if self.sinks is None else upcast(self.sinks)
+        context = call.attend(q, k, v, sinks=sinks)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

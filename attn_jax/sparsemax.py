@@ -1,18 +1,20 @@
 """Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
-from typing import Any
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import zero_unseen_inputs
-from attn_jax._ops import Array, Tape, dtype_name, linear, record
-from attn_jax._rows import attend_in_row_blocks
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Array, Tape, linear
 from attn_jax._sparse_weights import sparsemax
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sparsemax import Config
+
+
+def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:
+    """The weights of a call's scores."""
+    return sparsemax(scores, allowed)
 
 
 class SparsemaxAttention(Layer[Config]):
@@ -32,39 +34,13 @@ class SparsemaxAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-
-        def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
-        ) -> Any:
-            return attend(
-                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
-
-        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
-            weighing=Weighing("sparsemax", scale, c.softcap),
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        weighing = Weighing("sparsemax", c.scale_or_default(call.sizes["k"]), c.softcap)
+        context = call.attend_by(weigh, q, k, v, weighing=weighing)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,14 +1,14 @@
 """Transformer-XL's attention: contents and relative positions are scored apart, each with a bias of its own."""
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, cast_output
-from attn_jax._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_jax._call import AttentionCall, Options
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide_neg_inf, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -16,7 +16,6 @@ from attn_jax._ops import (
     clip,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -24,7 +23,6 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_jax._relative import relative_scores_per_head, sinusoids, to_key_positions
-from attn_jax._rows import attend_in_row_blocks
 from attn_np.contract.transformer_xl import Config
 
 
@@ -48,25 +46,17 @@ class TransformerXLAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        k, v = call.with_cached(k, v)
         low, high = 0 if c.causal else 1 - q.shape[1], k.shape[1]
-        table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
+        table = sinusoids(low, high, sizes["d"], c.base, like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
         def both_queries(tape: Tape, q: Array) -> Any:
@@ -100,18 +90,12 @@ class TransformerXLAttention(Layer[Config]):
         def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
-            key_sinusoids, query_sinusoids = (
-                sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t)
-            )
+            key_sinusoids, query_sinusoids = (sinusoids(n, s, sizes["d"], c.base, like=q) for n in (0, s - t))
             position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), query_sinusoids)
             key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
             q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v, attend_without_blocks=attend_without_blocks)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -15,7 +15,7 @@ from attn_np._functions import merge, merge_call_vjp
 from attn_np._ops import Array, Tape, arange, concatenate, record, reorder, zeros
 from attn_np._rows import AttendRows, attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import sum_grads
-from attn_np.contract._tape import scope
+from attn_np.contract._tape import residuals_of, save_residuals, scope
 
 # (q, k, v, relative position of all far keys, one number) -> q, k and v with the vectors of that position added.
 AddFarPosition = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
@@ -89,7 +89,7 @@ def attend_near_and_far(
         no_lse = zeros((*lse.shape[:2], without_keys), lse) + float("-inf")
         context = concatenate([context, zeros((context.shape[0], without_keys, *context.shape[2:]), context)], 1)
         parts.append((context, concatenate([lse, no_lse], -1)))
-    record(tape, near_and_far=[q, k, v, parts])  # only in NumPy: its backward reads them
+    save_residuals(tape, (q, k, v, parts))  # only in NumPy: its backward reads them
     return record(tape, context=merge(parts)[0])
 
 
@@ -109,7 +109,7 @@ def attend_near_and_far_vjp(
         add_far_position_vjp: (q, k, v, relative position, gradients of its results) -> those of q, k, v and parameters,
             by name.
     """
-    q, k, v, parts = tape["near_and_far"]
+    q, k, v, parts = residuals_of(tape)
     (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
     grads = attend_in_row_blocks_vjp(attend_rows_vjp, scope(tape, "near"), dnear)

@@ -149,18 +149,24 @@ def attend_in_row_blocks(
 
 
 def attend_in_row_blocks_vjp(
-    attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]], tape: Tape, dcontext: Array
+    attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]],
+    tape: Tape,
+    dcontext: Array,
+    attend_without_blocks_vjp: Callable[[Tape, Array], dict[str, Array | None]] | None = None,
 ) -> dict[str, Any]:
     """The gradients of q, k, v, of the arrays by scores and of parameters, by name.
 
     Args:
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
+        attend_without_blocks_vjp: the same from the tape of `attend_without_blocks`, of a variant that has it.
     """
     call = residuals_of(tape)
+    if call is None:
+        return attend_rows_vjp(tape, dcontext)
     if isinstance(call, WeighingCall):
         return call.vjp(dcontext)
-    if not isinstance(call, RowBlockCall):
-        return attend_rows_vjp(tape, dcontext)
+    if not isinstance(call, RowBlockCall) and attend_without_blocks_vjp is not None:
+        return attend_without_blocks_vjp(tape, dcontext)
     grads: dict[str, Any] = {}
     for rows, keys in call.blocks():
         tape = BackwardTape()

@@ -3,9 +3,11 @@
 from jaxtyping import Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._layer import Layer, cast_output
-from attn_np._ops import Array, Tape, dtype_name, linear, record, scope, upcast
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads
+from attn_np._backward import LayerBackward
+from attn_np._call import LayerCall
+from attn_np._layer import Layer
+from attn_np._ops import Array, Tape, linear, record, scope, upcast
+from attn_np._vjp import Grads, linear_vjp, sum_grads
 from attn_np.contract.axial import Config
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -48,8 +50,8 @@ class AxialAttention(Layer[Config]):
         return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
+        call = LayerCall(self, tape=tape, query=query)
+        c, sizes = self.config, call.sizes
         # Two reshapes, each of one axis, so that a sharded batch stays sharded.
         x = upcast(query).reshape(sizes["b"], c.height, c.width, sizes["d"])
         x = x.reshape(sizes["b"] * c.height, c.width, sizes["d"])
@@ -57,7 +59,7 @@ class AxialAttention(Layer[Config]):
         columns = transpose_grid(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
         y = transpose_grid(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
-        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))
+        return call.end(y.reshape(sizes["b"], sizes["t"], sizes["o"]))
 
     def attend_along_vjp(self, axis: str, tape: Tape, dy: Array) -> tuple[Array, dict[str, Array | None]]:
         """The gradients of x and of the parameters of an axis: `attend_along` in reverse."""
@@ -72,10 +74,11 @@ class AxialAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: the columns, then the rows."""
-        c, dtype, dy = self.config, dtype_name(dy), prepare_dy(tape, dy)
-        shape = dy.shape
+        c, back = self.config, LayerBackward(self, tape, dy)
+        dy, shape = back.dy, back.dy.shape
         dcolumns = transpose_grid(dy.reshape(shape[0] * c.height, c.width, shape[2]), c.height, c.width)
         dtransposed_rows, dw_columns = self.attend_along_vjp("columns", scope(tape, "columns"), dcolumns)
         drows = transpose_grid(dtransposed_rows, c.width, c.height)
         dx, dw_rows = self.attend_along_vjp("rows", scope(tape, "rows"), drows)
-        return make_grads(dtype, {"query": dx.reshape(*shape[:2], c.d_model)}, dw_rows | dw_columns)
+        back.dw |= dw_rows | dw_columns
+        return back.end(query=dx.reshape(*shape[:2], c.d_model))

@@ -3,24 +3,25 @@
 from jaxtyping import Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, cast_output
+from attn_np._backward import LayerBackward
+from attn_np._call import AttentionCall
+from attn_np._decode import DecodeStep
+from attn_np._layer import Layer
 from attn_np._masks import token_positions, top_k_indices, visible_pairs
 from attn_np._ops import (
     Array,
     Tape,
     arange,
     broadcast_to,
-    dtype_name,
+    cast_like,
     einsum,
     linear,
     record,
     reorder,
-    to_dtype,
     upcast,
     where,
 )
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads
+from attn_np._vjp import Grads, linear_vjp, sum_grads
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 
@@ -57,7 +58,7 @@ class BlockSparseAttention(Layer[Config]):
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
         own = query_positions[:, :: c.query_block, None] // c.block_size
         eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
-        inside = to_dtype(key_positions[..., None] // c.block_size == blocks, dtype_name(k))
+        inside = cast_like(key_positions[..., None] // c.block_size == blocks, k)
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
         num_keys = inside.sum(1)[:, :, None, None]
         real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)
@@ -83,16 +84,15 @@ class BlockSparseAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
-        x = upcast(query)
+        call = AttentionCall(self, query, tape=tape, implementation=implementation, step=step)
+        c, sizes, x = self.config, call.sizes, upcast(query)
         if step is not None and not step.like_full_pass:
             x = where(step.is_appended[:, :, None], x, 0.0)  # padding, whatever it holds, reaches no projection
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
+        k, v = call.with_cached(k, v)
         positions = token_positions(sizes["t"], k.shape[1], like=query, step=step)
         pattern = self.pattern(self.choose_blocks(tape, q, k, *positions))
         mask = None
@@ -107,16 +107,16 @@ class BlockSparseAttention(Layer[Config]):
             implementation=implementation,
         )  # fmt: skip
         context = batch_as_heads(context, sizes["h"])
-        return cast_output(dtype, record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o)))
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the choice has none."""
-        c, dw, x = self.config, {}, tape["x"]
-        dtype, dy, h = dtype_name(dy), prepare_dy(tape, dy), self.config.num_heads
+        c, h, back = self.config, self.config.num_heads, LayerBackward(self, tape, dy)
+        x, dy, dw = tape["x"], back.dy, back.dw
         context = batch_as_heads(tape["context"], h)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, heads_as_batch(dcontext), scale=c.scale)
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, batch_as_heads(dv, h))
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, batch_as_heads(dk, h))
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, batch_as_heads(dq, h))
-        return make_grads(dtype, {"query": sum_grads(dx_q, dx_k, dx_v)}, dw)
+        return back.end(query=sum_grads(dx_q, dx_k, dx_v))

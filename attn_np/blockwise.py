@@ -1,18 +1,19 @@
 """Blockwise attention: the softmax as a running sum over blocks of keys; the weights are never stored."""
 
 from math import inf, sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, cast_output
-from attn_np._masks import any_visible, attention_mask, broadcast_mask, zero_unseen, zero_unseen_inputs
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, StateOptions
+from attn_np._layer import Layer
+from attn_np._masks import any_visible, broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     amax_detached,
     concatenate,
-    dtype_name,
     einsum,
     exp,
     maximum,
@@ -24,11 +25,8 @@ from attn_np._ops import (
 from attn_np._vjp import (
     Grads,
     einsum_vjp,
-    make_grads,
     part_of_softmax,
     part_of_softmax_vjp,
-    prepare_dy,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.blockwise import Config
 
@@ -48,18 +46,15 @@ class BlockwiseAttention(Layer[Config]):
         query: Float[Array, "b t k"],
         key: Float[Array, "b s k"] | None = None,
         value: Float[Array, "b s v"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
+        **options: Unpack[StateOptions],
     ) -> Array:
-        self.check(query=query, key=key, value=value, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
-        k, v = append(step, k=k, v=v)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape = self.config, call.tape
+        q, k, v = call.inputs()
+        k, v = call.with_cached(k, v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
-        mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
+        mask = call.allowed(t, s, like=q)
         allowed = broadcast_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", mask, q)
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
@@ -85,15 +80,14 @@ class BlockwiseAttention(Layer[Config]):
         (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, recompute_with=(q,))
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
-        y = record(tape, y=sums / total[..., None])
-        return cast_output(dtype, y)
+        return call.end(sums / total[..., None])
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, block by block: the weights are recomputed from the largest score and the sum."""
-        c, dtype = self.config, dtype_name(dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
         q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
         scale = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
-        dy = prepare_dy(tape, dy)
+        dy = back.dy
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
         xs = (
@@ -115,4 +109,4 @@ class BlockwiseAttention(Layer[Config]):
         dq, (dk, dv) = scan(add_block_vjp, zeros(q.shape, q), xs, names=("dk", "dv"))
         dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return back.end(dq, dk, dv)

@@ -3,20 +3,20 @@ gate between 0 and 1.
 """
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, RowOptions
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     concatenate,
     cumsum,
     dropout,
-    dtype_name,
     einsum,
     interpolate_last,
     linear,
@@ -27,20 +27,16 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
     interpolate_last_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     sigmoid_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.cope import Config
 
@@ -60,29 +56,17 @@ class ContextualPositionAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
     b_gate_k: Float[Array, "h k"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=True, step=step)
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RowOptions]) -> Output:
+        call = AttentionCall(self, query, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs(causal=True)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
         if self.w_gate_k is not None:
-            gate_k = append(step, gate_k=linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k))
+            gate_k = linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k)
+            k, v, gate_k = call.cached(k=k, v=v, gate_k=gate_k)
             k = concatenate([k, gate_k], -1)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
         last_position = c.num_positions - 1
 
@@ -116,18 +100,13 @@ class ContextualPositionAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=True, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         width = self.w_q.shape[-1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
@@ -175,8 +154,7 @@ class ContextualPositionAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "w_pos": dw_pos}
 
-        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias, dw["w_pos"] = row_grads.values()
+        dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext)
         dk, dgate_k = dk[..., :width], dk[..., width:]
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
@@ -186,4 +164,4 @@ class ContextualPositionAttention(Layer[Config]):
             )
             dkey = sum_grads(dkey, dkey_gate)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

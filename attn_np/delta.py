@@ -1,16 +1,18 @@
 """Delta rule: a key's old value is removed from the state before the new one is written."""
 
-import numpy as np
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._decode import DecodeStep, read_state, real_mask, write_state
-from attn_np._layer import Layer, cast_output
+import numpy as np
+from jaxtyping import Float
+
+from attn_np._backward import RecurrentBackward
+from attn_np._call import RecurrentCall, StateOptions
+from attn_np._layer import Layer
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     concatenate,
-    dtype_name,
     einsum,
     l2_normalize,
     linear,
@@ -19,7 +21,6 @@ from attn_np._ops import (
     scan,
     sigmoid,
     silu,
-    upcast,
     where,
     zeros,
 )
@@ -37,8 +38,6 @@ from attn_np._vjp import (
     einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     rms_norm_vjp,
     sigmoid_vjp,
     silu_vjp,
@@ -167,19 +166,10 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
@@ -188,24 +178,23 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
             context, final_state = recurrent_form(q_unit, k_unit, v, beta, initial_state, tape)
         else:
             context, final_state = chunked_form(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
-        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", normed, self.w_o, None))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order."""
-        c, dw = self.config, {}
+        c, back = self.config, RecurrentBackward(self, tape, dy)
         x, q, k, v, beta, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        dy, dw = back.dy, back.dw
         dnormed, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, None, dy)
         dcontext = dnormed = record(tape, dnormed=dnormed)
         if c.use_norm:
@@ -224,4 +213,4 @@ class DeltaRule(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, sum_grads(dx_q, dx_k, dx_v, dx_beta))}, dw)
+        return back.end(dx_q, dx_k, dx_v, dx_beta)

@@ -1,48 +1,42 @@
 """Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp, softmax_takes_fast_path
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     exp,
     linear,
     record,
     repeat_heads,
     rms_norm,
-    scope,
     softmax,
     stack,
     tanh,
     upcast,
 )
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     repeat_heads_vjp,
     rms_norm_vjp,
     softmax_vjp,
     sum_grads,
     sum_to,
     tanh_vjp,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.differential import Config
 
@@ -80,30 +74,20 @@ class DifferentialAttention(Layer[Config]):
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
         positions: Positions | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, positions=positions, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         positions = record_positions(tape, positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q, k = record(
             tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
         )
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
         lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
         lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
@@ -134,33 +118,21 @@ class DifferentialAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        options: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
-        if softmax_takes_fast_path(q, k, v, keep=keep, **options):
-            # Upcast once for both maps, so that its two gradients are added before they are rounded.
-            bias = upcast(bias)
+        k, v = call.cached(k=k, v=v)
+        if call.takes_fast_path(q, k, v):
             # (A1 - lambda A2) V = A1 V - lambda A2 V
-            first, second = (
-                attend(
-                    q[:, :, :, r], k[:, :, :, r], v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-                    scale=c.scale, softcap=c.softcap, step=step, tape=scope(tape, name), implementation="fused",
-                )[0]
-                for r, name in enumerate(("first", "second"))
-            )  # fmt: skip
-            context, probs = record(tape, context=first - lambda_full * second), None
+            first = call.attend(q[:, :, :, 0], k[:, :, :, 0], v, part="first", implementation="fused")
+            second = call.attend(q[:, :, :, 1], k[:, :, :, 1], v, part="second", implementation="fused")
+            context = record(tape, context=first - lambda_full * second)
         else:
-            context, probs = attend_in_row_blocks(
-                attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-                bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
+            context = call.attend_in_rows(attend_rows, q, k, v)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value()))
-        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        return call.end(linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_init_value())
@@ -201,14 +173,13 @@ class DifferentialAttention(Layer[Config]):
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}
 
         if "second.context" in tape:
-            options: Any = {"scale": c.scale, "softcap": c.softcap}
-            dq, dk, dv, dbias = attend_vjp(scope(tape, "first"), dcontext, **options)
-            dq_2, dk_2, dv_2, dbias_2 = attend_vjp(scope(tape, "second"), -lambda_full * dcontext, **options)
+            dq, dk, dv = back.attend(dcontext, part="first")
+            dq_2, dk_2, dv_2 = back.attend(-lambda_full * dcontext, part="second")
             dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), sum_grads(dv, dv_2)
-            dbias = None if dbias is None or dbias_2 is None else sum_grads(dbias, dbias_2)
             dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
         else:
-            dq, dk, dv, dbias, dlambda_full = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
+            dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext)
+            dlambda_full = dw.pop("lambda_full")
         dlambda_full = record(tape, dlambda_full=dlambda_full)
         dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
         dw["lambda_q"], dw["lambda_k"] = einsum_vjp(
@@ -222,4 +193,4 @@ class DifferentialAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

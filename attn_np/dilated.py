@@ -1,13 +1,14 @@
 """Dilated attention: a window that skips positions, so that as many keys reach further back."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
+from jaxtyping import Float
+
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, linear
+from attn_np._vjp import Grads, linear_vjp
 from attn_np.contract._patterns import Dilated
 from attn_np.contract.dilated import Config
 
@@ -24,47 +25,25 @@ class DilatedAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        c, call = self.config, AttentionCall(self, query, **options)
         left, right = (None, None) if c.steps is None else c.steps
         left, right = (None if n is None else n * c.dilation for n in (left, right))
         pattern = Dilated(c.dilation)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, window=(left, right), pattern=pattern, step=step
-        )
+        query, key, value = call.inputs(window=(left, right), pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=(left, right), pattern=pattern, scale=c.scale,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the pattern has no gradient."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        back = AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
+        dq, dk, dv = back.attend(dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

@@ -1,21 +1,22 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
+from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, RowOptions
 from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     clip,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     gather_last,
     layer_norm,
@@ -35,7 +36,6 @@ from attn_np._relative import (
     relative_scores_per_head_vjp,
     signed_bucket_table,
 )
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
@@ -43,13 +43,10 @@ from attn_np._vjp import (
     gather_last_vjp,
     layer_norm_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     softmax_vjp,
     sum_grads,
     sum_to,
     take_vjp,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.disentangled import Config
 
@@ -89,24 +86,16 @@ class DisentangledAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsi,ihk->bshk", key, w_k, b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
@@ -173,18 +162,15 @@ class DisentangledAttention(Layer[Config]):
                 attend_rows, add_far_position, tape, q, k, v, limit=c.max_distance, **options
             ), None
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_size_factor=4, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(
+            attend_rows, q, k, v, block_size_factor=4, attend_without_blocks=attend_without_blocks
+        )
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         rel_k, rel_q = tape.get("rel_k"), tape.get("rel_q")
@@ -239,12 +225,11 @@ class DisentangledAttention(Layer[Config]):
                 grads["rel_k"] = take_vjp(rel_k, c2p_index, sum_to(dk, (1, *dk.shape[2:])))
             return grads
 
-        if "near_and_far" in tape:
-            options: Any = {"limit": c.max_distance, "causal": c.causal}
-            row_grads = attend_near_and_far_vjp(attend_rows_vjp, add_far_position_vjp, tape, dcontext, **options)
-        else:
-            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias, drel_k, drel_q = row_grads.values()
+        without_blocks_vjp = partial(
+            attend_near_and_far_vjp, attend_rows_vjp, add_far_position_vjp, limit=c.max_distance, causal=c.causal
+        )
+        dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext, without_blocks_vjp)
+        drel_k, drel_q = dw.pop("rel_k"), dw.pop("rel_q")
         drel_proj, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.score_terms:
             w_rel_proj, b_rel_proj = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
@@ -275,4 +260,4 @@ class DisentangledAttention(Layer[Config]):
             for name, dp in drel_proj.items()
             if dp is not None
         }
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

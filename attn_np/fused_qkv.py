@@ -1,14 +1,16 @@
 """Attention with a fused projection: one product makes queries, keys and values together."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
+from jaxtyping import Float
+
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._decode import DecodeStep
+from attn_np._layer import Layer, Output
 from attn_np._masks import any_visible, query_and_key_masks
-from attn_np._memory import with_memory, with_memory_vjp
-from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy
+from attn_np._ops import Array, Tape, linear, record, stack, upcast, where
+from attn_np._vjp import Grads, linear_vjp
 from attn_np.contract.fused_qkv import Config
 
 
@@ -33,60 +35,34 @@ class FusedQKVAttention(Layer[Config]):
     memory_k: Float[Array, "m h k"] | None
     memory_v: Float[Array, "m h k"] | None
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        call = AttentionCall(self, query, **options)
+        tape, sizes, masking = call.tape, call.sizes, call.who_sees_whom()
         x = record(tape, x=upcast(query))
         query_mask, key_mask = query_and_key_masks(
-            mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window
+            masking["mask"], sizes["t"], sizes["t"], like=query, causal=masking["causal"], window=masking["window"]
         )
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
-        x = record(tape, live=zero_unused_positions(x, query_mask, key_mask, step))
+        x = record(tape, live=zero_unused_positions(x, query_mask, key_mask, call.step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        s = k.shape[1]
-        q, k, v, options = with_memory(
-            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            keep=keep, rate=c.dropout, step=step, tape=tape,
-        )  # fmt: skip
-        context, weights = attend(
-            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        weights = None if weights is None else weights[..., :s]
+        context = call.attend(q, k, v, memory_k=self.memory_k, memory_v=self.memory_v)
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:
             y = linear("bthk,hko->bto", context, self.w_o, self.b_o)
-        y = record(tape, y=y)
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dtype, dw, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
-        dy = prepare_dy(tape, dy)
+        back, x, context = AttentionBackward(self, tape, dy), tape["live"], tape["context"]
+        dy, dw = back.dy, back.dw
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
-        if self.memory_k is not None:
-            dq, dk, dv, dbias, dmemory = with_memory_vjp(tape, dy.shape[1], dq, dk, dv, dbias, rate=c.dropout)
-            dw |= dmemory
+        dq, dk, dv = back.attend(dcontext, memory_k=self.memory_k)
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, dw["w_qkv"], dw["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
         dx = zero_unused_positions(dx, tape.get("query_mask"), tape.get("key_mask"))
-        return make_grads(dtype, {"query": dx, "bias": dbias}, dw)
+        return back.end_with(query=dx)

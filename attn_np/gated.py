@@ -1,21 +1,19 @@
 """Gated attention: every head's output is multiplied by a gate that is computed from the layer's input."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, dtype_name, linear, record, sigmoid
+from jaxtyping import Float
+
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, linear, record, sigmoid
 from attn_np._vjp import (
     Grads,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     sigmoid_vjp,
     sum_grads,
     sum_to,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.gated import Config
 
@@ -39,41 +37,24 @@ class GatedAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        tape = call.tape
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v)
         gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
         gate = record(tape, gate=sigmoid(gate_scores))
         gated = record(tape, gated=context * gate)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        back = AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         context, gate = tape["context"], tape["gate"]
         dgated, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
         dgated = record(tape, dgated=dgated)
@@ -83,12 +64,8 @@ class GatedAttention(Layer[Config]):
         dquery_gate, dw["w_gate"], dw["b_gate"] = linear_vjp(
             "btd,dhf->bthf", query, self.w_gate, self.b_gate, dgate_scores
         )
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk, dv = back.attend(dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(
-            dtype,
-            zero_unseen_inputs_vjp(tape, "bhts", sum_grads(dquery, dquery_gate), dkey, dvalue) | {"bias": dbias},
-            dw,
-        )
+        return back.end(sum_grads(dquery, dquery_gate), dkey, dvalue)

@@ -1,19 +1,21 @@
 """Gated delta rule: the state decays by a factor that each position chooses, and the delta rule writes into it."""
 
 from math import sqrt
+from typing import Unpack
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, read_state, real_mask, write_state
-from attn_np._layer import Layer, cast_output
+from attn_np._backward import RecurrentBackward
+from attn_np._call import RecurrentCall, StateOptions
+from attn_np._decode import DecodeStep, read_state, write_state
+from attn_np._layer import Layer
 from attn_np._masks import broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     concatenate,
     cumsum,
-    dtype_name,
     einsum,
     exp,
     l2_normalize,
@@ -44,8 +46,6 @@ from attn_np._vjp import (
     einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     repeat_heads_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
@@ -277,27 +277,18 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dgk->btgk", x, self.w_q, None)
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
+            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -306,7 +297,7 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
@@ -315,24 +306,23 @@ class GatedDeltaRule(Layer[Config]):
             context, final_state = chunked_form(
                 q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape
             )
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, None))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse."""
-        c, dw = self.config, {}
+        c, back = self.config, RecurrentBackward(self, tape, dy)
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("zeroed_query", "q", "k", "v", "gate_scores", "real")
         )
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
         a, log_decay = tape["a"], tape["log_decay"]
-        dtype, dy, scale = dtype_name(dy), prepare_dy(tape, dy), 1 / sqrt(q.shape[-1])
+        dy, dw, scale = back.dy, back.dw, 1 / sqrt(q.shape[-1])
         dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(
@@ -370,5 +360,4 @@ class GatedDeltaRule(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dgk->btgk", x, self.w_q, None, dq)
-        dx = sum_grads(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)
-        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)
+        return back.end(dx_q, dx_k, dx_v, dx_gate, dx_beta, dx_a)

@@ -1,15 +1,17 @@
 """Gated linear attention: every channel of the keys has a decay of its own, which each position chooses."""
 
 from math import sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, read_state, real_mask, write_state
-from attn_np._layer import Layer, cast_output
+from attn_np._backward import RecurrentBackward
+from attn_np._call import RecurrentCall, StateOptions
+from attn_np._layer import Layer
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
+from attn_np._ops import Array, Tape, exp, linear, record, rms_norm, silu, softplus, zeros
 from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, rms_norm_vjp, silu_vjp, softplus_vjp, sum_grads
+from attn_np._vjp import Grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp
 from attn_np.contract.gla import Config
 
 
@@ -26,19 +28,10 @@ class GatedLinearAttention(Layer[Config]):
     w_norm: Float[Array, "v"]
     w_o: Float[Array, "h v o"]
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
@@ -48,27 +41,26 @@ class GatedLinearAttention(Layer[Config]):
         # the logarithm of sigmoid(a)^(1 / temperature)
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
         decay = record(tape, decay=exp(log_decay))
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
         context, final_state = recurrence(
             q_scaled, k, v, None, decay, initial_state, chunk_size, delta_rule=False, tape=tape
         )
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, None))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order."""
-        c, dw = self.config, {}
+        c, back = self.config, RecurrentBackward(self, tape, dy)
         x, q, k, v, gate_scores, real = (
             tape.get(name) for name in ("zeroed_query", "q", "k", "v", "gate_scores", "real")
         )
         a, decay, latent = tape["a"], tape["decay"], tape["latent"]
-        dtype, dy, scale = dtype_name(dy), prepare_dy(tape, dy), 1 / sqrt(q.shape[-1])
+        dy, dw, scale = back.dy, back.dw, 1 / sqrt(q.shape[-1])
         dgated, dw["w_o"], _ = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
         dnormed, dgate_scores = record(
@@ -102,5 +94,4 @@ class GatedLinearAttention(Layer[Config]):
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, dw["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        dx = sum_grads(dx_q, dx_k, dx_v, dx_gate, dx_a)
-        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, dw)
+        return back.end(dx_q, dx_k, dx_v, dx_gate, dx_a)

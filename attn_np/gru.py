@@ -2,6 +2,8 @@
 
 from jaxtyping import Bool, Float
 
+from attn_np._backward import LayerBackward
+from attn_np._call import LayerCall
 from attn_np._layer import Layer
 from attn_np._ops import (
     Array,
@@ -9,7 +11,6 @@ from attn_np._ops import (
     broadcast_to,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     lerp,
     linear,
@@ -19,7 +20,6 @@ from attn_np._ops import (
     sigmoid,
     stack,
     tanh,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -30,8 +30,6 @@ from attn_np._vjp import (
     einsum_vjp,
     lerp_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     sigmoid_vjp,
     sum_grads,
     tanh_vjp,
@@ -244,12 +242,10 @@ class GatedRecurrentUnit(Layer[Config]):
         tape: Tape = None,
     ) -> tuple[Array, Array]:
         """The last layer's states, `b t o`, and the state of every layer after its last step, `l b e`."""
-        sizes = self.check(x=x, state=state, keep=keep)
-        dtype = dtype_name(x)
-        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["o"]), like=x)
+        call = LayerCall(self, tape=tape, x=x, state=state, keep=keep)
+        keep = call.kept(keep, "w b t o")
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
-        y, last = record(tape, y=y, last=last)
-        return to_dtype(y, dtype), to_dtype(last, dtype)
+        return call.end(y, last=last)
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """The gradients, by `run` in reverse, layer by layer."""
@@ -276,6 +272,7 @@ class GatedRecurrentUnit(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
-        unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return make_grads(dtype, unrounded.inputs, unrounded.params)
+        back = LayerBackward(self, tape, dy)
+        unrounded = self.run_vjp(tape, back.dy, record(tape, dlast=upcast(dlast)))
+        back.dw |= unrounded.params
+        return back.end(**unrounded.inputs)

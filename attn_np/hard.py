@@ -1,17 +1,16 @@
 """Hard attention: every query takes one key only; a softmax serves for the gradient, if there is one."""
 
-from typing import Any
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen_inputs
-from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf
+from attn_np._ops import Array, Tape, linear, record, softmax, upcast, where
 from attn_np._sparse_weights import hardmax, straight_through
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, softmax_vjp, sum_to, zero_unseen_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
 
@@ -33,89 +32,48 @@ class HardAttention(Layer[Config]):
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
         noise: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, noise=noise, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        context = call.attend_by(self.weigh, q, k, v, noise=noise)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
-        def attend_rows(
-            tape: Tape,
-            q: Array,
-            k: Array,
-            v: Array,
-            allowed: Any,
-            relative_position: Any,
-            noise: Array | None,
-            **score_arrays: Any,
-        ) -> Any:
-            noise = record(tape, noise=upcast(noise))
-
-            def hard_weights(scores: Array, allowed: Array | None) -> Array:
-                noisy = scores if noise is None else record(tape, noisy=scores + noise)
-                allowed = hide_neg_inf(allowed, noise)
-                hard = hardmax(noisy, allowed)
-                if c.estimator == "argmax":
-                    return hard
-                return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
-
-            return attend(
-                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
-
-        context, weights = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+    def weigh(self, tape: Tape, scores: Array, allowed: Array | None, noise: Array | None) -> Array:
+        """The weights of a call's scores: 1 for the best key."""
+        c, noise = self.config, record(tape, noise=upcast(noise))
+        noisy = scores if noise is None else record(tape, noisy=scores + noise)
+        allowed = hide_neg_inf(allowed, noise)
+        hard = hardmax(noisy, allowed)
+        if c.estimator == "argmax":
+            return hard
+        return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        back = AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-
-        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            noise, dnoise = tape.get("noise"), None
-
-            def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
-                nonlocal dnoise
-                if c.estimator == "argmax":
-                    # zeros of dprobs' type, which in the judge carries error bounds
-                    dnoisy = where(False, dprobs, 0.0)
-                else:
-                    dsoft = record(tape, dsoft=dprobs)
-                    dnoisy = softmax_vjp(tape["soft"], dsoft) / c.temperature
-                if noise is not None:
-                    dnoisy = record(tape, dnoisy=dnoisy)
-                    dnoise = sum_to(dnoisy, noise.shape)
-                return dnoisy
-
-            dq, dk, dv, dbias = attend_vjp(
-                tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=hard_weights_vjp
-            )
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "noise": dnoise}
-
-        dq, dk, dv, dbias, dnoise = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv = back.attend_by(self.weigh_vjp, dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dinputs = zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
-        return make_grads(dtype, dinputs, dw)
+        return back.end(dquery, dkey, dvalue)
+
+    def weigh_vjp(self, tape: Tape, probs: Array, dprobs: Array) -> tuple[Array, dict[str, Array | None]]:
+        """The gradients of scores and noise: those of the soft weights; the best key's index has none."""
+        if self.config.estimator == "argmax":
+            # zeros of dprobs' type, which in the judge carries error bounds
+            dnoisy = where(False, dprobs, 0.0)
+        else:
+            dsoft = record(tape, dsoft=dprobs)
+            dnoisy = softmax_vjp(tape["soft"], dsoft) / self.config.temperature
+        noise = tape.get("noise")
+        if noise is None:
+            return dnoisy, {}
+        dnoisy = record(tape, dnoisy=dnoisy)
+        return dnoisy, {"noise": sum_to(dnoisy, noise.shape)}

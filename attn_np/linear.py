@@ -1,17 +1,20 @@
 """Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
-import numpy as np
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._decode import DecodeStep, read_state, real_mask, write_state
-from attn_np._layer import Layer, cast_output, checked_specs
+import numpy as np
+from jaxtyping import Float
+
+from attn_np._backward import RecurrentBackward
+from attn_np._call import RecurrentCall, StateOptions
+from attn_np._decode import DecodeStep, read_state, write_state
+from attn_np._layer import Layer, checked_specs
 from attn_np._masks import any_visible, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     concatenate,
     cumsum,
-    dtype_name,
     einsum,
     exp,
     linear,
@@ -21,7 +24,7 @@ from attn_np._ops import (
     zeros,
 )
 from attn_np._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
-from attn_np._vjp import Grads, einsum_vjp, linear_vjp, make_grads, prepare_dy, rule_of, sum_grads
+from attn_np._vjp import Grads, einsum_vjp, linear_vjp, rule_of, sum_grads
 from attn_np.contract.linear import Config
 
 
@@ -177,19 +180,10 @@ class LinearAttention(Layer[Config]):
             write_state(step, state=final_state)
         return sums
 
-    def __call__(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
-        self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, x, real = self.config, call.tape, call.x, call.real
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
@@ -201,14 +195,13 @@ class LinearAttention(Layer[Config]):
         k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
+        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, call.step, tape))
         if c.normalize:
             weight_sum = sums[..., -1:] + c.eps
             weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
             context = sums[..., :-1] / weight_sum
         context = record(tape, context=context)
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def weighted_sums_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dsums: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `weighted_sums` in reverse, for a call without a cache."""
@@ -223,9 +216,9 @@ class LinearAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
-        c, dw = self.config, {}
+        c, back = self.config, RecurrentBackward(self, tape, dy)
         x, q, k, v, sums, real = (tape.get(name) for name in ("zeroed_query", "q", "k", "v", "sums", "real"))
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        dy, dw = back.dy, back.dw
         context = tape["context"]
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
         dsums = dcontext = record(tape, dcontext=dcontext)
@@ -250,4 +243,4 @@ class LinearAttention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return make_grads(dtype, {"query": zero_unseen("bt->btd", real, sum_grads(dx_q, dx_k, dx_v))}, dw)
+        return back.end(dx_q, dx_k, dx_v)

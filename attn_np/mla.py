@@ -1,23 +1,21 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
-import numpy as np
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, concatenate, dtype_name, einsum, expand_to_heads, linear, record, rms_norm
+import numpy as np
+from jaxtyping import Float
+
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, concatenate, einsum, expand_to_heads, linear, record, rms_norm
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 from attn_np._vjp import (
     Grads,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     rms_norm_vjp,
     sum_grads,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.mla import Config
 
@@ -43,20 +41,14 @@ class MultiHeadLatentAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
         positions: Positions | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, positions=positions, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         positions = record_positions(tape, positions)
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q_latent = query
         if self.w_dq is not None:
             q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
@@ -68,7 +60,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
         k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
         k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.rope_layout))
-        latent, k_rot = append(step, latent=latent, k_rot=k_rot)
+        latent, k_rot = call.cached(latent=latent, k_rot=k_rot)
         if c.absorbed:
             q_absorbed = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
             q = concatenate([q_absorbed, q_rot], -1)
@@ -78,34 +70,28 @@ class MultiHeadLatentAttention(Layer[Config]):
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,
-            step=step, tape=tape, implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v, scale=c.score_scale())
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same einsum strings."""
-        c, dw, sizes = self.config, {}, self.config.sizes()
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        latent, dtype, dy = tape["latent"], dtype_name(dy), prepare_dy(tape, dy)
+        c, sizes, back = self.config, self.config.sizes(), AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw, latent = back.inputs, back.dy, back.dw, tape["latent"]
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         if c.absorbed:
             dexpanded, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, dw["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
-            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
+            dq, dk, dv = back.attend(dcontext, scale=c.score_scale(), kv_heads=1)
             dlatent, dk_rot = sum_grads(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
             dq_absorbed, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
             dq_absorbed = record(tape, dq_absorbed=dq_absorbed)
             dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_absorbed)
         else:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
+            dq, dk, dv = back.attend(dcontext, scale=c.score_scale(), kv_heads=None)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dlatent_v, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
             dlatent_k, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
@@ -125,4 +111,4 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_down, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dq_latent)
             dq_down = record(tape, dq_down=dq_down)
             dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dq_down)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

@@ -1,19 +1,20 @@
 """Ring attention: shards of keys travel around a ring of shards of queries until each has met each."""
 
 from math import inf, sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, cast_output
-from attn_np._masks import any_visible, attention_mask, broadcast_mask, zero_unseen, zero_unseen_inputs
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, StateOptions
+from attn_np._layer import Layer
+from attn_np._masks import any_visible, broadcast_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     amax_detached,
     arange,
     concatenate,
-    dtype_name,
     einsum,
     exp,
     maximum,
@@ -25,11 +26,8 @@ from attn_np._ops import (
 from attn_np._vjp import (
     Grads,
     einsum_vjp,
-    make_grads,
     part_of_softmax,
     part_of_softmax_vjp,
-    prepare_dy,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.ring import Config
 
@@ -66,18 +64,15 @@ class RingAttention(Layer[Config]):
         query: Float[Array, "b t k"],
         key: Float[Array, "b s k"] | None = None,
         value: Float[Array, "b s v"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
+        **options: Unpack[StateOptions],
     ) -> Array:
-        self.check(query=query, key=key, value=value, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
-        k, v = append(step, k=k, v=v)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape = self.config, call.tape
+        q, k, v = call.inputs()
+        k, v = call.with_cached(k, v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
-        mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
+        mask = call.allowed(t, s, like=q)
         allowed = broadcast_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", mask, q)
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
@@ -106,15 +101,14 @@ class RingAttention(Layer[Config]):
         )
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
-        y = record(tape, y=from_shards(sums / total[..., None], t))
-        return cast_output(dtype, y)
+        return call.end(from_shards(sums / total[..., None], t))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, in one more round: those of a shard of keys and values travel with it and come home."""
-        c, dtype = self.config, dtype_name(dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
         q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
         scale = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
-        dy = prepare_dy(tape, dy)
+        dy = back.dy
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
         q_shards, dy_shards, mean_dprobs = (
@@ -138,4 +132,4 @@ class RingAttention(Layer[Config]):
         (_, _, dk, dv, dq), _ = scan(add_shard_vjp, carry, (masks_by_turn(tape["allowed"], c.shards),), names=())
         dq, dk, dv = from_shards(dq, q.shape[1]), from_shards(dk, k.shape[1]), from_shards(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return back.end(dq, dk, dv)

@@ -1,14 +1,15 @@
 """Attention with rotary positions: queries and keys rotate with their positions, so scores depend on the distance."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, dtype_name, linear, record
+from jaxtyping import Float
+
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, linear, record
 from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, zero_unseen_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp
 from attn_np.contract.rotary import Config
 
 
@@ -28,43 +29,27 @@ class RotaryAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
         positions: Positions | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, positions=positions, **options)
+        c, tape = self.config, call.tape
+        query, key, value = call.inputs()
         positions = record_positions(tape, positions)
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, call.sizes["t"], like=query, step=call.step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.rope_layout)
         k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.rope_layout)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_rot=q, k_rot=k)
-        k, v = append(step, k_rot=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk, dv = back.attend(dcontext)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
@@ -72,4 +57,4 @@ class RotaryAttention(Layer[Config]):
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dq = rotate(dq, cos, sin, c.rope_layout, inverse=True)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

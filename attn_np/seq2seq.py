@@ -1,10 +1,12 @@
 """Sequence to sequence with attention: a decoder looks back at everything the encoder read, at every step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from jaxtyping import Bool, Float, Integer
 
+from attn_np._backward import LayerBackward
+from attn_np._call import LayerCall, ShownOptions
 from attn_np._layer import Layer, Output
 from attn_np._masks import any_visible, zero_unseen
 from attn_np._ops import (
@@ -14,7 +16,6 @@ from attn_np._ops import (
     broadcast_to,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -24,7 +25,6 @@ from attn_np._ops import (
     stack,
     take,
     tanh,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -35,8 +35,6 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     softmax_vjp,
     sum_grads,
     sum_to,
@@ -129,10 +127,10 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         keep: Array | None = None,
         gru_keep: Array | None = None,
         tape: Tape = None,
-        return_weights: bool = False,
+        with_probs: bool = False,
     ) -> tuple[Array, Array, Array | None]:
         """The forward without checks and rounding: outputs, state, and the weights where they or a tape are wanted."""
-        with_probs = return_weights or tape is not None
+        with_probs = with_probs or tape is not None
         b, t, s, num_layers = target.shape[0], target.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
@@ -170,20 +168,17 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         mask: Bool[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
         gru_keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
+        **options: Unpack[ShownOptions],
     ) -> Output:
         """Outputs `b t o` and the state of every layer after the last step; with the weights `b t s` as a third."""
-        sizes = self.check(target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep)
-        dtype = dtype_name(target)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=target)
-        gru_keep = self.draw_keep(gru_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=target)
-        y, last, probs = self.run(
-            upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape, return_weights
+        call = LayerCall(
+            self, target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep, **options
         )
-        y, last = record(tape, y=y, last=last)
-        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return outputs if return_weights else outputs[:2]
+        keep, gru_keep = call.kept(keep, "b t s"), call.kept(gru_keep, "w b t e")
+        y, last, call.weights = self.run(
+            upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, call.tape, call.shows_weights
+        )
+        return call.end(y, last=last)
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """The gradients, by `run` in reverse. A scan backwards in time gives those at the gates of every step.
@@ -274,9 +269,10 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
-        unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return make_grads(dtype, unrounded.inputs, unrounded.params)
+        back = LayerBackward(self, tape, dy)
+        unrounded = self.run_vjp(tape, back.dy, record(tape, dlast=upcast(dlast)))
+        back.dw |= unrounded.params
+        return back.end(**unrounded.inputs)
 
 
 class Seq2Seq(Layer[Config]):
@@ -330,17 +326,17 @@ class Seq2Seq(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
     ) -> tuple[Array, Array]:
         """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
-        sizes = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(sizes["t"], steps, tokens=False)
-        x, dtype = upcast(target), dtype_name(target)
+        call = LayerCall(self, source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(call.sizes["t"], steps, tokens=False)
+        x = upcast(target)
         decode_step, start = self.make_decode_step(upcast(source), mask, state)
 
         def body(carry, xs):
             y, state = decode_step(*carry)
             return (y, state), (y,)
 
-        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
-        return to_dtype(y, dtype), to_dtype(stack(last), dtype)
+        (_, last), (y,) = scan(body, (x[:, 0], start), (zeros((call.sizes["b"], steps), x),), names=("y",))
+        return call.end(y, last=stack(last))
 
     def greedy(
         self,
@@ -385,8 +381,7 @@ class Seq2Seq(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         encoder_keep: Bool[Array, "..."] | None = None,
         decoder_keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
+        **options: Unpack[ShownOptions],
     ) -> Output:
         """The outputs for the targets and the state to continue from; with the weights `b t s` as a third.
 
@@ -394,14 +389,12 @@ class Seq2Seq(Layer[Config]):
         pieces. A source position that no target sees by the mask is padding. The state comes back in the layer's
         dtype, so that with a 16-bit type a target in pieces equals the whole up to the rounding of the state.
         """
-        sizes = self.check(
-            source=source, target=target, state=state, mask=mask,
-            keep=keep, encoder_keep=encoder_keep, decoder_keep=decoder_keep,
+        call = LayerCall(
+            self, source=source, target=target, state=state, mask=mask, keep=keep, encoder_keep=encoder_keep,
+            decoder_keep=decoder_keep, dtype=self.dtype, **options,
         )  # fmt: skip
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=source)
-        encoder_keep = self.draw_keep(encoder_keep, (sizes["w"], sizes["b"], sizes["s"], sizes["e"]), like=source)
-        decoder_keep = self.draw_keep(decoder_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=source)
-        dtype: Any = self.dtype
+        tape, keep = call.tape, call.kept(keep, "b t s")
+        encoder_keep, decoder_keep = call.kept(encoder_keep, "w b s e"), call.kept(decoder_keep, "w b t e")
         if self.embedding is not None:
             source, target = record(tape, source_tokens=source, target_tokens=target)
         source, target, _ = self.embed(source, target)
@@ -410,20 +403,21 @@ class Seq2Seq(Layer[Config]):
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
         decoder_tape = scope(tape, "decoder")
-        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder_tape, return_weights)
-        y, last = record(tape, y=y, last=last)
-        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return outputs if return_weights else outputs[:2]
+        y, last, call.weights = self.decoder.run(
+            target, memory, start, mask, keep, decoder_keep, decoder_tape, call.shows_weights
+        )
+        return call.end(y, last=last)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         has_state = tape.get("state") is not None
-        dy, dlast = prepare_dy(tape, dy), record(tape, dlast=upcast(dlast))
-        decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
+        back, dlast = LayerBackward(self, tape, dy), record(tape, dlast=upcast(dlast))
+        dw = back.dw
+        decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), back.dy, dlast)
         dstate, dtarget = decoder_grads.inputs["state"], decoder_grads.inputs["target"]
         dmemory, dencoder_state = decoder_grads.inputs["memory"], None if has_state else dstate
         encoder_grads = self.encoder.run_vjp(scope(tape, "encoder"), dmemory, dencoder_state)
-        dw = {f"encoder.{name}": value for name, value in encoder_grads.params.items()}
+        dw |= {f"encoder.{name}": value for name, value in encoder_grads.params.items()}
         dw |= {f"decoder.{name}": value for name, value in decoder_grads.params.items()}
         dsource, dtarget = record(tape, dsource=encoder_grads.inputs["x"], dtarget=dtarget)
         dinputs = {"source": dsource, "target": dtarget}
@@ -431,4 +425,4 @@ class Seq2Seq(Layer[Config]):
             from_source = take_vjp(self.embedding, tape["source_tokens"], dinputs.pop("source"))
             from_target = take_vjp(self.embedding, tape["target_tokens"], dinputs.pop("target"))
             dw["embedding"] = sum_grads(from_source, from_target)
-        return make_grads(self.dtype, dinputs | {"state": dstate if has_state else None}, dw)
+        return back.end(**dinputs, state=dstate if has_state else None)

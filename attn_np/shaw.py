@@ -1,21 +1,22 @@
 """Relative position representations (Shaw): a learned vector for each one is added to keys and values."""
 
+from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, RowOptions
 from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     broadcast_to,
     clip,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -31,19 +32,15 @@ from attn_np._relative import (
     relative_values,
     relative_values_vjp,
 )
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     softmax_vjp,
     sum_grads,
     sum_to,
     take_vjp,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.shaw import Config
 
@@ -67,22 +64,14 @@ class ShawAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
 
@@ -128,12 +117,8 @@ class ShawAttention(Layer[Config]):
                 attend_rows, self.add_far_position, tape, q, k, v, limit=c.max_distance, **options
             ), None
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v, attend_without_blocks=attend_without_blocks)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def table_row_numbers(self, relative_position: Array) -> Array:
         """Equation 4 of the paper: key position minus query position, clipped on either side, shifted to begin at 0."""
@@ -157,9 +142,8 @@ class ShawAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
@@ -195,14 +179,11 @@ class ShawAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        if "near_and_far" in tape:
-            options: Any = {"limit": c.max_distance, "causal": c.causal}
-            row_grads = attend_near_and_far_vjp(attend_rows_vjp, self.add_far_position_vjp, tape, dcontext, **options)
-        else:
-            row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= row_grads
+        without_blocks_vjp = partial(
+            attend_near_and_far_vjp, attend_rows_vjp, self.add_far_position_vjp, limit=c.max_distance, causal=c.causal
+        )
+        dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext, without_blocks_vjp)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

@@ -1,19 +1,27 @@
 """Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
-from typing import Any
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, linear
 from attn_np._sparse_weights import sparsemax
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sparsemax_vjp, zero_unseen_inputs_vjp
+from attn_np._vjp import Grads, linear_vjp, sparsemax_vjp
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sparsemax import Config
+
+
+def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:
+    """The weights of a call's scores."""
+    return sparsemax(scores, allowed)
+
+
+def weigh_vjp(tape: Tape, probs: Array, dprobs: Array) -> tuple[Array, dict[str, Array | None]]:
+    """The gradient of the scores."""
+    return sparsemax_vjp(probs, dprobs), {}
 
 
 class SparsemaxAttention(Layer[Config]):
@@ -33,58 +41,24 @@ class SparsemaxAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-
-        def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
-        ) -> Any:
-            return attend(
-                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
-
-        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
-            weighing=Weighing("sparsemax", scale, c.softcap),
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        weighing = Weighing("sparsemax", c.scale_or_default(call.sizes["k"]), c.softcap)
+        context = call.attend_by(weigh, q, k, v, weighing=weighing)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        back = AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-
-        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            dq, dk, dv, dbias = attend_vjp(
-                tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sparsemax_vjp
-            )
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias}
-
-        dq, dk, dv, dbias = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv = back.attend_by(weigh_vjp, dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

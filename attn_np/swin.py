@@ -3,7 +3,9 @@
 from jaxtyping import Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._layer import Layer, cast_output
+from attn_np._backward import LayerBackward
+from attn_np._call import LayerCall
+from attn_np._layer import Layer
 from attn_np._ops import (
     Array,
     Tape,
@@ -11,14 +13,13 @@ from attn_np._ops import (
     broadcast_to,
     concatenate,
     constants,
-    dtype_name,
     linear,
     record,
     reorder,
     take,
     upcast,
 )
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_grads, take_vjp
+from attn_np._vjp import Grads, linear_vjp, sum_grads, take_vjp
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 
@@ -84,26 +85,24 @@ class SwinAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
+        c, call = self.config, LayerCall(self, tape=tape, query=query)
         x = record(tape, x=to_shifted_windows(upcast(query), c))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
         index = record(tape, relative_index=constants(c.relative_index(), arange(1, query)))
         position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
-        region = regions(sizes["b"], c, query)
+        region = regions(call.sizes["b"], c, query)
         context, _ = attend(
             q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
             tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = record(tape, y=from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
-        return cast_output(dtype, y)
+        return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; those of windows are put back into the grid."""
-        c, dw = self.config, {}
-        x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(prepare_dy(tape, dy), c)
+        c, back = self.config, LayerBackward(self, tape, dy)
+        x, dy, dw = tape["x"], to_shifted_windows(back.dy, c), back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
         dbias = record(tape, dposition_bias=dbias)
@@ -111,4 +110,4 @@ class SwinAttention(Layer[Config]):
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return make_grads(dtype, {"query": from_shifted_windows(sum_grads(dx_q, dx_k, dx_v), c)}, dw)
+        return back.end(query=from_shifted_windows(sum_grads(dx_q, dx_k, dx_v), c))

@@ -1,13 +1,15 @@
 """T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
 
-from attn_np._attend import attend, attend_vjp, relative_bias_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import zero_unseen_inputs
-from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
-from attn_np._vjp import Grads, linear_vjp, make_grads, prepare_dy, sum_to, take_vjp, zero_unseen_inputs_vjp
+from jaxtyping import Float
+
+from attn_np._attend import relative_bias_vjp
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._ops import Array, Tape, clip, constants, linear, record, take
+from attn_np._vjp import Grads, linear_vjp, take_vjp
 from attn_np.contract.t5_bias import Config
 
 
@@ -29,52 +31,34 @@ class T5Attention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias = record(tape, caller_bias=upcast(bias))
 
         def relative_bias_fn(relative_position: Array) -> Array:
             # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
-            bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
-            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            bucket = record(
+                call.tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance]
+            )
+            return record(call.tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, scale=c.scale,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v, relative_bias_fn=relative_bias_fn)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        back = AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-
-        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, needs_diagonal_grad=True)
+        dq, dk, dv = back.attend(dcontext, relative_bias=True, needs_diagonal_grad=True)
         dposition_bias = record(tape, dposition_bias=relative_bias_vjp(tape, tape["position_bias"].shape))
         dw["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition_bias.swapaxes(1, 3))
-        caller_bias = tape.get("caller_bias")
-        dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

@@ -1,25 +1,22 @@
 """Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
-from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, RowOptions
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
+from attn_np._ops import Array, Tape, dropout, einsum, linear, record, softmax, tanh, upcast
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     softmax_vjp,
     sum_to,
     tanh_vjp,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.talking_heads import Config
@@ -44,24 +41,14 @@ class TalkingHeadsAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
 
@@ -91,19 +78,21 @@ class TalkingHeadsAttention(Layer[Config]):
             context = record(tape, context=einsum("bgts,bsgv->btgv", mixed_weights, v))
             return context, probs
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
-            w_mix_scores=upcast(self.w_mix_scores), w_mix_weights=upcast(self.w_mix_weights),
-        )  # fmt: skip
-        y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(
+            attend_rows,
+            q,
+            k,
+            v,
+            weighing=Weighing("softmax", scale, c.softcap),
+            w_mix_scores=upcast(self.w_mix_scores),
+            w_mix_weights=upcast(self.w_mix_weights),
+        )
+        return call.end(linear("btgv,gvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
@@ -139,10 +128,8 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= row_grads
+        dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

@@ -1,14 +1,15 @@
 """Transformer-XL's attention: contents and relative positions are scored apart, each with a bias of its own."""
 
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, cast_output
-from attn_np._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
+from attn_np._backward import AttentionBackward
+from attn_np._call import AttentionCall, Options
+from attn_np._layer import Layer, Output
+from attn_np._masks import hide_neg_inf, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -16,7 +17,6 @@ from attn_np._ops import (
     clip,
     concatenate,
     dropout,
-    dtype_name,
     einsum,
     linear,
     record,
@@ -24,18 +24,14 @@ from attn_np._ops import (
     upcast,
 )
 from attn_np._relative import relative_scores_per_head, relative_scores_per_head_vjp, sinusoids, to_key_positions
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
 from attn_np._vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
     linear_vjp,
-    make_grads,
-    prepare_dy,
     softmax_vjp,
     sum_grads,
     sum_to,
-    zero_unseen_inputs_vjp,
 )
 from attn_np.contract.transformer_xl import Config
 
@@ -60,25 +56,17 @@ class TransformerXLAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        k, v = call.with_cached(k, v)
         low, high = 0 if c.causal else 1 - q.shape[1], k.shape[1]
-        table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
+        table = sinusoids(low, high, sizes["d"], c.base, like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
         def both_queries(tape: Tape, q: Array) -> Any:
@@ -112,27 +100,20 @@ class TransformerXLAttention(Layer[Config]):
         def attend_without_blocks(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
-            key_sinusoids, query_sinusoids = (
-                sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t)
-            )
+            key_sinusoids, query_sinusoids = (sinusoids(n, s, sizes["d"], c.base, like=q) for n in (0, s - t))
             position_features = to_key_positions(einsum("bthk,dhk->bthd", q_position, self.w_r), query_sinusoids)
             key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
             q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
             return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, attend_without_blocks=attend_without_blocks, bias=bias, keep=keep,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(attend_rows, q, k, v, attend_without_blocks=attend_without_blocks)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
-        c, dw = self.config, {}
-        query, key, value = tape["zeroed_query"], tape["zeroed_key"], tape["zeroed_value"]
-        dtype, dy = dtype_name(dy), prepare_dy(tape, dy)
+        c, back = self.config, AttentionBackward(self, tape, dy)
+        (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
         rel = tape["rel"]
 
@@ -141,7 +122,7 @@ class TransformerXLAttention(Layer[Config]):
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
             dq_content, dposition_features = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
-            query_sinusoids = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
+            query_sinusoids = sinusoids(s - t, s, c.d_model, c.base, like=dq)
             dabsolute_features = to_key_positions(dposition_features, query_sinusoids)
             dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dabsolute_features)
             dw = {"b_content": sum_to(dq_content, q_position.shape[2:])}
@@ -150,8 +131,6 @@ class TransformerXLAttention(Layer[Config]):
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dw
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            if "relative_index" not in tape:
-                return attend_without_blocks_vjp(tape, dcontext)
             dparams: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]
@@ -178,14 +157,12 @@ class TransformerXLAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dparams
 
-        row_grads = attend_in_row_blocks_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (row_grads.pop(name) for name in ("q", "k", "v", "bias"))
-        dw |= row_grads
+        dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext, attend_without_blocks_vjp)
         if "rel" in dw:
             low, high = 0 if c.causal else 1 - dq.shape[1], dk.shape[1]
-            table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
+            table = sinusoids(low, high, c.d_model, c.base, like=dk)
             _, dw["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=dw.pop("rel")))
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return make_grads(dtype, zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, dw)
+        return back.end(dquery, dkey, dvalue)

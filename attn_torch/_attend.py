@@ -143,6 +143,8 @@ def attend(
         implementation, tape, supported, return_weights=return_weights, **weight_options
     )
     like_full_pass, diagonal_bias = step is None or step.like_full_pass, None
+    if relative_bias_fn is not None:
+        bias = record(tape, caller_bias=upcast(bias))
     if (
         relative_bias_fn is not None
         and fast

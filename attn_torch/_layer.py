@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
-from attn_np.contract._call import call_error, config_of
+from attn_np.contract._call import CALL_DOC, call_error, config_of, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -31,20 +31,27 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
 
 
 def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call that says what to write instead of arguments that it does not have."""
+    """A layer's call that says what to write instead of arguments that it does not have, with a full signature."""
+    full = spelled_out(call)
+    known = tuple(full.parameters)
 
+    @wraps(call)
     def run(self: Any, *inputs: Any, **options: Any) -> Any:
         try:
+            for name in options:
+                if name not in known:
+                    raise TypeError(name)
             return call(self, *inputs, **options)
         except TypeError:
-            error = call_error(self.config, call, inputs, options)
+            error = call_error(self.config, run, inputs, options)
             if error is None:
                 raise
         raise error
 
     # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
     run.__code__ = run.__code__.replace(co_name=call.__qualname__)
-    return wraps(call)(run)
+    run.__signature__, run.__doc__ = full, call.__doc__ or CALL_DOC
+    return run
 
 
 class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):

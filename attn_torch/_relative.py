@@ -14,6 +14,7 @@ from attn_torch._ops import (
     constant_like,
     constants,
     diagonals_to_pairs,
+    dtype_name,
     einsum,
     gather_last,
     pairs_to_diagonals,
@@ -26,9 +27,14 @@ from attn_torch._ops import (
 )
 
 
-@constant_like
-def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
+def sinusoids(low: int, high: int, width: int, base: float, *, like: Array) -> Array:
     """Encodings of the integers low .. high - 1: sines, then cosines, made in float64 and rounded once."""
+    return sinusoid_table(low, high, width, base, dtype_name(like), like=like)
+
+
+@constant_like
+def sinusoid_table(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
+    """The table of `sinusoids` as a constant."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
     angles = xp.arange(low, high, dtype=xp.float64)[:, None] * rates
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))

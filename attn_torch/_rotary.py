@@ -148,3 +148,15 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inver
     a, b = a * cos - b * sin, b * cos + a * sin
     rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
     return rotated if x.shape[-1] == 2 * n else concatenate([rotated, x[..., 2 * n :]], -1)
+
+
+def query_scale_table(growth: float, interval: int, count: int, *, like: Array) -> Array:
+    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
+    return query_scale_constant(growth, interval, count, dtype_name(like), like=like)
+
+
+@constant_like
+def query_scale_constant(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+    """The table of `query_scale_table` as a constant."""
+    numbers = xp.arange(1, count + 1, dtype=xp.float64)
+    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))

@@ -4,8 +4,9 @@ from jaxtyping import Float
 
 from attn_np.contract.axial import Config
 from attn_torch._attend import attend
-from attn_torch._layer import Layer, cast_output
-from attn_torch._ops import Array, Tape, dtype_name, linear, record, scope, upcast
+from attn_torch._call import LayerCall
+from attn_torch._layer import Layer
+from attn_torch._ops import Array, Tape, linear, record, scope, upcast
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
@@ -47,8 +48,8 @@ class AxialAttention(Layer[Config]):
         return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
+        call = LayerCall(self, tape=tape, query=query)
+        c, sizes = self.config, call.sizes
         # Two reshapes, each of one axis, so that a sharded batch stays sharded.
         x = upcast(query).reshape(sizes["b"], c.height, c.width, sizes["d"])
         x = x.reshape(sizes["b"] * c.height, c.width, sizes["d"])
@@ -56,4 +57,4 @@ class AxialAttention(Layer[Config]):
         columns = transpose_grid(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
         y = transpose_grid(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["o"])
-        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["o"])))
+        return call.end(y.reshape(sizes["b"], sizes["t"], sizes["o"]))

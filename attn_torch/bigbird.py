@@ -1,15 +1,14 @@
 """BigBird attention: in blocks, a window of neighbours, global blocks at both ends and a few drawn at random."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
-from attn_torch._attend import attend
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, constant_like, dtype_name, linear, record
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, arange, broadcast_to, constant_like, linear
 
 
 @constant_like
@@ -41,28 +40,11 @@ class BigBirdAttention(Layer[Config]):
             pattern = pattern | ChosenChunk(c.block_size, broadcast_to(numbers[:, i], (b, t)))
         return pattern
 
-    def forward(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        pattern = self.pattern(sizes["b"], sizes["t"], query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, mask=mask, pattern=pattern)
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        call = AttentionCall(self, query, **options)
+        query, key, value = call.inputs(pattern=self.pattern(call.sizes["b"], call.sizes["t"], query))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, pattern=pattern, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=tape, implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

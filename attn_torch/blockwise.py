@@ -1,19 +1,18 @@
 """Blockwise attention: the softmax as a running sum over blocks of keys; the weights are never stored."""
 
 from math import inf, sqrt
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np.contract.blockwise import Config
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, cast_output
-from attn_torch._masks import any_visible, attention_mask, broadcast_mask, zero_unseen, zero_unseen_inputs
+from attn_torch._call import AttentionCall, StateOptions
+from attn_torch._layer import Layer
+from attn_torch._masks import any_visible, broadcast_mask, zero_unseen
 from attn_torch._ops import (
     Array,
-    Tape,
     amax_detached,
     concatenate,
-    dtype_name,
     einsum,
     exp,
     maximum,
@@ -39,18 +38,15 @@ class BlockwiseAttention(Layer[Config]):
         query: Float[Array, "b t k"],
         key: Float[Array, "b s k"] | None = None,
         value: Float[Array, "b s v"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
+        **options: Unpack[StateOptions],
     ) -> Array:
-        self.check(query=query, key=key, value=value, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        q, k, v = zero_unseen_inputs(tape, "bts", query, key, value, step=step)
-        k, v = append(step, k=k, v=v)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape = self.config, call.tape
+        q, k, v = call.inputs()
+        k, v = call.with_cached(k, v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale
-        mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
+        mask = call.allowed(t, s, like=q)
         allowed = broadcast_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", mask, q)
         k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
@@ -76,5 +72,4 @@ class BlockwiseAttention(Layer[Config]):
         (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape, recompute_with=(q,))
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed, and its sums are NaN.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
-        y = record(tape, y=sums / total[..., None])
-        return cast_output(dtype, y)
+        return call.end(sums / total[..., None])

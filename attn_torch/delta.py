@@ -1,16 +1,17 @@
 """Delta rule: a key's old value is removed from the state before the new one is written."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.delta import Config
-from attn_torch._decode import DecodeStep, read_state, real_mask, write_state
-from attn_torch._layer import Layer, cast_output
+from attn_torch._call import RecurrentCall, StateOptions
+from attn_torch._layer import Layer
 from attn_torch._masks import zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
     concatenate,
-    dtype_name,
     einsum,
     l2_normalize,
     linear,
@@ -19,9 +20,7 @@ from attn_torch._ops import (
     scan,
     sigmoid,
     silu,
-    upcast,
     where,
-    zeros,
 )
 from attn_torch._recurrence import (
     causal_mask,
@@ -90,19 +89,10 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
-    def forward(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
@@ -111,14 +101,13 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        initial_state = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
         if chunk_size is None:
             context, final_state = recurrent_form(q_unit, k_unit, v, beta, initial_state, tape)
         else:
             context, final_state = chunked_form(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
-        write_state(step, state=final_state)
+        call.keep_state(state=final_state)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
-        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, None))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", normed, self.w_o, None))

@@ -1,14 +1,14 @@
 """Dilated attention: a window that skips positions, so that as many keys reach further back."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract._patterns import Dilated
 from attn_np.contract.dilated import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, linear, record
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, linear
 
 
 class DilatedAttention(Layer[Config]):
@@ -23,35 +23,14 @@ class DilatedAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def forward(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        c, call = self.config, AttentionCall(self, query, **options)
         left, right = (None, None) if c.steps is None else c.steps
         left, right = (None if n is None else n * c.dilation for n in (left, right))
         pattern = Dilated(c.dilation)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, window=(left, right), pattern=pattern, step=step
-        )
+        query, key, value = call.inputs(window=(left, right), pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=(left, right), pattern=pattern, scale=c.scale,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,13 +1,13 @@
 """Gated attention: every head's output is multiplied by a gate that is computed from the layer's input."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.gated import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, linear, record, sigmoid
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, linear, record, sigmoid
 
 
 class GatedAttention(Layer[Config]):
@@ -29,32 +29,16 @@ class GatedAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        tape = call.tape
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v)
         gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
         gate = record(tape, gate=sigmoid(gate_scores))
         gated = record(tape, gated=context * gate)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, self.b_o))

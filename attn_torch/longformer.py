@@ -1,13 +1,14 @@
 """Longformer attention: a window of neighbours, and a few positions that see all and are seen by all."""
 
+from typing import Unpack
+
 from jaxtyping import Bool, Float
 
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
-from attn_torch._attend import attend
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, arange, broadcast_to, linear, record
 
 
 class LongformerAttention(Layer[Config]):
@@ -32,40 +33,22 @@ class LongformerAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         global_mask: Bool[Array, "..."] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
+        call = AttentionCall(self, query, global_mask=global_mask, **options)
+        c, tape, sizes = self.config, call.tape, call.sizes
         is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
         local = (window | GlobalKeys(is_global)) & Not(from_global)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
-        )
+        query, key, value = call.inputs(pattern=window | GlobalKeys(is_global) | from_global)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
-        keep = record(tape, keep=self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query))
-        local_context, weights = attend(
-            q, k, v, mask=mask, bias=bias, pattern=local, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=scope(tape, "local"), implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
-        global_context, weights_global = attend(
-            q_global, k_global, v_global, mask=mask, bias=bias, pattern=from_global, scale=c.scale, keep=keep,
-            rate=c.dropout, tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
+        local_context = call.attend(q, k, v, part="local", pattern=local)
+        global_context = call.attend(q_global, k_global, v_global, part="global", pattern=from_global)
         context = record(tape, context=local_context + global_context)
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        if weights is not None and weights_global is not None:
-            weights = weights + weights_global
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,14 +1,13 @@
 """Multi-head attention: several heads attend in parallel, each in a subspace of its own."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.mha import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._memory import with_memory
-from attn_torch._ops import Array, Tape, dtype_name, linear, record
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, linear
 
 
 class MultiHeadAttention(Layer[Config]):
@@ -30,34 +29,12 @@ class MultiHeadAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        s = k.shape[1]
-        q, k, v, options = with_memory(
-            self.memory_k, self.memory_v, q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window,
-            keep=keep, rate=c.dropout, step=step, tape=tape,
-        )  # fmt: skip
-        context, weights = attend(
-            q, k, v, **options, scale=c.scale, softcap=c.softcap, tape=tape, normalize_over=c.normalize_over,
-            implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
-        weights = None if weights is None else weights[..., :s]
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v, memory_k=self.memory_k, memory_v=self.memory_v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

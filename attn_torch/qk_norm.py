@@ -1,13 +1,13 @@
 """Query-key normalisation: queries and keys are normalised before they are compared."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.qk_norm import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, l2_normalize, layer_norm, linear, record, rms_norm, upcast
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 
 
 def normalize(c: Config, x: Array, weight: Array | None) -> Array:
@@ -47,20 +47,11 @@ class QKNormAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape = self.config, call.tape
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
@@ -70,12 +61,5 @@ class QKNormAttention(Layer[Config]):
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v, scale=scale)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,13 +1,14 @@
 """Retention: attention without a softmax, whose weights decay with the distance at each head's own rate."""
 
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np.contract.retention import Config
-from attn_torch._decode import DecodeStep, read_state, real_mask, write_state
-from attn_torch._layer import Layer, cast_output
+from attn_torch._call import RecurrentCall, StateOptions
+from attn_torch._decode import DecodeStep, read_state, write_state
+from attn_torch._layer import Layer
 from attn_torch._masks import broadcast_mask, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -15,7 +16,6 @@ from attn_torch._ops import (
     concatenate,
     constants,
     cumsum,
-    dtype_name,
     einsum,
     exp,
     layer_norm,
@@ -165,22 +165,13 @@ class Retention(Layer[Config]):
             return x, weight
         return x.reshape((b, t, h * v)), None if weight is None else weight.reshape((h * v,))
 
-    def forward(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        step: DecodeStep | None = None,
-    ) -> Array:
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0.
 
         In a step, the argument `valid` of `Layer.step` marks the real positions.
         """
-        sizes = self.check(query=query, mask=mask)
-        c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=upcast(query), real=real_mask(mask, step))
-        x = record(tape, zeroed_query=zero_unseen("bt->btd", real, x))
+        call = RecurrentCall(self, query, **options)
+        c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
         q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
@@ -190,14 +181,15 @@ class Retention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
-            cos, sin = cos_sin_for(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
+            cos, sin = cos_sin_for(
+                c, None, sizes["t"], like=x, step=call.step, real=is_real if call.step is None else None
+            )
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        context = record(tape, context=self.compute_context(q * scale, k, v, is_real, step, tape))
+        context = record(tape, context=self.compute_context(q * scale, k, v, is_real, call.step, tape))
         gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))
             gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)
             gated = record(tape, gated=gate * normed)
-        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
-        return cast_output(dtype, y)
+        return call.end(linear("bthv,hvo->bto", gated, self.w_o, self.b_o))

@@ -1,14 +1,14 @@
 """Segmented attention: several documents packed into one sequence, none of which sees another."""
 
-from jaxtyping import Bool, Float, Int
+from typing import Unpack
+
+from jaxtyping import Float, Int
 
 from attn_np.contract._patterns import Documents
 from attn_np.contract.segments import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, linear, record
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, linear
 
 
 class SegmentedAttention(Layer[Config]):
@@ -27,30 +27,13 @@ class SegmentedAttention(Layer[Config]):
         self,
         query: Float[Array, "b t d"],
         segments: Int[Array, "b t"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        key_segments = append(step, segments=segments)
-        pattern = Documents(segments, key_segments)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, mask=mask, causal=c.causal, pattern=pattern, step=step
-        )
+        call = AttentionCall(self, query, segments=segments, **options)
+        documents = Documents(segments, call.cached(segments=segments))
+        query, key, value = call.inputs(pattern=documents)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, pattern=pattern, scale=c.scale, keep=keep,
-            rate=c.dropout, step=step, tape=tape, implementation=implementation, return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,13 +1,13 @@
 """Self-attention: every position of one sequence looks at all its positions, with a single head."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.self_attention import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dtype_name, linear, record
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, linear
 
 
 class SelfAttention(Layer[Config]):
@@ -22,33 +22,12 @@ class SelfAttention(Layer[Config]):
     b_v: Float[Array, "v"] | None
     b_o: Float[Array, "o"] | None
 
-    def forward(
-        self,
-        query: Float[Array, "b t d"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
-    ) -> Output:
-        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
+        call = AttentionCall(self, query, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
+        context = call.attend(q, k, v)
         y = context if self.w_o is None else linear("btv,vo->bto", context, self.w_o, self.b_o)
-        y = record(tape, y=y)
-        return cast_output(dtype, y, weights, return_weights)
+        return call.end(y)

@@ -1,21 +1,19 @@
 """Sigmoid attention: every key is weighed by itself, and the keys of a query do not compete."""
 
-from typing import Any
+from typing import Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sigmoid_attention import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import broadcast_mask, zero_unseen_inputs
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._masks import broadcast_mask
 from attn_torch._ops import (
     Array,
     Tape,
     broadcast_to,
     constants,
-    dtype_name,
     einsum,
     linear,
     log,
@@ -24,7 +22,6 @@ from attn_torch._ops import (
     sigmoid,
     where,
 )
-from attn_torch._rows import attend_in_row_blocks
 
 
 class SigmoidAttention(Layer[Config]):
@@ -44,56 +41,31 @@ class SigmoidAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        weighing = Weighing("sigmoid", c.scale_or_default(call.sizes["k"]), c.softcap, c.score_offset)
+        context = call.attend_by(self.weigh, q, k, v, weighing=weighing)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
-        def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, **score_arrays: Any
-        ) -> Any:
-            def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
-                if c.score_offset is None:
-                    # 1 for a visible key, else 0; one row serves all queries without a mask.
-                    one = constants([1.0], scores)
-                    if allowed is None:
-                        visible = broadcast_to(one, (1, 1, 1, scores.shape[-1]))
-                    else:
-                        visible = where(broadcast_mask(allowed, scores.shape, scores), one, 0.0)
-                    count = einsum("bhts,s->bht", visible, broadcast_to(one, (scores.shape[-1],)))
-                    shifted = scores - log(maximum(count, 1.0))[..., None]
-                else:
-                    shifted = scores + c.score_offset
-                if allowed is None:
-                    return sigmoid(record(tape, shifted=shifted))
-                shifted = record(tape, shifted=where(allowed, shifted, 0.0))
-                return where(allowed, sigmoid(shifted), 0.0)
-
-            return attend(
-                q, k, v, mask=allowed, **score_arrays, scale=c.scale, softcap=c.softcap, softmax_fn=sigmoid_weights,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
-
-        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        context, weights = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
-            weighing=Weighing("sigmoid", scale, c.softcap, c.score_offset),
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+    def weigh(self, tape: Tape, scores: Array, allowed: Array | None) -> Array:
+        """The weights of a call's scores, each by itself."""
+        if self.config.score_offset is None:
+            # 1 for a visible key, else 0; one row serves all queries without a mask.
+            one = constants([1.0], scores)
+            if allowed is None:
+                visible = broadcast_to(one, (1, 1, 1, scores.shape[-1]))
+            else:
+                visible = where(broadcast_mask(allowed, scores.shape, scores), one, 0.0)
+            count = einsum("bhts,s->bht", visible, broadcast_to(one, (scores.shape[-1],)))
+            shifted = scores - log(maximum(count, 1.0))[..., None]
+        else:
+            shifted = scores + self.config.score_offset
+        if allowed is None:
+            return sigmoid(record(tape, shifted=shifted))
+        shifted = record(tape, shifted=where(allowed, shifted, 0.0))
+        return where(allowed, sigmoid(shifted), 0.0)

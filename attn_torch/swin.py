@@ -5,7 +5,8 @@ from jaxtyping import Float
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 from attn_torch._attend import attend
-from attn_torch._layer import Layer, cast_output
+from attn_torch._call import LayerCall
+from attn_torch._layer import Layer
 from attn_torch._ops import (
     Array,
     Tape,
@@ -13,7 +14,6 @@ from attn_torch._ops import (
     broadcast_to,
     concatenate,
     constants,
-    dtype_name,
     linear,
     record,
     reorder,
@@ -83,18 +83,16 @@ class SwinAttention(Layer[Config]):
     b_o: Float[Array, "o"] | None
 
     def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
-        sizes = self.check(query=query)
-        c, dtype = self.config, dtype_name(query)
+        c, call = self.config, LayerCall(self, tape=tape, query=query)
         x = record(tape, x=to_shifted_windows(upcast(query), c))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
         index = record(tape, relative_index=constants(c.relative_index(), arange(1, query)))
         position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
-        region = regions(sizes["b"], c, query)
+        region = regions(call.sizes["b"], c, query)
         context, _ = attend(
             q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
             tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = record(tape, y=from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
-        return cast_output(dtype, y)
+        return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))

@@ -1,13 +1,13 @@
 """T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
 
-from jaxtyping import Bool, Float
+from typing import Unpack
+
+from jaxtyping import Float
 
 from attn_np.contract.t5_bias import Config
-from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import zero_unseen_inputs
-from attn_torch._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
+from attn_torch._call import AttentionCall, Options
+from attn_torch._layer import Layer, Output
+from attn_torch._ops import Array, clip, constants, linear, record, take
 
 
 class T5Attention(Layer[Config]):
@@ -28,35 +28,21 @@ class T5Attention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        implementation: str = "auto",
-        step: DecodeStep | None = None,
+        **options: Unpack[Options],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(tape, "bhts", query, key, value, mask=mask, causal=c.causal, step=step)
+        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias = record(tape, caller_bias=upcast(bias))
 
         def relative_bias_fn(relative_position: Array) -> Array:
             # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
-            bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
-            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            bucket = record(
+                call.tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance]
+            )
+            return record(call.tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, relative_bias_fn=relative_bias_fn, causal=c.causal, scale=c.scale,
-            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
-        )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, weights, return_weights)
+        context = call.attend(q, k, v, relative_bias_fn=relative_bias_fn)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,16 +1,15 @@
 """Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.talking_heads import Config
-from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, cast_output
-from attn_torch._masks import hide_neg_inf, zero_unseen, zero_unseen_inputs
-from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
-from attn_torch._rows import attend_in_row_blocks
+from attn_torch._call import AttentionCall, RowOptions
+from attn_torch._layer import Layer, Output
+from attn_torch._masks import hide_neg_inf, zero_unseen
+from attn_torch._ops import Array, Tape, dropout, einsum, linear, record, softmax, tanh, upcast
 
 
 class TalkingHeadsAttention(Layer[Config]):
@@ -32,24 +31,14 @@ class TalkingHeadsAttention(Layer[Config]):
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        bias: Float[Array, "..."] | None = None,
-        keep: Bool[Array, "..."] | None = None,
-        tape: Tape = None,
-        return_weights: bool = False,
-        step: DecodeStep | None = None,
+        **options: Unpack[RowOptions],
     ) -> Output:
-        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
-        c, dtype = self.config, dtype_name(query)
-        query, key, value = zero_unseen_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
-        )
+        call = AttentionCall(self, query, key, value, **options)
+        c, sizes = self.config, call.sizes
+        query, key, value = call.inputs()
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
 
@@ -79,10 +68,13 @@ class TalkingHeadsAttention(Layer[Config]):
             context = record(tape, context=einsum("bgts,bsgv->btgv", mixed_weights, v))
             return context, probs
 
-        context, probs = attend_in_row_blocks(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, bias=bias, keep=keep, weighing=Weighing("softmax", scale, c.softcap),
-            w_mix_scores=upcast(self.w_mix_scores), w_mix_weights=upcast(self.w_mix_weights),
-        )  # fmt: skip
-        y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
-        return cast_output(dtype, y, probs, return_weights)
+        context = call.attend_in_rows(
+            attend_rows,
+            q,
+            k,
+            v,
+            weighing=Weighing("softmax", scale, c.softcap),
+            w_mix_scores=upcast(self.w_mix_scores),
+            w_mix_weights=upcast(self.w_mix_weights),
+        )
+        return call.end(linear("btgv,gvo->bto", context, self.w_o, self.b_o))

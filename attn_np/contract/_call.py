@@ -1,8 +1,8 @@
 """The errors of calls and constructors whose arguments Python cannot bind, with what to write instead."""
 
 from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
-from typing import Any
+from inspect import Parameter, Signature, signature
+from typing import Any, get_args
 
 from attn_np.contract import config as make_config
 from attn_np.contract import did_you_mean
@@ -23,6 +23,42 @@ MASKS = ("attn_mask", "attention_mask", "masks", "attn_bias", "attention_bias")
 CAUSALITY = ("is_causal", "causal", "use_causal_mask")
 CACHES = ("cache", "past_key_value", "past_key_values", "use_cache", "layer_past", "decode", "valid")
 MODES = ("training", "train", "deterministic", "dropout_p", "dropout_rng", "enable_dropout")
+
+# The defaults of the options of a call; those that stand here not are None.
+DEFAULTS = {"return_weights": False, "implementation": "auto"}
+
+CALL_DOC = """The outputs in the dtype of the inputs; with `return_weights` a pair with the weights, `b h t s`.
+
+Every layer takes some of these arguments; the signature names them and gives the axes.
+
+Args:
+    query, key, value: a missing key is the query, a missing value the key.
+    mask: True = may attend; of causal layers, window and pattern hide more.
+    bias: added to the scores.
+    keep: False = dropped; drawn in training where it is not given.
+    tape: a dictionary that gets every named intermediate.
+    return_weights: whether to return the weights too.
+    implementation: "textbook" forms all scores, "fused" never does or is refused, "auto" takes what serves best.
+    step: `Layer.step` alone passes it.
+
+Raises:
+    ValueError: a shape that does not fit, or an option that this call cannot have.
+    TypeError: no array, another dtype than the layer's, or an argument that the layer does not take.
+"""
+
+
+def spelled_out(call: Callable[..., Any]) -> Signature:
+    """The signature of a call, with options that it takes as `**options: Unpack[Options]` one by one."""
+    found, parameters = signature(call), list[Parameter]()
+    for parameter in found.parameters.values():
+        spelled = get_args(parameter.annotation)
+        if parameter.kind is Parameter.VAR_KEYWORD and spelled:
+            for name, annotation in spelled[0].__annotations__.items():
+                default = DEFAULTS.get(name)
+                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        else:
+            parameters.append(parameter)
+    return found.replace(parameters=parameters)
 
 
 def call_error(

@@ -123,9 +123,6 @@ class Config(Rotary, Heads):
     def broken_relations(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
 
-    def cache_axes(self) -> dict[str, str]:
-        return {"k_rot": "b s h k", "v": "b s h v"} if self.causal else {}
-
 
 EXAMPLES = {
     "yarn": Config(

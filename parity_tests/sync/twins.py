@@ -17,7 +17,7 @@ from attn_np import contract
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("attn_jax", "attn_torch")
 SHARED = (
-    "_api", "_attend", "_decode", "_drop_in", "_far", "_functions", "_masks", "_memory", "_recur_function",
+    "_api", "_attend", "_call", "_decode", "_drop_in", "_far", "_functions", "_masks", "_memory", "_recur_function",
     "_recurrence", "_relative", "_rotary", "_rotary_functions", "_simplex", "_sparse_weights", "_terms",
 )  # fmt: skip
 OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
