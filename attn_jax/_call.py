@@ -118,8 +118,8 @@ class LayerCall:
         outputs = record(self.tape, y=y, **states)
         if not states:
             return cast_output(self.dtype, outputs, self.weights, self.shows_weights)
-        rounded = tuple(cast_output(self.dtype, x) for x in outputs)
-        return (*rounded, cast_output(self.dtype, self.weights)) if self.shows_weights else rounded
+        shown: Any = (self.weights,) if self.shows_weights else ()
+        return tuple(cast_output(self.dtype, x) for x in (*outputs, *shown))
 
 
 class AttentionCall(LayerCall):
@@ -151,14 +151,23 @@ class AttentionCall(LayerCall):
         self.step, self.implementation = step, implementation
 
     def inputs(
-        self, *, causal: bool | None = None, window: Limits | None = None, pattern: Pattern | None = None
+        self,
+        *,
+        causal: bool | None = None,
+        window: Limits | None = None,
+        pattern: Pattern | None = None,
+        projected: bool = True,
     ) -> tuple[Array, Array, Array]:
         """Query, key and value, upcast, 0 where unseen; a missing key is the query, a missing value the key.
 
-        Causality and window are the config's, unless others are given.
+        Args:
+            causal, window: who sees whom, if not as the config says.
+            pattern: who sees whom besides.
+            projected: False in a layer without projections that what is hidden could leak into: there the attention
+                itself sets to 0 what is unseen.
         """
-        axes = "bhts" if "h" in self.sizes else "bts"
-        return zero_unseen_inputs(self.tape, axes, *self.passed, **self.who_sees_whom(causal, window, pattern))
+        axes, masking = "bhts" if "h" in self.sizes else "bts", self.who_sees_whom(causal, window, pattern)
+        return zero_unseen_inputs(self.tape, axes, *self.passed, **masking if projected else {"step": self.step})
 
     def who_sees_whom(
         self, causal: bool | None = None, window: Limits | None = None, pattern: Pattern | None = None

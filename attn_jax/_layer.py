@@ -1,7 +1,7 @@
 """The base of JAX's layers: parameters, checks of a call, outputs, and decoding."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from importlib import import_module
 from inspect import isfunction
 from types import MethodType
@@ -15,7 +15,7 @@ from flax import nnx
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, under_prefix
-from attn_np.contract._call import CALL_DOC, call_error, config_of, spelled_out
+from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -53,7 +53,6 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES
         return jnp.asarray(x, DTYPES[dtype]) if floating else x
 
-    @wraps(call)
     def cast_and_call(self: Any, *inputs: Any, **options: Any) -> Any:
         if self.casts_inputs:
             inputs = tuple(cast(x, self.dtype) for x in inputs)
@@ -69,8 +68,7 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         raise error
 
-    cast_and_call.__signature__, cast_and_call.__doc__ = full, call.__doc__ or CALL_DOC
-    return cast_and_call
+    return described(call, cast_and_call, full)
 
 
 class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):

@@ -20,11 +20,17 @@ from attn_jax._ops import (
     reorder,
     signed,
     take,
+    to_dtype,
     transpose_diagonals,
     zeros,
 )
 from attn_np.contract import _functions as functions_contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
+
+
+def as_floats(x: Array, like: Array) -> Array:
+    """Distances, numbers of positions or truth values as floats in the dtype of another array."""
+    return to_dtype(x, dtype_name(like))
 
 
 def sinusoids(low: int, high: int, width: int, base: float, *, like: Array) -> Array:

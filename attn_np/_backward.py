@@ -108,8 +108,8 @@ class AttentionBackward(LayerBackward):
                 dothers.update(others)
                 return dscores
 
-            options = scoring(self.layer.config) | {"softmax_fn_vjp": softmax_fn_vjp}
-            dq, dk, dv, dbias = attend_vjp(tape, dcontext, **options)
+            options = scoring(self.layer.config)
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, softmax_fn_vjp=softmax_fn_vjp, **options)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | dothers
 
         return self.attend_in_rows(attend_rows_vjp, dcontext)

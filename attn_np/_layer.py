@@ -10,7 +10,7 @@ import numpy as np
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
 from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
-from attn_np.contract._call import CALL_DOC, call_error, config_of, spelled_out
+from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -60,7 +60,6 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
     full = spelled_out(call)
     known = tuple(full.parameters)
 
-    @wraps(call)
     def run(self: Any, *inputs: Any, **options: Any) -> Any:
         try:
             for name in options:
@@ -73,8 +72,7 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         raise error
 
-    run.__signature__, run.__doc__ = full, call.__doc__ or CALL_DOC
-    return run
+    return described(call, run, full)
 
 
 class Layer(DecodingMixin[Array], Generic[C]):

@@ -300,11 +300,6 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
-def cast_like(x: Any, like: Array) -> Any:
-    """An array in the dtype of another; None stays None."""
-    return to_dtype(x, dtype_name(like))
-
-
 @dispatches_on_array_type
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from attn_np._backward import AttentionBackward
 from attn_np._call import AttentionCall, Options
 from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, cast_like, constants, linear, record
+from attn_np._ops import Array, Tape, constants, linear, record
+from attn_np._relative import as_floats
 from attn_np._vjp import Grads, linear_vjp
 from attn_np.contract.alibi import Config
 
@@ -32,7 +33,7 @@ class AlibiAttention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
 
         def relative_bias_fn(relative_position: Array) -> Array:
-            distance = cast_like(abs(relative_position), q)
+            distance = as_floats(abs(relative_position), q)
             # h 1 1 times b 1 t s, or times 1 1 1 n by diagonal
             return record(call.tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 

@@ -13,7 +13,6 @@ from attn_np._ops import (
     Tape,
     arange,
     broadcast_to,
-    cast_like,
     einsum,
     linear,
     record,
@@ -21,6 +20,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
+from attn_np._relative import as_floats
 from attn_np._vjp import Grads, linear_vjp, sum_grads
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
@@ -58,7 +58,7 @@ class BlockSparseAttention(Layer[Config]):
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
         own = query_positions[:, :: c.query_block, None] // c.block_size
         eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
-        inside = cast_like(key_positions[..., None] // c.block_size == blocks, k)
+        inside = as_floats(key_positions[..., None] // c.block_size == blocks, k)
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
         num_keys = inside.sum(1)[:, :, None, None]
         real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)

@@ -23,7 +23,7 @@ class DotProductAttention(Layer[Config]):
         **options: Unpack[Options],
     ) -> Output:
         call = AttentionCall(self, query, key, value, **options)
-        q, k, v = call.inputs()
+        q, k, v = call.inputs(projected=False)
         return call.end(call.attend(q, k, v))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:

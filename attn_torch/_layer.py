@@ -1,7 +1,6 @@
 """The base of PyTorch's layers: parameters, checks of a call, outputs, and decoding."""
 
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
-from attn_np.contract._call import CALL_DOC, call_error, config_of, spelled_out
+from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
@@ -35,7 +34,6 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
     full = spelled_out(call)
     known = tuple(full.parameters)
 
-    @wraps(call)
     def run(self: Any, *inputs: Any, **options: Any) -> Any:
         try:
             for name in options:
@@ -50,8 +48,7 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
     # A code object of its own: torch.compile counts its programs by code object, and has a limit for each.
     run.__code__ = run.__code__.replace(co_name=call.__qualname__)
-    run.__signature__, run.__doc__ = full, call.__doc__ or CALL_DOC
-    return run
+    return described(call, run, full)
 
 
 class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):

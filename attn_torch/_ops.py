@@ -316,11 +316,6 @@ def to_dtype(x: Any, dtype: str) -> Any:
     return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
 
 
-def cast_like(x: Any, like: Array) -> Any:
-    """An array in the dtype of another; None stays None."""
-    return to_dtype(x, dtype_name(like))
-
-
 def einsum(subscripts: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that both operands have and the output lacks, as one batched matrix product.
 

@@ -22,9 +22,15 @@ from attn_torch._ops import (
     reorder,
     signed,
     take,
+    to_dtype,
     transpose_diagonals,
     zeros,
 )
+
+
+def as_floats(x: Array, like: Array) -> Array:
+    """Distances, numbers of positions or truth values as floats in the dtype of another array."""
+    return to_dtype(x, dtype_name(like))
 
 
 def sinusoids(low: int, high: int, width: int, base: float, *, like: Array) -> Array:

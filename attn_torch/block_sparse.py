@@ -14,7 +14,6 @@ from attn_torch._ops import (
     Tape,
     arange,
     broadcast_to,
-    cast_like,
     einsum,
     linear,
     record,
@@ -22,6 +21,7 @@ from attn_torch._ops import (
     upcast,
     where,
 )
+from attn_torch._relative import as_floats
 
 
 def heads_as_batch(x: Array) -> Array:
@@ -56,7 +56,7 @@ class BlockSparseAttention(Layer[Config]):
         blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
         own = query_positions[:, :: c.query_block, None] // c.block_size
         eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
-        inside = cast_like(key_positions[..., None] // c.block_size == blocks, k)
+        inside = as_floats(key_positions[..., None] // c.block_size == blocks, k)
         inside = broadcast_to(inside, (b, *inside.shape[1:]))
         num_keys = inside.sum(1)[:, :, None, None]
         real_keys = where((key_positions >= 0)[..., None, None], k, 0.0)

@@ -42,7 +42,7 @@ class BlockwiseAttention(Layer[Config]):
     ) -> Array:
         call = AttentionCall(self, query, key, value, **options)
         c, tape = self.config, call.tape
-        q, k, v = call.inputs()
+        q, k, v = call.inputs(projected=False)
         k, v = call.with_cached(k, v)
         (b, t, width), s = q.shape, k.shape[1]
         scale = 1 / sqrt(width) if c.scale is None else c.scale

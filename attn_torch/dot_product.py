@@ -21,5 +21,5 @@ class DotProductAttention(Layer[Config]):
         **options: Unpack[Options],
     ) -> Output:
         call = AttentionCall(self, query, key, value, **options)
-        q, k, v = call.inputs()
+        q, k, v = call.inputs(projected=False)
         return call.end(call.attend(q, k, v))

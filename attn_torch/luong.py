@@ -12,7 +12,6 @@ from attn_torch._ops import (
     Array,
     Tape,
     arange,
-    cast_like,
     cumsum,
     dropout,
     einsum,
@@ -23,6 +22,7 @@ from attn_torch._ops import (
     tanh,
     upcast,
 )
+from attn_torch._relative import as_floats
 
 # Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.
 MIN_ROWS_TO_PROJECT = 8
@@ -92,11 +92,11 @@ class LuongAttention(Layer[Config]):
             shape = query.shape[0], query.shape[1], key.shape[1]
             visible, key_number, visible_key_count = number_visible_keys(visible, query, shape)
             if self.w_position is not None and self.w_center is not None:
-                visible_key_count = record(tape, length=cast_like(visible_key_count, query))
+                visible_key_count = record(tape, length=as_floats(visible_key_count, query))
                 center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
                 center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
                 center = record(tape, center=visible_key_count * center_share)
-                offset = record(tape, offset=cast_like(key_number, query) - center[:, :, None])
+                offset = record(tape, offset=as_floats(key_number, query) - center[:, :, None])
                 # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
                 gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
             else:

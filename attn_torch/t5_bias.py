@@ -30,7 +30,8 @@ class T5Attention(Layer[Config]):
         value: Float[Array, "b s j"] | None = None,
         **options: Unpack[Options],
     ) -> Output:
-        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        call = AttentionCall(self, query, key, value, **options)
+        c, tape = self.config, call.tape
         query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
@@ -39,10 +40,8 @@ class T5Attention(Layer[Config]):
         def relative_bias_fn(relative_position: Array) -> Array:
             # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
-            bucket = record(
-                call.tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance]
-            )
-            return record(call.tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
+            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
         context = call.attend(q, k, v, relative_bias_fn=relative_bias_fn)
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -1,6 +1,7 @@
 """The errors of calls and constructors whose arguments Python cannot bind, with what to write instead."""
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, get_args
 
@@ -59,6 +60,13 @@ def spelled_out(call: Callable[..., Any]) -> Signature:
         else:
             parameters.append(parameter)
     return found.replace(parameters=parameters)
+
+
+def described(call: Callable[..., Any], run: Any, full: Signature) -> Any:
+    """The function that users call, with the name of the layer's call, a full signature and a docstring."""
+    wraps(call)(run)
+    run.__signature__, run.__doc__ = full, call.__doc__ or CALL_DOC
+    return run
 
 
 def call_error(

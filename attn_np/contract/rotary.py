@@ -120,6 +120,9 @@ class Config(Rotary, Heads):
     def sizes(self) -> dict[str, int]:
         return super().sizes() | self.position_sizes()
 
+    def cache_axes(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+
     def broken_relations(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
 

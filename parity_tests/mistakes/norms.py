@@ -11,7 +11,7 @@ NORMED = """\
         k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
 """
 TURNED = """\
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
 """
 CLIPPED = """\
@@ -21,7 +21,7 @@ CLIPPED = """\
             v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
 """
 TURNED_FIRST = """\
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=step)
+        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
         q, k = rotate(q, cos, sin, c.rope_layout), rotate(k, cos, sin, c.rope_layout)
         q, k = normalize(c, q, q_weight, self.b_q_norm), normalize(c, k, k_weight, self.b_k_norm)
         q, k = record(tape, q_rot=q, k_rot=k)

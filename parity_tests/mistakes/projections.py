@@ -74,14 +74,14 @@ MUTANTS = (
         "values not projected",
         "project the values too",
         V,
-        'v = value.reshape(*value.shape[:2], sizes["h"], sizes["v"])',
+        'v = value.reshape(*value.shape[:2], call.sizes["h"], call.sizes["v"])',
     ),
     # Heads
     split(
         "heads split as k h",
         "split a projection as (heads, width): reshape to (b, t, h, k)",
         f"{Q}\n",
-        f'{Q}.reshape(sizes["b"], sizes["t"], sizes["k"], sizes["h"]).swapaxes(2, 3)\n',
+        f'{Q}.reshape(call.sizes["b"], call.sizes["t"], call.sizes["k"], call.sizes["h"]).swapaxes(2, 3)\n',
     ),
     split(
         "heads split before their axis stands behind the positions",
@@ -112,7 +112,7 @@ MUTANTS = (
         "heads merged in reverse order",
         "keep the heads in one order from the split to the merge",
         Y,
-        Y.replace("context,", 'context[:, :, sizes["h"] - 1 - arange(sizes["h"], context)],'),
+        Y.replace("context,", 'context[:, :, call.sizes["h"] - 1 - arange(call.sizes["h"], context)],'),
         needs=("arange",),
     ),
     by_index("shared heads tiled", CONSECUTIVE, REPEATED, "arange(like.shape[2], like) % x.shape[2]"),
@@ -169,7 +169,7 @@ MUTANTS = (
         "joint projection read as (heads, 3, width)",
         "tell the heads apart after q, k and v: (3, heads, width) here, (heads, 3, width) in GPT-NeoX",
         QKV,
-        'qkv = qkv.reshape((sizes["b"], sizes["t"], sizes["h"], 3, sizes["k"]))\n'
+        'qkv = qkv.reshape((call.sizes["b"], call.sizes["t"], call.sizes["h"], 3, call.sizes["k"]))\n'
         "        q, k, v = qkv[:, :, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]",
     ),
     fused(
@@ -196,7 +196,7 @@ MUTANTS = (
         "output projection left out",
         "multiply the joined heads by the output projection",
         Y,
-        'context.reshape((sizes["b"], sizes["t"], sizes["d"])))\n',
+        'context.reshape((call.sizes["b"], call.sizes["t"], call.sizes["d"])))\n',
     ),
     wide(
         "output weights transposed",

@@ -46,8 +46,8 @@ MUTANTS = (
     cross(
         "scale from the width of the model",
         "take the scale from the width of one head, head_dim, not from d_model",
-        "scale=c.scale, softcap=c.softcap, tape",
-        "scale=c.d_model**-0.5 if c.scale is None else c.scale, softcap=c.softcap, tape",
+        "memory_v=self.memory_v)",
+        "memory_v=self.memory_v, scale=self.config.scale_or_default(self.config.d_model))",
         file="mha.py",
     ),
     cross(
@@ -86,8 +86,8 @@ MUTANTS = (
     wide(
         "configured scale ignored",
         "pass the configured scale on; 1/sqrt(head_dim) is only the default",
-        "scale=c.scale, softcap=c.softcap, tape",
-        "softcap=c.softcap, tape",
+        "memory_v=self.memory_v)",
+        "memory_v=self.memory_v, scale=None)",
         file="mha.py",
     ),
     # The softcap

@@ -242,9 +242,9 @@ MUTANTS = (
     cross(
         "output rounded to float16 first",
         "round once, to the type asked for",
-        "return cast_output(dtype, y, weights, return_weights)",
-        'return cast_output(dtype, to_dtype(y, "float16"), weights, return_weights)',
-        file="mha.py",
+        "cast_output(self.dtype, outputs, ",
+        'cast_output(self.dtype, to_dtype(outputs, "float16"), ',
+        file="_call.py",
         needs=("to_dtype",),
     ),
     # Sinks

@@ -3,19 +3,19 @@
 from parity_tests.mistakes.plant import at
 
 causal = at("additive.py", "additive", "causal")
-MASK = "k, v, mask=mask, **masking"
+ROWS = "self.attend_rows, q, k, value"
 MUTANTS = (
     causal(
         "later keys seen by the additive score",
         "hide the keys after a query's own position before the softmax",
-        MASK,
-        "k, v, mask=mask, step=step",
+        ROWS,
+        f"{ROWS}, causal=False",
     ),
     causal(
         "next key seen by the additive score",
         "a query sees the keys up to its own position, and not the one behind it",
-        MASK,
-        "k, v, mask=mask, window=(None, 1), step=step",
+        ROWS,
+        f"{ROWS}, causal=False, window=(None, 1)",
     ),
     at("additive.py", "additive", "cross")(
         "tanh of query and key each",

@@ -37,8 +37,8 @@ MUTANTS = (
     causal(
         "given bias lost beside the linear biases",
         "add both biases",
-        "mask=mask, bias=bias, relative_bias_fn",
-        "mask=mask, bias=None, relative_bias_fn",
+        "relative_bias_fn=relative_bias_fn",
+        "relative_bias_fn=relative_bias_fn, bias=None",
         example="both",
         raises=("attn_torch",),
     ),

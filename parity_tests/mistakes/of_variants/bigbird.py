@@ -50,8 +50,8 @@ MUTANTS = (
     drawn(
         "dropped weights kept in the backward of random blocks",
         "drop in the backward what the forward dropped, and divide by the same share",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=c.scale)",
+        "back.attend(dcontext)",
+        "back.attend(dcontext, rate=0.0)",
         trees=NUMPY,
     ),
 )

@@ -61,8 +61,8 @@ MUTANTS = (
     own_keys(
         "keys of the gates without their bias",
         "the projection of the gates' keys has a bias of its own",
-        "key, self.w_gate_k, self.b_gate_k))",
-        "key, self.w_gate_k, None))",
+        'gate_k = linear("bsd,dhk->bshk", key, self.w_gate_k, self.b_gate_k)',
+        'gate_k = linear("bsd,dhk->bshk", key, self.w_gate_k, None)',
     ),
     values(
         "positions without a gradient",

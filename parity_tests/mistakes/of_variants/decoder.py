@@ -1,7 +1,7 @@
 """Mistakes that stand in decoder's own file, or that its examples alone can show."""
 
 from attn_np.contract.decoder import EXAMPLES
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
 MUTANTS = (
@@ -54,7 +54,7 @@ MUTANTS = (
         "v_clip=clip_magnitude(v, c.clip_qkv)",
         "v_clip=v",
     ),
-    sinks(
+    at(SHARED, "decoder", "sinks")(
         "temperature that does not count the query's own position",
         "Llama 4's temperature is by floor((position + 1) / interval)",
         "xp.arange(1, count + 1, dtype=xp.float64)",
@@ -70,14 +70,14 @@ MUTANTS = (
     sinks(
         "learned sinks of the decoder taken as zero",
         "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",
-        "sinks=upcast(self.sinks), keep",
-        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks), keep",
+        "sinks=upcast(self.sinks))",
+        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks))",
     ),
     sinks(
         "window of the decoder left out",
         "a layer with a window attends to the last positions only",
-        "causal=c.causal, window=c.window, scale",
-        "causal=c.causal, scale",
+        "call.attend(q, k, v,",
+        "call.attend(q, k, v, window=None,",
     ),
     gated(
         "gate by silu",

@@ -29,13 +29,13 @@ MUTANTS = (
         "pattern of the dilation forgotten where a mask is given",
         "apply the given mask and the pattern together",
         "Dilated(c.dilation)",
-        "Dilated(c.dilation) if mask is None else None",
+        "Dilated(c.dilation) if call.mask is None else None",
     ),
     both(
         "dropped weights kept in the backward of a dilated window",
         "drop in the backward what the forward dropped, and divide by the same share",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=c.scale)",
+        "back.attend(dcontext)",
+        "back.attend(dcontext, rate=0.0)",
         trees=NUMPY,
     ),
 )

@@ -39,7 +39,7 @@ MUTANTS = (
     causal(
         "the temperature left out of the gradient",
         "the softmax is that of scores / temperature: its gradient is divided by the temperature once more",
-        'dnoisy = softmax_vjp(tape["soft"], dsoft) / c.temperature',
+        'dnoisy = softmax_vjp(tape["soft"], dsoft) / self.config.temperature',
         'dnoisy = softmax_vjp(tape["soft"], dsoft)',
         trees=("attn_np",),
     ),

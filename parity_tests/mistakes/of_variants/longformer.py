@@ -14,14 +14,14 @@ MUTANTS = (
     split(
         "keys of the window for the queries of global positions",
         OWN,
-        "q_global, k_global, v_global, mask=mask",
-        "q_global, k, v_global, mask=mask",
+        "q_global, k_global, v_global, part=",
+        "q_global, k, v_global, part=",
     ),
     split(
         "values of the window for the queries of global positions",
         OWN,
-        "q_global, k_global, v_global, mask=mask",
-        "q_global, k_global, v, mask=mask",
+        "q_global, k_global, v_global, part=",
+        "q_global, k_global, v, part=",
     ),
     split(
         "window of neighbours to the left alone",
@@ -32,8 +32,8 @@ MUTANTS = (
     wide(
         "scale left out of the backward of global queries",
         "multiply the gradient of the scores by the scale, too",
-        'scope(tape, "global"), dcontext, scale=c.scale',
-        'scope(tape, "global"), dcontext, scale=1.0',
+        'back.attend(dcontext, part="global"',
+        'back.attend(dcontext, scale=1.0, part="global"',
         trees=NUMPY,
     ),
 )

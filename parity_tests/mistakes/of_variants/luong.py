@@ -20,8 +20,8 @@ MUTANTS = (
     causal(
         "later keys seen by Luong's score",
         "hide the keys after a query's own position before the softmax",
-        '"causal": c.causal, "step": step',
-        '"step": step',
+        "query, k, value, **more",
+        "query, k, value, causal=False, **more",
     ),
     causal(
         "causal window counted from the first query",

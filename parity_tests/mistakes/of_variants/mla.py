@@ -7,8 +7,8 @@ MUTANTS = (
     absorbed(
         "latent attention scaled by the width of the latent",
         "the scale is 1/sqrt(nope_dim + rope_dim) in either form",
-        "scale=c.score_scale(), keep",
-        "scale=c.score_scale() if c.scale or not c.absorbed else q.shape[-1] ** -0.5, keep",
+        "call.attend(q, k, v, scale=c.score_scale())",
+        "call.attend(q, k, v, scale=c.score_scale() if c.scale or not c.absorbed else q.shape[-1] ** -0.5)",
     ),
     expanded(
         "shared key not turned",

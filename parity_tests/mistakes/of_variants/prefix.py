@@ -34,13 +34,13 @@ MUTANTS = (
         "prefix forgotten where a mask is given",
         "apply the given mask and the prefix together",
         NEAR,
-        f"({NEAR}) if mask is None else None",
+        f"({NEAR}) if call.mask is None else None",
     ),
     wide(
         "scale of a prefix's scores left out of the backward",
         "multiply the gradient of the scores by the scale, too",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=1.0, rate=c.dropout)",
+        "back.attend(dcontext)",
+        "back.attend(dcontext, scale=1.0)",
         trees=NUMPY,
     ),
 )

@@ -98,8 +98,8 @@ MUTANTS = (
     planted(
         "padding takes a place where positions turn",
         "count positions over the real ones, as the decay does",
-        "real=is_real if step is None else None",
-        "real=is_real | ~is_real if step is None else None",
+        "real=is_real if call.step is None else None",
+        "real=is_real | ~is_real if call.step is None else None",
         "chunked",
     ),
     planted(

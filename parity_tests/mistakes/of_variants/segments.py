@@ -3,7 +3,8 @@
 from parity_tests.mistakes.plant import NUMPY, allowing, at
 
 both, causal = at("segments.py", "segments", "both"), at("segments.py", "segments", "causal")
-NEAR, ARRAYS = "Documents(segments, key_segments)", "(segments, key_segments)"
+ARRAYS = "(segments, call.cached(segments=segments))"
+NEAR = f"Documents{ARRAYS}"
 MUTANTS = (
     both(
         "documents packed before the own one seen, too",
@@ -21,25 +22,25 @@ MUTANTS = (
         "documents of the first batch row used for all rows",
         "every sequence of a batch is packed in its own way",
         NEAR,
-        "Documents(0 * segments + segments[:1], 0 * key_segments + key_segments[:1])",
+        "Documents(0 * segments + segments[:1], 0 * segments + segments[:1])",
     ),
     causal(
         "documents forgotten where a mask is given",
         "apply the given mask and the borders of the documents together",
         NEAR,
-        f"{NEAR} if mask is None else None",
+        f"{NEAR} if call.mask is None else None",
     ),
     causal(
         "causality forgotten within a document",
         "documents do not order their words: apply the causal mask, too",
-        "bias=bias, causal=c.causal,",
-        "bias=bias, causal=False,",
+        "call.attend(q, k, v)",
+        "call.attend(q, k, v, causal=False)",
     ),
     both(
         "gradient of a document's values without those dropped",
         "drop in the backward what the forward dropped, and divide by the same share",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=c.scale)",
+        "back.attend(dcontext)",
+        "back.attend(dcontext, rate=0.0)",
         trees=NUMPY,
     ),
 )

@@ -40,7 +40,7 @@ MUTANTS = (
     fixed(
         "configured offset ignored",
         "add the offset that the config gives",
-        "shifted = scores + c.score_offset",
+        "shifted = scores + self.config.score_offset",
         "shifted = scores + 0.0",
     ),
 )

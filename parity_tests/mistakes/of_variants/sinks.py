@@ -28,18 +28,18 @@ MUTANTS = (
         "sink scaled with the scores",
         "leave the sink's score unscaled",
         "else upcast(self.sinks)\n",
-        "else c.scale * upcast(self.sinks)\n",
+        "else self.config.scale * upcast(self.sinks)\n",
     ),
     zero(
         "one added to the weights' sum for each key",
         "add exp(0) once: softmax off by one has one sink of score 0",
-        'zeros((sizes["h"],), q)',
-        'zeros((sizes["h"],), q) + sizes["s"]',
+        'zeros((call.sizes["h"],), q)',
+        'zeros((call.sizes["h"],), q) + call.sizes["s"]',
     ),
     zero(
         "sink of minus infinity for off by one",
         "a zero sink has the score 0, whose exponential is 1",
-        'zeros((sizes["h"],), q)',
-        'zeros((sizes["h"],), q) - float("inf")',
+        'zeros((call.sizes["h"],), q)',
+        'zeros((call.sizes["h"],), q) - float("inf")',
     ),
 )

@@ -68,9 +68,9 @@ MUTANTS = (
     wide(
         "mask of the windows repeated window by window",
         "repeat the masks of all windows for each batch row: the windows run fastest, tile() and not repeat_interleave",
-        'region = regions(sizes["b"], c, query)',
-        'region = regions(1, c, query)[:, None]\n        region = broadcast_to(region, (region.shape[0], sizes["b"], '
-        "region.shape[2])).reshape(-1, region.shape[2])",
+        'region = regions(call.sizes["b"], c, query)',
+        "region = regions(1, c, query)[:, None]\n        region = broadcast_to(region, (region.shape[0], "
+        'call.sizes["b"], region.shape[2])).reshape(-1, region.shape[2])',
     ),
     wide(
         "windows put back without moving their axes",

@@ -21,8 +21,8 @@ MUTANTS = (
     decoder(
         "T5's scores divided by the root of the width",
         "leave the scores of T5 unscaled, or scale them by what the config says",
-        "causal=c.causal, scale=c.scale",
-        "causal=c.causal, scale=None",
+        "relative_bias_fn=relative_bias_fn",
+        "relative_bias_fn=relative_bias_fn, scale=None",
     ),
     encoder(
         "table of biases read one bucket late",

@@ -252,7 +252,7 @@ def test_variants_take_every_operation_from_the_dialect(variant: str) -> None:
     path = path_of("attn_np", variant)
     for module, name in imports(path):
         allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
-        allowed = allowed or module in {f"attn_np.{shared}" for shared in (*twins.modules(), "_vjp")}
+        allowed = allowed or module in {f"attn_np.{shared}" for shared in (*twins.modules(), "_backward", "_vjp")}
         allowed = allowed or name in (*offered.get(module, ()), "attend_in_row_blocks_vjp") or module == "numpy"
         assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let the dialect export it"
 
@@ -499,13 +499,38 @@ FORWARD = ("__call__", "forward")
 KINDS = {"array": "Float", "bias": "Float", "mask": "Bool", "keep": "Bool", "marks": "Bool", "integers": "Int"}
 
 
+def options_of(package: str, entry: ast.FunctionDef) -> dict[str, ast.expr]:
+    """What a call takes as `**options: Unpack[...]`, by name: the annotations of that class and of its bases."""
+    classes = {
+        n.name: n
+        for n in ast.parse((ROOT / package / "_call.py").read_text(encoding="utf-8")).body
+        if isinstance(n, ast.ClassDef)
+    }
+
+    def fields(name: str) -> dict[str, ast.expr]:
+        found: dict[str, ast.expr] = {}
+        for base in classes[name].bases:
+            found |= fields(base.id) if isinstance(base, ast.Name) and base.id in classes else {}
+        own = [n for n in classes[name].body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+        return found | {n.target.id: n.annotation for n in own if isinstance(n.target, ast.Name)}
+
+    if entry.args.kwarg is None:
+        return {}
+    unpacked = entry.args.kwarg.annotation
+    assert isinstance(unpacked, ast.Subscript) and isinstance(unpacked.slice, ast.Name)
+    return fields(unpacked.slice.id)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_forward_takes_the_contracts_arguments(package: str, variant: str) -> None:
     entry = next(n for n in class_of(package, variant).body if isinstance(n, ast.FunctionDef) and n.name in FORWARD)
-    written = {arg.arg: annotated(arg.annotation) for arg in (*entry.args.args[1:], *entry.args.kwonlyargs)}
+    by_position = {arg.arg: arg.annotation for arg in entry.args.args[1:]}
+    by_name = {arg.arg: arg.annotation for arg in entry.args.kwonlyargs} | options_of(package, entry)
+    written = {name: annotated(annotation) for name, annotation in (by_position | by_name).items()}
     declared = over_examples(variant, "arguments")
-    assert [name for name in written if name in declared] == list(declared)
+    assert list(by_position) == list(declared)[: len(by_position)]
+    assert set(declared) <= set(written)
     assert "tape" in written
     for name, given in declared.items():
         for arg in given:

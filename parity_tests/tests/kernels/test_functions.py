@@ -83,9 +83,13 @@ def test_the_largest_entry_has_no_gradient() -> None:
 def test_encodings_of_distances(dtype: str) -> None:
     """The same bits in every tree: sin and cos of distance / base^(2 i / width), whatever the sign."""
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
-    likes = {"np": np.zeros(1), "torch": torch.zeros(1), "jax": jnp.zeros(1)}
+    likes = {
+        "np": np.zeros(1, dtype),
+        "torch": torch.zeros(1, dtype=getattr(torch, dtype)),
+        "jax": jnp.zeros(1, dtype),
+    }
     found = [
-        np.asarray(import_module(f"attn_{tree}._relative").sinusoids(-2, 4, 6, 100.0, dtype, like=like))
+        np.asarray(import_module(f"attn_{tree}._relative").sinusoids(-2, 4, 6, 100.0, like=like))
         for tree, like in likes.items()
     ]
     angles = [[distance / 100.0 ** (2 * i / 6) for i in range(3)] for distance in range(-2, 4)]

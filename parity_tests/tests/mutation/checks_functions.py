@@ -681,15 +681,16 @@ def encoded(alias: str) -> None:
     angles = np.arange(-3, 2)[:, None] * np.power(50.0, -np.arange(0, 6, 2) / 6)
     want = np.hstack([np.sin(angles), np.cos(angles)])
     for dtype in ("float64", "float32"):
-        found = parts.sinusoids(-3, 2, 6, 50.0, dtype, like=want)
-        claim(same(found, want.astype(dtype)), f"sines and cosines in {dtype}")
-        claim(parts.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
+        like = want.astype(dtype)
+        found = parts.sinusoids(-3, 2, 6, 50.0, like=like)
+        claim(same(found, like), f"sines and cosines in {dtype}")
+        claim(parts.sinusoids(-3, 2, 6, 50.0, like=like) is found, "made once")
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 6))
-    at_queries, at_keys = (parts.sinusoids(*ends, 6, 50.0, "float64", like=want) for ends in ((5, 8), (0, 9)))
+    at_queries, at_keys = (parts.sinusoids(*ends, 6, 50.0, like=want) for ends in ((5, 8), (0, 9)))
     products = np.einsum("bthd,sd->bhts", parts.to_key_positions(x, at_queries), at_keys)
     bound = 32 * np.finfo(float).eps * np.abs(x).sum(-1)  # angles below 9, rounded, and six products of their sines
     for i, j in np.ndindex(3, 9):
-        of_pair = parts.sinusoids(5 + i - j, 6 + i - j, 6, 50.0, "float64", like=want)[0]
+        of_pair = parts.sinusoids(5 + i - j, 6 + i - j, 6, 50.0, like=want)[0]
         error = np.abs(products[:, :, i, j] - x[:, i] @ of_pair)
         claim((error <= bound[:, i]).all(), "products with encodings of positions are those of distances")
     config: Any = contract.examples("disentangled")["p2c"]
