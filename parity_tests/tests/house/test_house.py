@@ -251,7 +251,7 @@ def test_variants_take_every_operation_from_the_dialect(variant: str) -> None:
     offered = {f"attn_np.{room}": names for room, names in shared.items()}
     path = path_of("attn_np", variant)
     for module, name in imports(path):
-        allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
+        allowed = module in ("jaxtyping", "math", "typing", "functools", "collections.abc") or under(module, "attn_np.contract")
         allowed = allowed or module in {f"attn_np.{shared}" for shared in (*twins.modules(), "_backward", "_vjp")}
         allowed = allowed or name in (*offered.get(module, ()), "attend_in_row_blocks_vjp") or module == "numpy"
         assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let the dialect export it"

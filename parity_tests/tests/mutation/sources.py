@@ -63,11 +63,14 @@ def root() -> Path:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes annotations away: they carry no behaviour, and evaluating them would be half of an import's time."""
+    """Takes annotations away: they carry no behaviour, and evaluating them would be half of an import's time.
+
+    Those of `**options` stay: a call's signature is made of them.
+    """
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
-        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg):
+        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg):
             if arg is not None:
                 arg.annotation = None
         self.generic_visit(node)

@@ -31,6 +31,9 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a mesh waits for the
 
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
+# How a variant's file says that `attend`, or rows in blocks, are its core.
+ATTENDS = re.compile(r"import .*\battend\b|call\.attend(_by)?\(")
+IN_ROWS = re.compile(r"import .*\battend_near_and_far\b|call\.attend_(in_rows|by)\(")
 MOVES = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 
 # By name: the arrays beside q, k and v with their sharding, and the other arguments.
@@ -104,7 +107,7 @@ def layers() -> tuple[str, ...]:
     All but `block_sparse`: its heads are batch rows of the kernel, so that each sees keys of its own choice, and move.
     """
     every = [v for v in contract.variants() if v != "block_sparse"]
-    made = [v for v in every if re.search(r"import .*\battend\b", (ROOT / f"attn_np/{v}.py").read_text())]
+    made = [v for v in every if ATTENDS.search((ROOT / f"attn_np/{v}.py").read_text())]
     return tuple(v for v in made if "num_heads" in next(iter(contract.examples(v).values())).fields())
 
 
@@ -136,8 +139,7 @@ def block_rows() -> dict[str, bool]:
 
     Where weights are dropped, all of them form weights; where none are, a sigmoid has blocks of keys too.
     """
-    loops = re.compile(r"import .*\b(attend_in_row_blocks|attend_near_and_far)\b")
-    made = [v for v in contract.variants() if loops.search((ROOT / f"attn_jax/{v}.py").read_text())]
+    made = [v for v in contract.variants() if IN_ROWS.search((ROOT / f"attn_jax/{v}.py").read_text())]
     some = {("sigmoid_attention", *call) for call in SIGMOIDS}
     some |= {(v, next(iter(contract.examples(v))), "keep") for v in IN_BLOCKS}
     every = [(v, example, call) for v in made for example in contract.examples(v) for call in CALLS_IN_BLOCKS]
