@@ -90,7 +90,7 @@ def traced(alias: str) -> None:
     grads = [module.vjp(tape, np.sin(y)) for tape in (whole, brief)]
     claim(same(grads[1].inputs["query"], package.value_and_vjp(module, x)[1](np.sin(y)).inputs["query"]), "gradients")
     claim(set(grads[0].params) == set(grads[1].params), "gradients of the parameters")
-    for tape, kind, words in ((None, TypeError, "got NoneType"), ({}, ValueError, "got one without 'zeroed_query'")):
+    for tape, kind, words in ((None, TypeError, "got NoneType"), ({}, ValueError, "got one without 'y'")):
         refuses(partial(module.vjp, tape, y), kind, f"mha: expected the tape of a call in vjp, {words}")
     other = package.build("mha", dtype="float64", d_model=6, num_heads=3)
     words = "mha: expected the tape of this layer's call in vjp, got one whose arrays do not fit"
