@@ -87,7 +87,50 @@ def softmax_takes_fast_path(
     return attend_contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
-def attend(
+def textbook_attend(
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    allowed: Array | None,
+    bias: Array | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Array | None,
+    keep: Array | None,
+    rate: float,
+    normalize_over: str,
+    softmax_fn: Callable[[Array, Array | None], Array] | None,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Attention as its definition says it: the context, the weights, the final scores, and which of them are visible.
+
+    softmax(cap(q k^T scale) + bias) v, with hidden keys taken out of the softmax.
+    """
+    q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
+    k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
+    v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
+    allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
+    q, k, v = record(tape, q=q, k=k, v=v)
+    scores = record(tape, scores=einsum(head_subscripts("bthk,bshk->bhts", q), q, k) * scale)
+    if softcap is not None:
+        scores = record(tape, capped=softcap * tanh(scores / softcap))
+    if bias is not None:
+        scores = record(tape, biased=scores + bias)
+    visible = hide_neg_inf(allowed, bias)
+    if softmax_fn is not None:
+        probs = record(tape, probs=softmax_fn(scores, visible))
+    elif sinks is None:
+        probs = record(tape, probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))
+    else:
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
+        probs = record(tape, probs=probs_and_sink[..., :-1])
+    kept = record(tape, kept=dropout(probs, keep, rate))
+    context = record(tape, context=einsum(head_subscripts("bhts,bshv->bthv", q), kept, v))
+    return context, probs, scores, visible
+
+
+def attend_checked(
     q: Array,
     k: Array,
     v: Array,
@@ -112,11 +155,7 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """The `attend` that layers call; returns the context, the weights or None, and with `return_lse` the lse.
-
-    The public `attend`, in `_functions`, calls this one, with numbers turned into Python's, a window into a pair, and
-    `offset` and `lengths` into a pattern. Here the last query is at the last key, except in a step of
-    decoding that is not like the end of a full pass (`DecodeStep.like_full_pass`).
+    """`attend` of arguments that a contract has checked: the way is chosen here, and taken.
 
     Args:
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
@@ -126,71 +165,89 @@ def attend(
             batch; then it is called by pair on the fast path too.
         step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
             returned. None in a full pass.
+
+    Returns:
+        The context, the weights or None, and with `return_lse` the lse.
     """
-    options = attend_contract.Options(
-        causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
-        implementation=implementation,
-    )  # fmt: skip
-    array_specs = checked_specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    sizes = attend_contract.check(array_specs, options, rate, softmax_fn is not None, check_specs=memoized_check)
-    check_pattern("attend", pattern, sizes, spec_of)
+    (t, s), has_heads = (q.shape[1], k.shape[1]), q.ndim == 4
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     pattern = None if pattern is None else pattern.map(lambda axes, x: signed(x))
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
-    softcap = None if softcap is None else float(softcap)
-    weight_options = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    supported = kernels.supports(q, k, v)
-    fast = attend_contract.takes_fast_path(
-        implementation, tape, supported, return_weights=return_weights, **weight_options
-    )
-    like_full_pass, diagonal_bias = step is None or step.like_full_pass, None
+    never_forms_weights = attend_contract.takes_fast_path(
+        implementation, tape, kernels.supports(q, k, v), keep=keep, return_weights=return_weights,
+        normalize_over=normalize_over, softmax_fn=softmax_fn,
+    )  # fmt: skip
+    last_query_at_last_key = step is None or step.like_full_pass
+    diagonal_bias = None
     if relative_bias_fn is not None:
         bias = record(tape, caller_bias=upcast(bias))
-    if (
-        relative_bias_fn is not None
-        and fast
-        and like_full_pass
-        and not varies_by_sequence
-        and kernels.supports_diagonal_bias(q, k)
-        and not wants_intermediates(tape)
-    ):
-        diagonal_bias = relative_bias_fn(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
-    elif relative_bias_fn is not None:
-        by_pair = relative_bias_fn(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
-        by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
-        bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
+        takes_diagonals = never_forms_weights and last_query_at_last_key and not varies_by_sequence
+        if takes_diagonals and kernels.supports_diagonal_bias(q, k) and not wants_intermediates(tape):
+            diagonal_bias = relative_bias_fn(diagonal_relative_positions(t, s, like=q))
+        else:
+            by_pair = relative_bias_fn(relative_positions(t, s, like=q, step=step))
+            by_pair = by_pair if has_heads else by_pair[:, 0]
+            bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-    allowed = mask
-    if not (fast and like_full_pass):  # else the fast path hides by position itself
-        allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, step=step, head_axis=q.ndim == 4, **masking)
+    if not (never_forms_weights and last_query_at_last_key):  # else the fast path hides by position itself
+        mask = attention_mask(mask, t, s, like=q, step=step, head_axis=has_heads, **masking)
         masking = {"causal": False, "window": None, "pattern": None}
-    if fast:
-        fast_options: Any = {"bias": bias, "diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap}
-        fast_options |= {"sinks": sinks, "return_lse": return_lse}
-        context, lse = run_fast_path(tape, q, k, v, mask=allowed, **masking, **fast_options)
+    if never_forms_weights:
+        options: Any = {"diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+        context, lse = run_fast_path(tape, q, k, v, mask=mask, bias=bias, return_lse=return_lse, **options, **masking)
         return (context, None, lse) if return_lse else (context, None)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))
     k, v = repeat_heads(k, q), repeat_heads(v, q)
-    q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
-    k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
-    v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
-    allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
-    q, k, v = record(tape, q=q, k=k, v=v)
-    scores = record(tape, scores=einsum(head_subscripts("bthk,bshk->bhts", q), q, k) * scale)
-    if softcap is not None:
-        scores = record(tape, capped=softcap * tanh(scores / softcap))
-    if bias is not None:
-        scores = record(tape, biased=scores + bias)
-    visible = hide_neg_inf(allowed, bias)
-    if softmax_fn is not None:
-        probs = record(tape, probs=softmax_fn(scores, visible))
-    elif sinks is None:
-        probs = record(tape, probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))
-    else:
-        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, visible, record(tape, sinks=sinks)))
-        probs = record(tape, probs=probs_and_sink[..., :-1])
-    kept = record(tape, kept=dropout(probs, keep, rate))
-    context = record(tape, context=einsum(head_subscripts("bhts,bshv->bthv", q), kept, v))
+    context, probs, scores, visible = textbook_attend(
+        tape, q, k, v, allowed=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, keep=keep, rate=rate,
+        normalize_over=normalize_over, softmax_fn=softmax_fn,
+    )  # fmt: skip
     results = to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
     return (*results, lse_of(scores, visible, sinks)) if return_lse else results
+
+
+def attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """`attend_checked`, after a check of its arguments. The public `attend`, in `_functions`, calls it with numbers
+    turned into Python's, a window into a pair, and `offset` and `lengths` into a pattern.
+
+    Here the last query is at the last key, except in a step of decoding that is not like the end of a full pass
+    (`DecodeStep.like_full_pass`).
+    """
+    check(q, k, v, **options)
+    return attend_checked(q, k, v, **options)
+
+
+def check(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: Limits | None = None,
+    pattern: Pattern | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    keep: Array | None = None,
+    rate: float = 0.0,
+    normalize_over: str = "keys",
+    softmax_fn: Callable[[Array, Array | None], Array] | None = None,
+    implementation: str = "auto",
+    **_: Any,
+) -> None:
+    """Refuse a call of `attend` that cannot be right.
+
+    Raises:
+        ValueError: a shape or an option that does not fit.
+        TypeError: a dtype that does not fit, or what is no array.
+    """
+    options = attend_contract.Options(
+        causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
+        implementation=implementation,
+    )  # fmt: skip
+    specs = checked_specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    sizes = attend_contract.check(specs, options, rate, softmax_fn is not None, check_specs=memoized_check)
+    check_pattern("attend", pattern, sizes, spec_of)

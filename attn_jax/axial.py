@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend
+from attn_jax._attend import attend_checked
 from attn_jax._call import LayerCall
 from attn_jax._layer import Layer
 from attn_jax._ops import Array, Tape, linear, record, scope, upcast
@@ -44,7 +44,7 @@ class AxialAttention(Layer[Config]):
         q = linear("btd,dhk->bthk", x, w["w_q"], w["b_q"])
         k = linear("bsd,dhk->bshk", x, w["w_k"], w["b_k"])
         v = linear("bsd,dhv->bshv", x, w["w_v"], w["b_v"])
-        context, _ = attend(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
+        context, _ = attend_checked(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
         return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:

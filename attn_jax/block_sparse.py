@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend
+from attn_jax._attend import attend_checked
 from attn_jax._call import AttentionCall
 from attn_jax._decode import DecodeStep
 from attn_jax._layer import Layer
@@ -99,7 +99,7 @@ class BlockSparseAttention(Layer[Config]):
                 broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions
             ]
             mask, pattern = visible_pairs(pattern, *row_positions), None
-        context, _ = attend(
+        context, _ = attend_checked(
             heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
             tape=tape,
             implementation=implementation,

@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend
+from attn_jax._attend import attend_checked
 from attn_jax._call import LayerCall
 from attn_jax._layer import Layer
 from attn_jax._ops import (
@@ -91,7 +91,7 @@ class SwinAttention(Layer[Config]):
         index = record(tape, relative_index=constants(c.relative_index(), arange(1, query)))
         position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
         region = regions(call.sizes["b"], c, query)
-        context, _ = attend(
+        context, _ = attend_checked(
             q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
             tape=tape, implementation=implementation,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend
+from attn_jax._attend import attend_checked
 from attn_jax._call import AttentionCall, Options
 from attn_jax._layer import Layer, Output
 from attn_jax._masks import hide_neg_inf, zero_unseen
@@ -95,7 +95,7 @@ class TransformerXLAttention(Layer[Config]):
             key_sinusoids = broadcast_to(key_sinusoids[:, None], (*k.shape[:3], sizes["d"]))
             q, k = concatenate([q_content, position_features], -1), concatenate([k, key_sinusoids], -1)
             scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-            return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
+            return attend_checked(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
 
         context = call.attend_in_rows(attend_rows, q, k, v, attend_without_blocks=attend_without_blocks)
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

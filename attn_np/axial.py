@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp
+from attn_np._attend import attend_checked, attend_vjp
 from attn_np._backward import LayerBackward
 from attn_np._call import LayerCall
 from attn_np._layer import Layer
@@ -46,7 +46,7 @@ class AxialAttention(Layer[Config]):
         q = linear("btd,dhk->bthk", x, w["w_q"], w["b_q"])
         k = linear("bsd,dhk->bshk", x, w["w_k"], w["b_k"])
         v = linear("bsd,dhv->bshv", x, w["w_v"], w["b_v"])
-        context, _ = attend(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
+        context, _ = attend_checked(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
         return record(tape, y=linear("bthv,hvo->bto", context, w["w_o"], w["b_o"]))
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:

@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp
+from attn_np._attend import attend_checked, attend_vjp
 from attn_np._backward import LayerBackward
 from attn_np._call import AttentionCall
 from attn_np._decode import DecodeStep
@@ -101,7 +101,7 @@ class BlockSparseAttention(Layer[Config]):
                 broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions
             ]
             mask, pattern = visible_pairs(pattern, *row_positions), None
-        context, _ = attend(
+        context, _ = attend_checked(
             heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
             tape=tape,
             implementation=implementation,

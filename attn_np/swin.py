@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend, attend_vjp
+from attn_np._attend import attend_checked, attend_vjp
 from attn_np._backward import LayerBackward
 from attn_np._call import LayerCall
 from attn_np._layer import Layer
@@ -93,7 +93,7 @@ class SwinAttention(Layer[Config]):
         index = record(tape, relative_index=constants(c.relative_index(), arange(1, query)))
         position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
         region = regions(call.sizes["b"], c, query)
-        context, _ = attend(
+        context, _ = attend_checked(
             q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
             tape=tape, implementation=implementation,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_np.contract._tape import scope
-from attn_torch._attend import attend, softmax_takes_fast_path
+from attn_torch._attend import attend_checked, softmax_takes_fast_path
 from attn_torch._decode import DecodeStep, append, read_state, real_mask, write_state
 from attn_torch._layer import Output, cast_output
 from attn_torch._masks import attention_mask, zero_unseen, zero_unseen_inputs
@@ -226,7 +226,7 @@ class AttentionCall(LayerCall):
         s = k.shape[1]
         if memory_k is not None and memory_v is not None:
             q, k, v, options = with_memory(memory_k, memory_v, q, k, v, **options)
-        context, weights = attend(q, k, v, **options | more)
+        context, weights = attend_checked(q, k, v, **options | more)
         weights = weights if weights is None or memory_k is None else weights[..., :s]
         self.weights = weights if self.weights is None or weights is None else self.weights + weights
         return context
@@ -255,7 +255,9 @@ class AttentionCall(LayerCall):
         ) -> Any:
             softmax_fn = partial(weigh, tape, **arrays)
             shown: Any = {"tape": tape, "return_weights": self.shows_weights}
-            return attend(q, k, v, mask=allowed, bias=bias, keep=keep, softmax_fn=softmax_fn, **options, **shown)
+            return attend_checked(
+                q, k, v, mask=allowed, bias=bias, keep=keep, softmax_fn=softmax_fn, **options, **shown
+            )
 
         return self.attend_in_rows(attend_rows, q, k, v, **more)
 

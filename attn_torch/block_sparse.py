@@ -4,7 +4,7 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
-from attn_torch._attend import attend
+from attn_torch._attend import attend_checked
 from attn_torch._call import AttentionCall
 from attn_torch._decode import DecodeStep
 from attn_torch._layer import Layer
@@ -99,7 +99,7 @@ class BlockSparseAttention(Layer[Config]):
                 broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions
             ]
             mask, pattern = visible_pairs(pattern, *row_positions), None
-        context, _ = attend(
+        context, _ = attend_checked(
             heads_as_batch(q), heads_as_batch(k), heads_as_batch(v), mask=mask, pattern=pattern, scale=c.scale,
             tape=tape,
             implementation=implementation,

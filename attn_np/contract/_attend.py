@@ -79,8 +79,12 @@ def takes_fast_path(
         supported: whether the arrays are of the package's own type, as the fast path needs.
 
     Raises:
-        ValueError: "fused" with an argument that needs the weights or with other arrays; a `softmax_fn` not callable.
+        ValueError: another word; "fused" with an argument that needs the weights or with other arrays; a `softmax_fn`
+            not callable.
     """
+    if implementation not in IMPLEMENTATIONS:
+        expected = f"implementation to be one of {', '.join(IMPLEMENTATIONS)}"
+        raise field_error("attend", expected, repr(implementation), "set implementation=")
     if softmax_fn is not None and not callable(softmax_fn):
         expected = "softmax_fn to be a function of the scores and the mask, or None"
         raise field_error("attend", expected, repr(softmax_fn), "set softmax_fn=")
