@@ -122,6 +122,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
             )
         self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        self.has_params = bool(shapes)
         for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
@@ -185,7 +186,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
     @UncompiledMethod
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
-        config, dtype = self.config, self.dtype if self.config.params() else None
+        config, dtype = self.config, self.dtype if self.has_params else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
         return memoized_check(
@@ -219,7 +220,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
-    return {name: spec_of(who, name, x) for name, x in arrays.items()}
+    return {name: None if x is None else spec_of(who, name, x) for name, x in arrays.items()}
 
 
 def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:

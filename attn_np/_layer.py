@@ -105,6 +105,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         self.config, self.training, self.dtype = config, True, float_dtype_name(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        self.has_params = bool(shapes)
         for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
@@ -179,7 +180,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
 
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
-        config, dtype = self.config, self.dtype if self.config.params() else None
+        config, dtype = self.config, self.dtype if self.has_params else None
         return memoized_check(
             config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
         )
@@ -212,7 +213,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
-    return {name: spec_of(who, name, x) for name, x in arrays.items()}
+    return {name: None if x is None else spec_of(who, name, x) for name, x in arrays.items()}
 
 
 def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

@@ -27,6 +27,7 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+SIXTEEN_BITS = (DTYPES["float16"], DTYPES["bfloat16"])
 
 
 def dispatches_on_array_type(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,7 +293,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 def upcast(x: Any) -> Any:
     """float32 for 16-bit types; other types, and None, stay as they are."""
-    return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+    return x.astype(np.float32) if x is not None and x.dtype in SIXTEEN_BITS else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
@@ -307,6 +308,11 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     A letter that one operand alone has must be in the output.
     """
     left, right, out = subscripts.replace("->", ",").split(",")
+    n = (len(left) + len(right) - len(out)) // 2
+    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: no axis has to move
+        first, last, contracted = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
+        product = upcast(a).reshape(prod(first), contracted) @ upcast(b).reshape(contracted, prod(last))
+        return product.reshape(first + last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]

@@ -197,7 +197,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
     refuse_context_parallel(who)
-    return {name: spec_of(who, name, x) for name, x in arrays.items()}
+    return {name: None if x is None else spec_of(who, name, x) for name, x in arrays.items()}
 
 
 def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

@@ -308,7 +308,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 def upcast(x: Any) -> Any:
     """float32 for 16-bit types; other types, and None, stay as they are."""
-    return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+    return x.float() if x is not None and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
