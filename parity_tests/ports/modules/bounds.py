@@ -25,7 +25,7 @@ probability of $2^{-40}$.
 
 *Precision.* A float32 side whose error is $2^{6.5}$ times that of the other, and of one rounding, is less precise: half
 way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16. Nothing is said of arrays that
-are 0 but for what does not cancel, such as the gradient of the scores of a single key: no side computes a digit of them.
+are 0 but for what does not cancel, such as the gradient of the scores of a single key: no side has a digit of them.
 """
 
 from dataclasses import dataclass, replace
