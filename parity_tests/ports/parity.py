@@ -67,7 +67,8 @@ def assert_parity(
     entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
     too. What then is not told apart stands in the verdict's `untested`. Inputs are normal numbers of the size of 1:
     what large scores alone show, such as a softmax without its largest score subtracted, or a cap on scores that a
-    finite number has hidden before, is not looked at.
+    finite number has hidden before, is not looked at. A batch has two sequences, cross-attention fewer queries than
+    keys; `batch=` and `sizes=` ask for others, such as `sizes={"t": 11, "s": 5}`.
 
     A bound that is wider than its array would let any number pass. Where most bounds of an array are, or zeros in its
     place would be within them, as the gradients of a long recurrence, the candidate is judged on a shorter sequence,

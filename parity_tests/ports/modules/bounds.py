@@ -25,7 +25,7 @@ probability of $2^{-40}$.
 
 *Precision.* A float32 side whose error is $2^{6.5}$ times that of the other, and of one rounding, is less precise: half
 way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16. Nothing is said of arrays that
-are 0 but for what does not cancel, such as the gradient of the scores of a single key.
+are 0 but for what does not cancel, such as the gradient of the scores of a single key: no side has a digit of them.
 """
 
 from dataclasses import dataclass, replace
@@ -79,9 +79,9 @@ class Measure:
         return UNIT[self.dtype] * max((largest(hidden(x)) for (x,) in blocks(self.exact)), default=0.0)
 
     @property
-    def is_rounding(self) -> bool:
-        """Whether errors of the own type are larger than all numbers: these are 0 but for what does not cancel."""
-        return self.error * UNIT[self.dtype] > self.rounding
+    def has_digits(self) -> bool:
+        """Whether the own type gets a digit of the largest number: its errors are below that."""
+        return self.error * UNIT[self.dtype] < self.rounding
 
     @property
     def bound(self) -> float:
@@ -124,6 +124,7 @@ class Distance:
         errors: how far each is from its float64 run.
         less_precise: "a" or "b" where one of two float32 sides computes in a smaller type.
         shapes: of both, where neither holds the numbers of the other: they are infinitely far apart.
+        nan_share: how much of both is NaN, which says nothing.
     """
 
     apart: float
@@ -132,6 +133,7 @@ class Distance:
     errors: tuple[float, float]
     less_precise: str | None = None
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    nan_share: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -179,8 +181,14 @@ def distance(a: Measure, b: Measure) -> Distance:
     whose = None
     if a.dtype == b.dtype == "float32":
         sides = ("a", a, b), ("b", b, a)
-        whose = next((n for n, x, y in sides if LESS_PRECISE * y.error < x.error and not x.is_rounding), None)
-    return Distance(gap(a.exact, b.exact), a.bound + b.bound, own, errors, whose)
+        digits = a.has_digits or b.has_digits
+        whose = next((n for n, x, y in sides if LESS_PRECISE * y.error < x.error and digits), None)
+    return Distance(gap(a.exact, b.exact), a.bound + b.bound, own, errors, whose, nan_share=nan_share(a.exact, b.exact))
+
+
+def nan_share(x: np.ndarray, y: np.ndarray) -> float:
+    """How much of two arrays is NaN in both, which equals itself and says nothing: from 0 to 1."""
+    return float(np.mean(np.isnan(x) & np.isnan(y))) if x.shape == y.shape and x.size and x.dtype.kind == "f" else 0.0
 
 
 def measure(recording: Recording, exact: Arrays, own: Arrays, moved: Arrays | None, name: str) -> Measure:

@@ -153,7 +153,7 @@ def agreement(result: ModuleComparison) -> Iterator[str]:
     worst = max([*result.rows, *result.gradients], key=lambda row: row.output.ratio if row.verdict == "agrees" else 0.0)
     yield (
         f"agree: {result.a.who} and {result.b.who}, {counted(count, 'submodule')} and "
-        f"{counted(len(result.gradients), 'gradient')}, in "
+        f"{counted(sum(row.output.nan_share < 1 for row in result.gradients), 'gradient')}, in "
         f"{' and '.join(types)}; largest difference/bound {worst.output.ratio:.3g} ({worst.label})"
     )
     odd = [row.label for row in result.rows if row.verdict != "agrees"]
@@ -183,6 +183,9 @@ def unseen(result: ModuleComparison) -> Iterator[str]:
             yield f"  never called in {side}, so seen only in what contains them: {some(recording.never_called)}"
     if result.nan_share:
         yield f"  {result.nan_share:.0%} of the outputs are NaN on both sides, which says nothing"
+    lost = [f"{row.output.nan_share:.0%} of {row.label}" for row in result.gradients if row.output.nan_share]
+    if lost:
+        yield f"  gradients that are NaN on both sides, which says nothing: {some(lost)}"
     tokens = result.a.tokens
     if tokens is not None:
         yield f"  compared on {int(tokens.sum())} tokens of {counted(tokens.size, 'position')}: the others are padding"

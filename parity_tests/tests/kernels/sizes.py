@@ -220,6 +220,7 @@ def found(call: Call, tree_name: str, compiler_options: Mapping[str, Any] | None
         return tree.package.attend(**given(floats, others, of_pattern))[0]
 
     grads: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if tree_name == "numpy":
         if not call.with_grad:
             return {"context": context_of(floats)}
@@ -231,7 +232,7 @@ def found(call: Call, tree_name: str, compiler_options: Mapping[str, Any] | None
             alone = context_of(floats)
         if not call.with_grad:
             return {"context": tree.numpy(alone)}
-        leaves = {name: x.requires_grad_() for name, x in floats.items()}
+        leaves, more = {name: x.requires_grad_() for name, x in floats.items()}, {"context alone": alone}
         context = context_of(leaves)
         grads = dict(zip(leaves, torch.autograd.grad(context, [*leaves.values()], tree.array(call.dy)), strict=True))
     elif call.with_grad:
@@ -244,7 +245,8 @@ def found(call: Call, tree_name: str, compiler_options: Mapping[str, Any] | None
         context, grads = compiled(floats, others, of_pattern, tree.array(call.dy))
     else:
         context = jit(context_of)(floats, others, of_pattern)
-    return {name: tree.numpy(x) for name, x in ({"context": context} | {f"d{n}": x for n, x in grads.items()}).items()}
+    results = {"context": context} | more | {f"d{name}": x for name, x in grads.items()}
+    return {name: tree.numpy(x) for name, x in results.items()}
 
 
 def verdict(
@@ -262,7 +264,7 @@ def verdict(
         return f"{tree}, seed {seed}: {type(error).__name__}: {error}; {call}"
     want = expected(call, tree)
     part = judged_part(call, got)
-    ratios = {name: ratio(x, want[name]) for name, x in part.items()}
+    ratios = {name: ratio(x, want[name.removesuffix(" alone")]) for name, x in part.items()}
     ratios |= {name: np.inf for name, x in got.items() if not np.isfinite(x).all()}
     ratios |= {name: np.inf for name in want if call.with_grad and name not in got}
     return None if max(ratios.values()) <= 1 else f"{tree}, seed {seed}: {ratios}; {call}"

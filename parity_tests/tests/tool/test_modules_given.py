@@ -290,3 +290,46 @@ def test_what_is_no_module_with_weights_is_refused() -> None:
         compare_modules(nn.Linear, nn.Linear, (x,))
     with pytest.raises(ValueError, match="expected weights, got a module on the device meta; load them first"):
         compare_modules(nn.Linear(4, 4, device="meta"), nn.Linear(4, 4), (x,))
+
+
+class Spread(nn.Module):
+    """The variance of each row, from deviations or as a difference of two means, which loses what they share."""
+
+    def __init__(self, stable: bool) -> None:
+        super().__init__()
+        self.w, self.stable = nn.Parameter(torch.ones(1)), stable
+
+    def forward(self, x: Any) -> Any:
+        if self.stable:
+            return self.w * x.var(-1, unbiased=False, keepdim=True)
+        return self.w * ((x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2)
+
+
+@pytest.mark.parametrize("mean", [1e2, 1e3, 3e3, 1e4, 1e5, 1e6])
+def test_a_side_that_loses_all_digits_is_less_precise(mean: float) -> None:
+    """However large its errors are: the other side has the digits."""
+    x = hidden(2, 5, 6) + mean
+    for sides, worse in (((True, False), "b"), ((False, True), "a")):
+        result = compare_modules(*map(Spread, sides), (x,))
+        assert f"but {worse} (torch Spread) is less precise" in str(result), str(result)
+
+
+class Rooted(nn.Module):
+    """A root that is hidden where its argument is negative: its outputs are numbers, its gradients are NaN."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.table, self.gain = nn.Embedding(7, 6), gain
+
+    def forward(self, ids: Any) -> Any:
+        y = self.table(ids)
+        y = y.detach() + self.gain * (y - y.detach())
+        y = y - y.mean(1, keepdim=True)
+        return torch.where(y > 0, y.sqrt(), 0.0)
+
+
+def test_gradients_that_are_nan_on_both_sides_are_named_and_not_counted() -> None:
+    result = compare_modules(Rooted(1.0), Rooted(3.0), (torch.arange(6)[None],))
+    assert "gradients that are NaN on both sides, which says nothing: 86% of" in str(result), str(result)
+    whole = compare_modules(Rooted(1.0), Rooted(3.0), (torch.arange(7)[None],))
+    assert "0 gradients, in" in str(whole) and "100% of" in str(whole), str(whole)
