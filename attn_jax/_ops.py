@@ -41,6 +41,7 @@ DTYPES = {
     "float16": jnp.float16,
     "bfloat16": jnp.bfloat16,
 }
+SIXTEEN_BITS = (jnp.float16, jnp.bfloat16)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ def to_numpy(x: Array) -> np.ndarray:
 def upcast(x: Any) -> Any:
     """float32 for 16-bit types; other types, and None, stay as they are. Of a Param, its array."""
     x = x[...] if isinstance(x, nnx.Variable) else x
-    return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+    return x.astype(jnp.float32) if x is not None and x.dtype in SIXTEEN_BITS else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:

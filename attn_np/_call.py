@@ -19,7 +19,7 @@ from attn_np._decode import DecodeStep, append, read_state, real_mask, write_sta
 from attn_np._layer import Output, cast_output
 from attn_np._masks import attention_mask, zero_unseen, zero_unseen_inputs
 from attn_np._memory import with_memory
-from attn_np._ops import Array, Tape, dtype_name, record, upcast, zeros
+from attn_np._ops import Array, Tape, dtype_name, record, to_dtype, upcast, zeros
 from attn_np._rows import AttendRows, attend_in_row_blocks
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
@@ -119,7 +119,7 @@ class LayerCall:
         if not states:
             return cast_output(self.dtype, outputs, self.weights, self.shows_weights)
         shown: Any = (self.weights,) if self.shows_weights else ()
-        return tuple(cast_output(self.dtype, x) for x in (*outputs, *shown))
+        return tuple(to_dtype(x, self.dtype) for x in (*outputs, *shown))
 
 
 class AttentionCall(LayerCall):

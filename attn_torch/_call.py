@@ -22,7 +22,7 @@ from attn_torch._decode import DecodeStep, append, read_state, real_mask, write_
 from attn_torch._layer import Output, cast_output
 from attn_torch._masks import attention_mask, zero_unseen, zero_unseen_inputs
 from attn_torch._memory import with_memory
-from attn_torch._ops import Array, Tape, dtype_name, record, upcast, zeros
+from attn_torch._ops import Array, Tape, dtype_name, record, to_dtype, upcast, zeros
 from attn_torch._rows import AttendRows, attend_in_row_blocks
 
 
@@ -119,7 +119,7 @@ class LayerCall:
         if not states:
             return cast_output(self.dtype, outputs, self.weights, self.shows_weights)
         shown: Any = (self.weights,) if self.shows_weights else ()
-        return tuple(cast_output(self.dtype, x) for x in (*outputs, *shown))
+        return tuple(to_dtype(x, self.dtype) for x in (*outputs, *shown))
 
 
 class AttentionCall(LayerCall):

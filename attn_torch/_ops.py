@@ -32,6 +32,7 @@ Device = torch.device | str | None
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
@@ -308,7 +309,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 def upcast(x: Any) -> Any:
     """float32 for 16-bit types; other types, and None, stay as they are."""
-    return x.float() if x is not None and x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x is not None and x.dtype in SIXTEEN_BITS else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:

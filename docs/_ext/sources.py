@@ -14,9 +14,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_np import contract
+from attn_np import _attend, _rows, contract
 
 ATTN_NP = Path(__file__).parents[2] / "attn_np"
+# What a layer's call and its backward pass stand for in a variant's file, and the functions behind their methods.
+FRAME = {"call": "", "back": "_vjp"}
+BEHIND: dict[str, Callable[..., Any]] = {
+    "attend": _attend.textbook_attend,
+    "attend_by": _attend.textbook_attend,
+    "attend_in_rows": _rows.attend_in_row_blocks,
+    "attend_vjp": _attend.textbook_attend_vjp,
+    "attend_by_vjp": _attend.textbook_attend_vjp,
+    "attend_in_rows_vjp": _rows.attend_in_row_blocks_vjp,
+}
 # Calls that change a value's type or record it; the value is their first argument.
 PASSED_ON = ("upcast", "to_dtype", "record")
 # Calls that put 0 in hidden places; the value is their last argument.
@@ -98,7 +108,13 @@ def spec_of(node: ast.expr) -> str | None:
 
 
 def called_name(node: ast.AST | None) -> str:
-    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+    """The name of the function that is called, or of the method of a layer's call; "" for others."""
+    if not isinstance(node, ast.Call):
+        return ""
+    method = node.func
+    if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name) and method.value.id in FRAME:
+        return method.attr + FRAME[method.value.id]
+    return method.id if isinstance(method, ast.Name) else ""
 
 
 def product(spec: str, left: str, right: str) -> str:
@@ -204,6 +220,9 @@ def assignments(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr, ast.
     statements = (node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Return))
     for node in sorted(statements, key=lambda found: found.lineno):
         value = node.value
+        if called_name(value) == "end" and isinstance(value, ast.Call):
+            yield "y", value.args[0], node
+            continue
         targets = node.targets[0] if isinstance(node, ast.Assign) else None
         if called_name(value) == "record" and isinstance(value, ast.Call):
             yield from ((word.arg, word.value, node) for word in value.keywords if word.arg)
@@ -289,10 +308,9 @@ def line_by_line(path: Path) -> list[tuple[str, str]]:
         at = sum(line.partition(" = ")[0] in before for line, _ in rows)
         recurrent = import_module(module.recurrence.__module__).recurrent_form
         rows[at:at] = recurrent_lines(recurrent, calls[0])
-    attend = getattr(module, "attend", None)
-    if attend is not None and attend.__module__ == "attn_np._attend":
+    if any(called_name(part) in ("attend", "attend_by", "attend_checked") for part in found):
         at = next((i for i, (line, _) in enumerate(rows) if "context" in line and "einsum" not in line), len(rows))
-        inner = [(f"attend: {line}", formula) for line, formula in formulas_of(tree_of(attend))]
+        inner = [(f"attend: {line}", formula) for line, formula in formulas_of(tree_of(_attend.textbook_attend))]
         rows[at:at] = inner
     return rows
 
@@ -350,7 +368,7 @@ def backward_steps(path: Path) -> list[tuple[str, list[str], str]]:
                 continue
             rule = rules[0]
             exact = pulled_back(rule, target_names(node)) if rule is node.value else []
-            documented = getattr(module, called_name(rule), None)
+            documented = getattr(module, called_name(rule), None) or BEHIND.get(called_name(rule))
             sentence = first_sentence(getattr(documented, "__doc__", ""))
             line = " ".join(ast.unparse(node).split()).replace('"', "'").replace("self.", "")
             steps.append((line, exact, "" if exact else sentence))
@@ -362,7 +380,9 @@ def backward_steps(path: Path) -> list[tuple[str, list[str], str]]:
 
 def callees(names: set[str], module: ModuleType) -> list[Callable[..., Any]]:
     """Functions of this tree by the names that a source calls, in the order of their files."""
-    found = {name: inspect.unwrap(getattr(module, name)) for name in names if callable(getattr(module, name, None))}
+    offered = {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
+    found = {name: inspect.unwrap(function) for name, function in offered.items()}
+    found |= {BEHIND[name].__name__: BEHIND[name] for name in names & BEHIND.keys()}
     kept = [
         function
         for name, function in found.items()

@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import SHARED, at
 
 VISIBLE = "    visible = hide_neg_inf(allowed, bias)\n    if softmax_fn is not None:"
-ALLOWED = "like=q, step=step, head_axis=q.ndim == 4, **masking)\n        masking = {"
+ALLOWED = "like=q, step=step, head_axis=has_heads, **masking)\n        masking = {"
 PROBS = "probs=softmax(scores, visible, attend_contract.SOFTMAX_AXIS[normalize_over]))"
 PART = "softmax(scores[..., {cut}], None if visible is None else broadcast_to(visible, scores.shape)[..., {cut}])"
 
@@ -27,7 +27,7 @@ def from_first(parts: int) -> str:
     """Causality with a query's place in its part, and keys counted in the whole sequence."""
     size = f"-(-q.shape[1] // {parts})"
     seen = f"arange(k.shape[1], q) <= arange(q.shape[1], q)[:, None] % {size}"
-    return ALLOWED.replace("**masking)\n", f"**masking)\n        allowed = allowed & ({seen}) if causal else allowed\n")
+    return ALLOWED.replace("**masking)\n", f"**masking)\n        mask = mask & ({seen}) if causal else mask\n")
 
 
 def averaged(parts: int) -> str:

@@ -206,8 +206,8 @@ MUTANTS = (
     cross(
         "16-bit inputs not widened",
         WIDE,
-        'dtype_name(x) in ("float16", "bfloat16") else x',
-        "dtype_name(x) in () else x",
+        "x.dtype in SIXTEEN_BITS else x",
+        "x.dtype in () else x",
         dtype="bfloat16",
         raises=("attn_np",),
     ),

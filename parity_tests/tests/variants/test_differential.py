@@ -144,20 +144,20 @@ def test_the_fast_path_of_both_maps_keeps_the_bounds(name: str, example: str) ->
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_fast_path_of_one_map_twice_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = import_module(f"{TREES[name].package.__name__}.differential")
-    real, maps = room.attend, []
+    room = import_module(f"{TREES[name].package.__name__}._call")
+    real, maps = room.attend_checked, []
 
     def first_map_twice(q: Any, k: Any, v: Any, **options: Any) -> Any:
         maps.append((q, k))
         return real(*maps[0], v, **options)
 
-    monkeypatch.setattr(room, "attend", first_map_twice)
+    monkeypatch.setattr(room, "attend_checked", first_map_twice)
     assert not all(ratio <= 1 for ratio in ends(TREES[name], name, "causal").values())
 
 
 def test_a_gradient_of_the_factor_without_the_second_map_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = import_module("attn_np.differential")
-    real = room.attend
+    room = import_module("attn_np._call")
+    real = room.attend_checked
 
     def without_its_context(*arrays: Any, tape: Any, **options: Any) -> Any:
         found = real(*arrays, tape=tape, **options)
@@ -165,7 +165,7 @@ def test_a_gradient_of_the_factor_without_the_second_map_is_seen(monkeypatch: py
             tape.tap("context", 0.0 * found[0])
         return found
 
-    monkeypatch.setattr(room, "attend", without_its_context)
+    monkeypatch.setattr(room, "attend_checked", without_its_context)
     found = ends(TREES["numpy"], "numpy", "causal")
     assert {name for name, ratio in found.items() if not ratio <= 1} == {"dlambda_q", "dlambda_k"}
 
