@@ -133,8 +133,8 @@ MUTANTS = (
     shared(
         "shared heads tiled for the keys only",
         CONSECUTIVE,
-        "k, v = repeat_heads(k, q), repeat_heads(v, q)\n    context, probs",
-        "k, v = k if k.ndim == 3 else k[:, :, arange(q.shape[2], q) % k.shape[2]], repeat_heads(v, q)\n    context, probs",
+        "k, v = repeat_heads(k, q), repeat_heads(v, q)\n    context,",
+        "k, v = k if k.ndim == 3 else k[:, :, arange(q.shape[2], q) % k.shape[2]], repeat_heads(v, q)\n    context,",
         file=SHARED,
         needs=("arange",),
     ),

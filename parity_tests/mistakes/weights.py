@@ -187,8 +187,8 @@ MUTANTS = (
     cross(
         "weights returned after dropout",
         "return the weights as they were before dropout",
-        RETURNED,
-        "to_dtype(kept, dtype) if return_weights",
+        "return context, probs, scores, visible",
+        "return context, kept, scores, visible",
     ),
     cross(
         "scores returned for weights",

@@ -385,7 +385,7 @@ class _Stepping(dict[str, Any]):
 def unchecked_run(layer: Labelled, alias: str) -> None:
     """What a decoder's `run` may be called without is what its call may be called without."""
     module, inputs = made(alias, layer, "plain")
-    y, last, probs = module.run(*inputs.values(), None, return_weights=True)
+    y, last, probs = module.run(*inputs.values(), None, with_probs=True)
     claim_same({"y": y, "out1": last, "out2": probs}, results(module, inputs, return_weights=True), "by run")
     tape = _Stepping()
     module.vjp(tape, results(module, inputs, tape=tape)["y"])

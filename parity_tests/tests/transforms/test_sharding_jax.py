@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a mesh waits for the
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
 # How a variant's file says that `attend`, or rows in blocks, are its core.
-ATTENDS = re.compile(r"import .*\battend\b|call\.attend(_by)?\(")
+ATTENDS = re.compile(r"import .*\battend_checked\b|call\.attend(_by)?\(")
 IN_ROWS = re.compile(r"import .*\battend_near_and_far\b|call\.attend_(in_rows|by)\(")
 MOVES = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 
