@@ -685,6 +685,8 @@ def encoded(alias: str) -> None:
         found = parts.sinusoids(-3, 2, 6, 50.0, like=like)
         claim(same(found, like), f"sines and cosines in {dtype}")
         claim(parts.sinusoids(-3, 2, 6, 50.0, like=like) is found, "made once")
+        factors = parts.query_scale_table(0.5, 2, 4, like=like)
+        claim(same(factors, (1 + 0.5 * np.log([1.0, 2.0, 2.0, 3.0])).astype(dtype)), f"temperatures in {dtype}")
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 6))
     at_queries, at_keys = (parts.sinusoids(*ends, 6, 50.0, like=want) for ends in ((5, 8), (0, 9)))
     products = np.einsum("bthd,sd->bhts", parts.to_key_positions(x, at_queries), at_keys)

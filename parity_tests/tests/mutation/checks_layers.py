@@ -17,6 +17,7 @@ from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy
 from parity_tests.judge.cases import given, tokens_below
 from parity_tests.judge.judging import judge_ends, judge_tape
 from parity_tests.tests.mutation.calls import (
+    Parts,
     SMALL,
     Arrays,
     Labelled,
@@ -349,6 +350,18 @@ def dropping(layer: Labelled, alias: str) -> None:
         module.rng = _Constant(rate)
         claim(module.draw_keep(None, (2, 3), calm).all(), "numbers below the rate are dropped, the rate itself is kept")
     claim_same(results(module.eval(), plain), results(calm, plain), "evaluation")
+
+
+def who_is_visible(layer: Labelled, alias: str) -> None:
+    """A call as its frame has it: the mask of who sees whom, with what causality and a window leave."""
+    module, inputs = made(alias, layer)
+    config, parts = module.config, Parts(alias)
+    call = parts.AttentionCall(module, **inputs)
+    query, key, _ = call.inputs(causal=True, window=(1, None))
+    b, h, t, s = query.shape[0], config.num_heads, query.shape[1], key.shape[1]
+    distance = np.arange(s) - (np.arange(t)[:, None] + s - t)
+    wanted = np.broadcast_to(inputs["mask"] & (distance <= 0) & (distance >= -1), (b, h, t, s))
+    claim(same(np.broadcast_to(call.allowed(t, s, query), wanted.shape), wanted), "who sees whom")
 
 
 def one_of_a_stack(layer: Labelled, alias: str) -> None:

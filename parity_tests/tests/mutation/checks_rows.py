@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np.contract._tape import BackwardTape
+from attn_np.contract._tape import BackwardTape, save_residuals
 from parity_tests.judge.kernels import visible
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
 
@@ -229,6 +229,10 @@ def when_rows_go_at_once(alias: str) -> None:
             )
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
+    taken = BackwardTape()
+    save_residuals(taken, "what it left")
+    found = rows.attend_in_row_blocks_vjp(lambda *_: {}, taken, given[0], lambda tape, dy: {"q": (tape, dy)})
+    claim(found["q"][0] is taken and found["q"][1] is given[0], "the backward pass of what takes all rows by itself")
     scores = B * H * T * 13
     for few, at_once in ((scores, True), (scores - 1, False)):
         middle = Middle()

@@ -21,7 +21,10 @@ from parity_tests.tests.mutation.operators import replacements
 
 ALIAS = "attn_np_copy_of_trees"
 # Beside the shared files a run examines these; the mistakes that are planted in the others are their own.
-VARIANTS = ("additive", "dot_product", "fused_qkv", "gru", "luong", "mha", "rotary", "self_attention", "seq2seq")
+VARIANTS = (
+    "additive", "alibi", "delta", "dot_product", "fused_qkv", "gru", "luong", "mha", "rotary",
+    "self_attention", "seq2seq", "sparsemax",
+)  # fmt: skip
 Lines = frozenset[tuple[str, int]]
 
 
