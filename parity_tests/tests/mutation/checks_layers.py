@@ -17,10 +17,10 @@ from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy
 from parity_tests.judge.cases import given, tokens_below
 from parity_tests.judge.judging import judge_ends, judge_tape
 from parity_tests.tests.mutation.calls import (
-    Parts,
     SMALL,
     Arrays,
     Labelled,
+    Parts,
     Scene,
     alone,
     axis,
