@@ -166,8 +166,10 @@ class AttentionCall(LayerCall):
             projected: False in a layer without projections that what is hidden could leak into: there the attention
                 itself sets to 0 what is unseen.
         """
-        axes, masking = "bhts" if "h" in self.sizes else "bts", self.who_sees_whom(causal, window, pattern)
-        return zero_unseen_inputs(self.tape, axes, *self.passed, **masking if projected else {"step": self.step})
+        axes = "bhts" if "h" in self.sizes else "bts"
+        masking: Any = self.who_sees_whom(causal, window, pattern)
+        masking = masking if projected else {"step": self.step}
+        return zero_unseen_inputs(self.tape, axes, *self.passed, **masking)
 
     def who_sees_whom(
         self, causal: bool | None = None, window: Limits | None = None, pattern: Pattern | None = None

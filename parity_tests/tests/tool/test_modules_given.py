@@ -310,7 +310,7 @@ def test_a_side_that_loses_all_digits_is_less_precise(mean: float) -> None:
     """However large its errors are: the other side has the digits."""
     x = hidden(2, 5, 6) + mean
     for sides, worse in (((True, False), "b"), ((False, True), "a")):
-        result = compare_modules(*map(Spread, sides), (x,))
+        result = compare_modules(Spread(sides[0]), Spread(sides[1]), (x,))
         assert f"but {worse} (torch Spread) is less precise" in str(result), str(result)
 
 
