@@ -79,7 +79,7 @@ def config(variant: str, /, **fields: Any) -> Config:
     """
     cls = get(variant).Config
     names = cls.fields()
-    if variant in presets():
+    if variant not in variants():
         fields = {**presets()[variant][1].fields, **fields}
     for name in fields:
         if name not in names:

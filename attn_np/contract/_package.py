@@ -18,6 +18,9 @@ FUNCTIONS = {
     "softmax": "_simplex",
 }
 
+# Of a package's own functions, those that have a file to themselves: what they need is loaded, and no more.
+MAKERS = {"build": "_build", "value_and_vjp": "_vjp"}
+
 # Names that people expect to be functions; here they are modules of variants.
 HINTS = {
     "entmax15": "call entmax(scores, mask, alpha=1.5), or build('entmax15')",
@@ -43,28 +46,32 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
             )
 
 
-def lazy_namespace(
-    package: str, *, api: tuple[str, ...]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package: its functions and the class of every variant."""
+def lazy_namespace(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package: its functions and the class of every variant; and `__all__`.
+
+    The contracts of all variants are loaded for the name of a class or a list of names, not for a function's.
+    """
     from attn_np.contract import did_you_mean, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
     modules["terms"] = f"{package}._terms"
-    file_of = dict.fromkeys(api, "_api") | FUNCTIONS | variant_by_class_name()
-    names = sorted([*file_of, "drop_in", "patterns", "terms"])
+    functions = dict.fromkeys(api, "_api") | {name: MAKERS[name] for name in api if name in MAKERS} | FUNCTIONS
 
     def getattr_(name: str) -> Any:
         if name in modules:
             return import_module(modules[name])
-        if name in file_of:
-            return getattr(import_module(f"{package}.{file_of[name]}"), name)
-        if name.startswith("_"):
+        file = functions.get(name)
+        if file is None and name == "__all__":
+            return dir_()
+        if file is None and name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        fix = HINTS.get(name) or did_you_mean(name, names)
-        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {fix}")
+        file = file or variant_by_class_name().get(name)
+        if file is None:
+            fix = HINTS.get(name) or did_you_mean(name, dir_())
+            raise AttributeError(f"{package}: expected one of its names, got {name!r}; {fix}")
+        return getattr(import_module(f"{package}.{file}"), name)
 
     def dir_() -> list[str]:
-        return names
+        return sorted([*functions, *variant_by_class_name(), "drop_in", "patterns", "terms"])
 
-    return getattr_, dir_, names
+    return getattr_, dir_

@@ -6,27 +6,42 @@ layout of rotary positions; `tensors` reads arrays of any safetensors file. An i
 A file that is refused raises a `WeightFileError`.
 """
 
-from attn_np.weights import _errors
-from attn_np.weights._check import LayerWeights, check, requested_dtype, require_layer_of
-from attn_np.weights._convert import convert
-from attn_np.weights._draw import draw
-from attn_np.weights._errors import *  # noqa: F403
-from attn_np.weights._io import read, write
-from attn_np.weights._paths import PathArg
-from attn_np.weights._pretrained import Pretrained, pop_on_read, read_pretrained
-from attn_np.weights._rotary import rotary_layout
-from attn_np.weights._shards import tensors
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "LayerWeights",
-    "PathArg",
-    "Pretrained",
-    "check",
-    "convert",
-    "draw",
-    "pop_on_read",
-    "read",
-    "read_pretrained",
-]
-__all__ += ["requested_dtype", "require_layer_of", "rotary_layout", "tensors", "write"]
-__all__ += _errors.__all__
+if TYPE_CHECKING:
+    from attn_np.weights._check import LayerWeights as LayerWeights
+    from attn_np.weights._check import check as check
+    from attn_np.weights._check import requested_dtype as requested_dtype
+    from attn_np.weights._check import require_layer_of as require_layer_of
+    from attn_np.weights._convert import convert as convert
+    from attn_np.weights._draw import draw as draw
+    from attn_np.weights._errors import *  # noqa: F403
+    from attn_np.weights._io import read as read
+    from attn_np.weights._io import write as write
+    from attn_np.weights._paths import PathArg as PathArg
+    from attn_np.weights._pretrained import Pretrained as Pretrained
+    from attn_np.weights._pretrained import pop_on_read as pop_on_read
+    from attn_np.weights._pretrained import read_pretrained as read_pretrained
+    from attn_np.weights._rotary import rotary_layout as rotary_layout
+    from attn_np.weights._shards import tensors as tensors
+
+# The file of each name: what making a layer needs is loaded by itself.
+FILES = {
+    "LayerWeights": "_check", "PathArg": "_paths", "Pretrained": "_pretrained", "check": "_check",
+    "convert": "_convert", "draw": "_draw", "pop_on_read": "_pretrained", "read": "_io",
+    "read_pretrained": "_pretrained", "requested_dtype": "_check", "require_layer_of": "_check", "rotary_layout": "_rotary", "tensors": "_shards",
+    "write": "_io",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return [*FILES, *import_module(f"{__name__}._errors").__all__]
+    if name not in FILES and (name.startswith("_") or name not in import_module(f"{__name__}._errors").__all__):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{FILES.get(name, '_errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __getattr__("__all__")

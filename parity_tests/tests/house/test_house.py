@@ -351,6 +351,14 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
+def test_making_a_layer_loads_what_it_needs() -> None:
+    """Not the contracts of all variants, nor what reads and writes weight files."""
+    made = 'import sys, attn_np; attn_np.build("mha", d_model=8, num_heads=2); '
+    loaded = run(made + "print(*(name for name in sys.modules if name.startswith('attn_np')))").stdout.split()
+    assert "attn_np.mha" in loaded and len(loaded) <= 45, loaded
+    assert not {"attn_np.contract.gru", "attn_np.weights._safetensors"} & set(loaded)
+
+
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax")
 
 

@@ -297,7 +297,7 @@ def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
 @pytest.mark.parametrize(("name", "alpha"), [("sparsemax", 2), ("entmax15", 1.5)])
 def test_a_name_that_others_have_says_how_to_call_it(name: str, alpha: float) -> None:
     """As long as no layer has loaded the variant's module of that name."""
-    getattr_, _, names = lazy_namespace("attn_np", api=())
-    assert name not in names
+    getattr_, dir_ = lazy_namespace("attn_np", api=())
+    assert name not in dir_()
     with pytest.raises(AttributeError, match=rf"call entmax\(scores, mask, alpha={alpha}\), or build\('{name}'\)"):
         getattr_(name)
