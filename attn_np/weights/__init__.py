@@ -26,13 +26,18 @@ if TYPE_CHECKING:
     from attn_np.weights._rotary import rotary_layout as rotary_layout
     from attn_np.weights._shards import tensors as tensors
 
-# The file of each name: what making a layer needs is loaded by itself.
-FILES = {
-    "LayerWeights": "_check", "PathArg": "_paths", "Pretrained": "_pretrained", "check": "_check",
-    "convert": "_convert", "draw": "_draw", "pop_on_read": "_pretrained", "read": "_io",
-    "read_pretrained": "_pretrained", "requested_dtype": "_check", "require_layer_of": "_check", "rotary_layout": "_rotary", "tensors": "_shards",
-    "write": "_io",
-}  # fmt: skip
+# The names of each file, loaded when one is asked for: making a layer needs `draw` alone.
+NAMES = {
+    "_check": ("LayerWeights", "check", "requested_dtype", "require_layer_of"),
+    "_convert": ("convert",),
+    "_draw": ("draw",),
+    "_io": ("read", "write"),
+    "_paths": ("PathArg",),
+    "_pretrained": ("Pretrained", "pop_on_read", "read_pretrained"),
+    "_rotary": ("rotary_layout",),
+    "_shards": ("tensors",),
+}
+FILES = {name: file for file, names in NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
