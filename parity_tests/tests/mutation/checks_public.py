@@ -78,17 +78,20 @@ def pulled_back(alias: str) -> None:
         zero = pull(np.zeros_like(dy), weights).inputs
         claim_same(pull(None, weights).inputs, zero, "an output that the loss does not use")
         for name, found in whole.items():
-            step = np.zeros_like(some[name])
-            step.flat[5] = 2.0**-20
-            loss = [
-                float(np.sum(c * dy) + np.sum(w * weights))
-                for c, w in (
-                    package.attend(**some | {name: some[name] + s}, **settings, softmax_fn=partial(doubled, factor=3.0))
-                    for s in (step, -step)
-                )
-            ]
-            slope = (loss[0] - loss[1]) / 2.0**-19
-            claim(abs(slope - found.flat[5]) <= 2.0**-20 * (1 + np.abs(found).max()), f"the slope along {name}")
+            along, slopes, unsure = np.zeros_like(some[name]), [], 0.0
+            along.flat[5] = 1.0
+            for step in (2.0**-13, 2.0**-14):
+                losses = []
+                for moved in (some[name] + step * along, some[name] - step * along):
+                    c, w = package.attend(**some | {name: moved}, **settings, softmax_fn=partial(doubled, factor=3.0))
+                    losses.append(float(np.sum(c * dy) + np.sum(w * weights)))
+                    # every product and sum behind a term of the loss rounds once
+                    size = np.sum(np.abs(c * dy)) + np.sum(np.abs(w * weights))
+                    unsure = max(unsure, c.size * np.finfo(float).eps * float(size) / step)
+                slopes.append((losses[0] - losses[1]) / (2 * step))
+            # a central difference errs by the square of its step: the two differ by three times the error of the second
+            bound = abs(slopes[0] - slopes[1]) + 2 * unsure
+            claim(abs(slopes[1] - found.flat[5]) <= bound, f"the slope along {name}")
     claim(not np.any(context[0, 2, -1]) or "mask" not in some, "a query without keys")
     refuses(lambda: package.value_and_vjp(len, x), TypeError, "value_and_vjp: expected a layer or a function with a")
     words = "value_and_vjp: expected a function with a gradient, got relative_buckets"

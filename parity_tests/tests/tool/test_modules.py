@@ -254,7 +254,7 @@ def test_the_bound_lies_between_the_types() -> None:
     beyond = Measure(x + 2.5 * a.bound, x, None, "float32")
     assert not distance(a, beyond).ok and distance(a, Measure(x + a.bound, x, None, "float32")).ok
     shifted = Measure(x, x, x + np.array([1, 0, 0]) * 2.0**-20, "float32")
-    assert shifted.bound > 2.0**-20 > a.bound
+    assert shifted.bound > 2.0**-20 > a.bound  # no tolerance: the bound covers the shift
     coarse = Measure(x, x + 2 * LESS_PRECISE * UNIT["float32"], None, "float32")
     assert distance(coarse, Measure(x, x, None, "float32")).less_precise == "a"
     assert distance(Measure(x, x, None, "float32"), coarse).less_precise == "b"
