@@ -77,6 +77,18 @@ def spoil(x: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 @relation(RELATIONS)
+def the_last_axis_alone_serves_all(s: Subject, call: Call) -> Iterator[Pair]:
+    """A mask or a keep-mask of its last axis alone is one that is the same along all others."""
+    for name, arg in call.config.arguments().items():
+        x = call.inputs.get(name)
+        if x is None or x.size == 0 or arg.kind not in ("mask", "keep"):
+            continue
+        few = x[(0,) * (x.ndim - 1)]
+        whole = np.broadcast_to(few, x.shape).copy()
+        yield from both(s.bounded(call.given(**{name: few})), s.bounded(call.given(**{name: whole})))
+
+
+@relation(RELATIONS)
 def a_window_is_a_mask(s: Subject, call: Call) -> Iterator[Pair]:
     """Causality and window written out as a mask."""
     config = call.config
