@@ -498,3 +498,34 @@ def test_the_backward_pass_drops_what_the_forward_dropped(recompute: bool, varia
         got = {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
         difference = first_difference(got, want)
         assert difference is None, difference
+
+
+# Names that mean the same axes on every tape, for the readers of traces: batch, queries, keys; heads where there are any.
+AXES = {"q": "b t", "k": "b s", "v": "b s", "probs": "b h t s", "kept": "b h t s", "context": "b t", "y": "b t"}
+
+
+def by_pairs(variant: str, example: str) -> bool:
+    """Whether a mask is by pairs of a query and a key."""
+    arguments = config_of(variant, example).arguments()
+    return "query" in arguments and "mask" in arguments and len(arguments["mask"].axes.split()) > 2
+
+
+def other_axes(config: Config, inputs: Arrays, tape: Arrays) -> list[str]:
+    """The arrays of a tape whose axes are not those of their names."""
+    b, t = inputs["query"].shape[:2]
+    s = inputs.get("key", inputs["query"]).shape[1] + (getattr(config, "memory_keys", None) or 0)
+    sizes, wrong = {"b": b, "t": t, "s": s, "h": config.sizes().get("h", 0)}, []
+    for name, x in tape.items():
+        letters = [letter for letter in AXES.get(name, "").split() if sizes[letter]]
+        if letters and x.shape[: len(letters)] != tuple(sizes[letter] for letter in letters):
+            wrong.append(f"{name}: {' '.join(letters)} with {sizes}, got {x.shape}")
+    return wrong
+
+
+@pytest.mark.parametrize(("variant", "example"), [x for x in EXAMPLES if by_pairs(*x)])
+def test_a_name_on_a_tape_has_its_axes(variant: str, example: str) -> None:
+    config, inputs, tape = config_of(variant, example), inputs_for(variant, example, "full"), {}
+    TREES["numpy"].build(config)(**inputs, tape=tape)
+    assert other_axes(config, inputs, tape) == []
+    exchanged = {name: x.swapaxes(0, 1) for name, x in tape.items() if name in ("context", "y")}
+    assert len(other_axes(config, inputs, tape | exchanged)) == len(exchanged) > 0
