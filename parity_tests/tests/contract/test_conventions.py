@@ -500,7 +500,7 @@ def test_the_backward_pass_drops_what_the_forward_dropped(recompute: bool, varia
         assert difference is None, difference
 
 
-# Names that mean the same axes on every tape, for the readers of traces: batch, queries, keys; heads where there are any.
+# Names that mean the same axes on every tape, for readers of traces: batch, queries, keys; heads where there are any.
 AXES = {"q": "b t", "k": "b s", "v": "b s", "probs": "b h t s", "kept": "b h t s", "context": "b t", "y": "b t"}
 
 
