@@ -170,7 +170,8 @@ def attend_checked(
         The context, the weights or None, and with `return_lse` the lse.
     """
     (t, s), has_heads = (q.shape[1], k.shape[1]), q.ndim == 4
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
     pattern = None if pattern is None else pattern.map(lambda axes, x: signed(x))
     never_forms_weights = attend_contract.takes_fast_path(
         implementation, tape, kernels.supports(q, k, v), keep=keep, return_weights=return_weights,
