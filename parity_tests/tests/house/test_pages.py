@@ -263,7 +263,7 @@ def test_what_every_variant_calls_is_opened_on_no_page() -> None:
         for name in set(re.findall(r"^:+\{dropdown\} `(\w+)`", boxes, re.MULTILINE)):
             shown[name] = shown.get(name, 0) + 1
     assert shown["softmax_vjp"] > 1
-    assert "record" in sources.called_by_all(backward=False)
+    assert "end" in sources.called_by_all(backward=False)
     for backward in (False, True):
         assert not sources.called_by_all(backward=backward) & set(shown)
 
