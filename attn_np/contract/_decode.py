@@ -73,9 +73,9 @@ def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments
         if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             fix = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{variant}: expected step without {name}, got one; {fix}")
-    fix = "pass tape={} and read tape['probs']"
-    return_weights = arguments.get("return_weights")
-    require(not return_weights, variant, "no return_weights in a step", f"return_weights={return_weights}", fix)
+    if return_weights := arguments.get("return_weights"):
+        fix = "pass tape={} and read tape['probs']"
+        raise field_error(variant, "no return_weights in a step", f"return_weights={return_weights}", fix)
     return {name: x for name, x in arguments.items() if name in layer_arguments}
 
 
@@ -105,31 +105,31 @@ def check_step(
         TypeError: `valid` of another dtype than bool.
     """
     variant, batch, new = config.variant, sizes["b"], sizes["t"]
-    dropping = training and getattr(config, "dropout", 0) > 0
-    require(
-        not dropping, variant, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()"
-    )
-    require(new > 0, variant, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
+    if training and getattr(config, "dropout", 0) > 0:
+        raise field_error(
+            variant, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()"
+        )
+    if new <= 0:
+        raise field_error(variant, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
     keys = sizes.get("s", new)
-    require(
-        keys == new, variant, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones"
-    )
+    if keys != new:
+        fix = "the cache holds the earlier ones"
+        raise field_error(variant, f"keys of the new positions, s=t={new}", f"s={keys}", fix)
     axes_by_name = config.cache_axes()
-    fits, expected = set(cache_specs) == set(axes_by_name), f"a cache of {', '.join(axes_by_name)}"
-    require(fits, variant, expected, ", ".join(cache_specs), "call init_cache")
+    if cache_specs.keys() != axes_by_name.keys():
+        raise field_error(variant, f"a cache of {', '.join(axes_by_name)}", ", ".join(cache_specs), "call init_cache")
     all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
     for name, axes in axes_by_name.items():
         shape = (cache_specs[name] or ((), ""))[0]
         expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
-        fits = expected == shape and len(axes.split()) == len(expected)
-        require(
-            fits, variant, f"the cache's {name} of shape {expected}", shape, "call init_cache for this layer and batch"
-        )
+        if not (expected == shape and len(axes.split()) == len(expected)):
+            fix = "call init_cache for this layer and batch"
+            raise field_error(variant, f"the cache's {name} of shape {expected}", shape, fix)
     if valid is not None:
         shape = (batch, new)
-        require(
-            valid[0] == shape, variant, f"valid of shape {shape}", valid[0], "say for each position whether it is real"
-        )
+        if valid[0] != shape:
+            fix = "say for each position whether it is real"
+            raise field_error(variant, f"valid of shape {shape}", valid[0], fix)
         if valid[1] != "bool":
             raise TypeError(
                 f"{variant}: expected a boolean valid (True = a real position), got {valid[1]}; pass valid == 1"
