@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, get_type_hints
@@ -82,6 +83,18 @@ def interruptible(name: str, command: Callable[..., None]) -> Callable[..., None
             raise typer.Exit(INTERRUPTED) from None
 
     return run
+
+
+def needs_clone() -> None:
+    """Refuse, outside of a clone, a command that examines the project itself: what it reads is not installed.
+
+    Raises:
+        typer.Exit: there is no clone.
+    """
+    if find_spec("parity_tests.tests") is None:
+        fix = "clone attn-parity and run this there"
+        console.print(f"[bold red]refused[/] expected a clone of the project, got an installed package; {fix}")
+        raise typer.Exit(2)
 
 
 def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:

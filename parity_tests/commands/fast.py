@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, needs_clone, progress, writable
 
 
 def main(
@@ -22,7 +22,9 @@ def main(
 
     Masks and biases of every shape, causality, windows, softcap, sinks, grouped heads and no heads, fewer and more
     queries than keys; lengths, widths, scales and how hard the numbers are on the arithmetic are drawn by the seed.
+    In a clone of the project.
     """
+    needs_clone()
     from concurrent.futures import as_completed
     from dataclasses import asdict
 

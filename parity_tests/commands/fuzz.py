@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, progress
+from parity_tests.commands._shared import console, needs_clone, progress
 
 if TYPE_CHECKING:
     from parity_tests.judge.fuzz import Tally
@@ -23,8 +23,8 @@ def main(
     ),
     replay: Annotated[Path | None, typer.Option(help="Read this one file instead, and say what comes out.")] = None,
 ) -> None:
-    """Spoil weight files at random and read them: each must be refused by name, or give what it says."""
-
+    """Spoil weight files at random and read them: each must be refused by name, or give what it says. In a clone."""
+    needs_clone()
     from parity_tests.judge import fuzz
 
     if sys.platform == "win32":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed
+from parity_tests.commands._shared import console, listed, needs_clone
 
 
 def main(
@@ -27,11 +27,8 @@ def main(
 
     from parity_tests.judge.frameworks import FRAMEWORKS, prepare
 
-    try:
-        peers = importlib.import_module("parity_tests.peers")
-    except ModuleNotFoundError as missing:
-        console.print(f"[bold red]refused[/] expected {missing.name}, got none; run this in a clone of the project")
-        raise typer.Exit(2) from None
+    needs_clone()
+    peers = importlib.import_module("parity_tests.peers")
     prepare(FRAMEWORKS)
     measure = importlib.import_module("parity_tests.peers._measure")
     results = json.loads(measure.RESULTS.read_text("utf-8")) if measure.RESULTS.exists() else {}

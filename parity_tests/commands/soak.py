@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, needs_clone, progress, writable
 
 
 def main(
@@ -25,8 +25,9 @@ def main(
     underflow.
 
     With --ports, the candidates are layers that do not zero hidden places, where their inputs hold large numbers, and
-    each records a random part of the names on the tape.
+    each records a random part of the names on the tape. In a clone of the project.
     """
+    needs_clone()
     from concurrent.futures import as_completed
 
     from rich.table import Table

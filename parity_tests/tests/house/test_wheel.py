@@ -5,9 +5,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hatchling.builders.wheel import WheelBuilder
+from typer.testing import CliRunner
+
+from parity_tests.commands import _shared
+from parity_tests.commands.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+# What examines the project itself, for commands that need a clone.
+EXAMINES = ("relations", "corrupt.py", "fuzz.py", "kernels.py")
 
 
 def test_the_wheel_holds_the_tool_alone() -> None:
@@ -19,6 +28,7 @@ def test_the_wheel_holds_the_tool_alone() -> None:
     here = {path.name for path in (ROOT / "parity_tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms == here - {"tests", "sync", "peers"}
     assert not [path for path in held if "/test_" in path or path.endswith("conftest.py")]
+    assert not [path for path in held if path.startswith("parity_tests/judge/") and path.split("/")[2] in EXAMINES]
     assert {"parity_tests/commands/app.py", "attn_np/py.typed"} <= held
     assert {"parity_tests/report/templates/report.html.j2", "attn_np/weights/layouts/bert.py"} <= held
 
@@ -29,3 +39,22 @@ def test_the_citation_and_the_changelog_name_the_version() -> None:
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
     newest = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
     assert newest == project["version"]
+
+
+@pytest.mark.parametrize("command", ["fast", "fuzz", "soak", "peers"])
+def test_a_command_that_examines_the_project_asks_for_a_clone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shared, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 2
+    assert "expected a clone of the project, got an installed package" in " ".join(done.output.split())
+
+
+def test_what_ships_imports_nothing_that_does_not() -> None:
+    """But for commands that ask for a clone first."""
+    left_out = re.compile(r"parity_tests\.(tests|sync|peers|judge\.(relations|corrupt|fuzz|kernels))\b")
+    builder: Any = WheelBuilder(str(ROOT))
+    for file in builder.recurse_included_files():
+        source = Path(file.path).read_text("utf-8") if file.path.endswith(".py") else ""
+        for line in source.splitlines():
+            if re.match(r"\s*(from|import) ", line) and left_out.search(line.replace(" import ", ".")):
+                assert "needs_clone()" in source, f"{file.distribution_path}: {line}"
