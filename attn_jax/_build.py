@@ -44,7 +44,7 @@ def build(
         dtype: float64, float32, bfloat16 or float16.
         device: where the parameters live, as the framework says it; in NumPy "cpu".
         rngs: with `seed=None`, draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
-        fields: those of the variant's Config.
+        fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 
     Raises:
         ValueError: an unknown variant, or a value that cannot be right.

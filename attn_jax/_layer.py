@@ -60,7 +60,7 @@ def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             for name in options:
                 if name not in known:
-                    raise TypeError(name)
+                    raise TypeError(name)  # `call_error` below says it in words
             return call(self, *inputs, **options)
         except TypeError:
             error = call_error(self.config, cast_and_call, inputs, options)

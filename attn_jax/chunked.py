@@ -25,7 +25,7 @@ class ChunkedAttention(Layer[Config]):
 
     def __call__(self, query: Float[Array, "b t d"], **options: Unpack[Options]) -> Output:
         call = AttentionCall(self, query, **options)
-        query, key, value = call.inputs(pattern=Chunks(self.config.chunk_size))
+        query, key, value = call.inputs(pattern=Chunks(self.config.chunk_size))  # by which `call.attend` hides, too
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -147,7 +147,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
         call = LayerCall(
             self, target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep, **options
         )
-        keep, gru_keep = call.kept(keep, "b t s"), call.kept(gru_keep, "w b t e")
+        keep, gru_keep = call.keep_mask(keep, "b t s"), call.keep_mask(gru_keep, "w b t e")
         y, last, call.weights = self.run(
             upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, call.tape, call.shows_weights
         )
@@ -272,8 +272,8 @@ class Seq2Seq(Layer[Config]):
             self, source=source, target=target, state=state, mask=mask, keep=keep, encoder_keep=encoder_keep,
             decoder_keep=decoder_keep, dtype=self.dtype, **options,
         )  # fmt: skip
-        tape, keep = call.tape, call.kept(keep, "b t s")
-        encoder_keep, decoder_keep = call.kept(encoder_keep, "w b s e"), call.kept(decoder_keep, "w b t e")
+        tape, keep = call.tape, call.keep_mask(keep, "b t s")
+        encoder_keep, decoder_keep = call.keep_mask(encoder_keep, "w b s e"), call.keep_mask(decoder_keep, "w b t e")
         if self.embedding is not None:
             source, target = record(tape, source_tokens=source, target_tokens=target)
         source, target, _ = self.embed(source, target)

@@ -121,6 +121,7 @@ def textbook_attend(
 
     softmax(cap(q k^T scale) + bias) v, with hidden keys taken out of the softmax.
     """
+    # A layer has set its inputs to 0 there; biases of projections and caches have not heard of it.
     q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
     k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
     v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
@@ -171,6 +172,9 @@ def attend_checked(
 ) -> Any:
     """`attend` of arguments that a contract has checked: the way is chosen here, and taken.
 
+    Plain calls take the fast path, `run_fast_path`, whose softmax is block by block in the kernels; calls that show or
+    change weights, or have a tape, take `textbook_attend`.
+
     Args:
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
             `b h t s`. Where the fast path takes diagonals, it gets one position for each of the t + s - 1 diagonals
@@ -187,7 +191,7 @@ def attend_checked(
     scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     pattern = None if pattern is None else pattern.map(lambda axes, x: signed(x))
-    never_forms_weights = attend_contract.takes_fast_path(
+    fast = attend_contract.takes_fast_path(
         implementation, tape, kernels.supports(q, k, v), keep=keep, return_weights=return_weights,
         normalize_over=normalize_over, softmax_fn=softmax_fn,
     )  # fmt: skip
@@ -195,7 +199,7 @@ def attend_checked(
     diagonal_bias = None
     if relative_bias_fn is not None:
         bias = record(tape, caller_bias=upcast(bias))
-        takes_diagonals = never_forms_weights and last_query_at_last_key and not varies_by_sequence
+        takes_diagonals = fast and last_query_at_last_key and not varies_by_sequence
         if takes_diagonals and kernels.supports_diagonal_bias(q, k) and not wants_intermediates(tape):
             diagonal_bias = relative_bias_fn(diagonal_relative_positions(t, s, like=q))
         else:
@@ -203,10 +207,10 @@ def attend_checked(
             by_pair = by_pair if has_heads else by_pair[:, 0]
             bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-    if not (never_forms_weights and last_query_at_last_key):  # else the fast path hides by position itself
+    if not (fast and last_query_at_last_key):  # else the fast path hides by position itself
         mask = attention_mask(mask, t, s, like=q, step=step, head_axis=has_heads, **masking)
         masking = {"causal": False, "window": None, "pattern": None}
-    if never_forms_weights:
+    if fast:
         options: Any = {"diagonal_bias": diagonal_bias, "scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = run_fast_path(tape, q, k, v, mask=mask, bias=bias, return_lse=return_lse, **options, **masking)
         return (context, None, lse) if return_lse else (context, None)

@@ -1,8 +1,11 @@
-"""The frame of every backward pass: the frame of the call in reverse, written once:
+"""The frame of every backward pass: the frame of the call in reverse, written once.
 
-back = AttentionBackward(self, tape, dy)
-dq, dk, dv = back.attend(dcontext)
-return back.end(dquery, dkey, dvalue)
+A backward pass is made of these lines, and the formula in reverse between them:
+
+    back = AttentionBackward(self, tape, dy)        the gradient of y checked
+    dq, dk, dv = back.attend(dcontext)              those of a bias and a memory are put aside
+    back.dw["w_q"] = ...                            those of parameters, for `end`
+    return back.end(dquery, dkey, dvalue)           all of them, rounded once
 """
 
 from collections.abc import Callable
@@ -59,7 +62,8 @@ class AttentionBackward(LayerBackward):
         """The gradients of q, k and v: `AttentionCall.attend` in reverse.
 
         Args:
-            part, memory_k: as they were passed to the call.
+            part: as it was passed to the call.
+            memory_k: as it was passed to the call; the gradients of the memory go into `dw`.
             relative_bias: whether the call had a `relative_bias_fn`: then the bias is not the caller's alone.
             more: options that replaced those of the config.
         """

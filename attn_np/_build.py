@@ -44,7 +44,7 @@ def build(
         device: where the parameters live, as the framework says it; in NumPy "cpu".
         rng: with `seed=None`, a NumPy generator that draws the parameters and, in training, dropout; a new one by
             default.
-        fields: those of the variant's Config.
+        fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 
     Raises:
         ValueError: an unknown variant, or a value that cannot be right.

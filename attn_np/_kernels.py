@@ -5,15 +5,15 @@
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
 2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
-3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total. The shift is its
-   largest score, so that `exp` cannot overflow. While later blocks are unknown, it is the largest so far, and what was
-   added up before shrinks by exp(old shift - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k| <=
-   |q| |k| says that no score is large, the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
+3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total; where powers of
+   2 are faster, scores and shifts are times log2(e), the `exp_factor`. The shift is the row's largest score, so that
+   `exp` cannot overflow; while later blocks are unknown, the largest so far: what was added up before shrinks by exp(old
+   shift - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is large,
+   the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps shift and total of each row, and the backward pass computes the weights again from
-   them. (One number for both, the lse shift + log(total), would lose digits of the weights where scores are large.)
+   them. (One number for both, the lse shift + log(total), would lose digits where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
-6. Threads. BLAS is held at one thread, and as many threads as it had share the work: forward they take blocks of
-   queries, backward key/value heads.
+6. Threads. BLAS is held at one; as many as it had share the work: forward blocks of queries, backward key/value heads.
 7. Relative positions. A bias that depends on these alone is a number for each diagonal of the scores, of which a block
    reads a view. The softmax of a row does not change with a constant. So where products are small enough, the bias is
    moved until no score is above 30: a row's largest need not be looked for, and blocks whose scores are all too low to
@@ -107,7 +107,7 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, floor: float | None = None) -> Array:
-        """Turn scores, multiplied by `exp_factor`, into weights, in place. With `floor`, lower scores are raised to it,
+        """Turn scores, already times `exp_factor`, into weights, in place. With `floor`, lower scores are raised to it,
         and its weight is subtracted from all weights: lower scores weigh exactly 0, and no slow subnormal is computed.
         """
         exp = np.exp if self.exp_factor == 1.0 else np.exp2
@@ -119,7 +119,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """The context, and what the backward pass needs: the weights are exp(score - row_shift) / total.
+    """The context, and what the backward pass needs: the weights are exp(score - row_shift / exp_factor) / total.
 
     Attributes:
         context: `b t h v`.
@@ -223,7 +223,7 @@ def attend_vjp(
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
     the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
 
-    With the weights p = exp(score - row_shift) / total, the rule of the softmax is
+    With the weights p = exp(score - row_shift / exp_factor) / total, the rule of the softmax is
 
         dscore = p (dp - delta),   delta = sum of p dp over the row = dcontext . context,
 

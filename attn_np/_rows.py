@@ -111,9 +111,8 @@ def attend_in_row_blocks(
         scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
         weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout, blocks work in place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
-        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows; long calls take it
-            instead of blocks of `attend_rows`.
-            Used instead of blocks if there is no dropout; it applies causality and the window itself.
+        attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows; long calls without
+            dropout take it instead of blocks. It applies causality and the window itself.
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = (

@@ -55,6 +55,7 @@ def chunked_form(
     v_new = u - w @ state: u is what the chunk writes into an empty state, w what it removes (WY form).
     """
     b, t = q.shape[0], q.shape[1]
+    # Now b counts the chunks of all sequences, and t and s positions within a chunk.
     q, k, v, beta = (to_chunks(x, chunk_size) for x in (q, k, v, beta[..., None]))
     beta_k = k * beta
     # t 1 s: below the diagonal, for all heads

@@ -243,7 +243,7 @@ class GatedRecurrentUnit(Layer[Config]):
     ) -> tuple[Array, Array]:
         """The last layer's states, `b t o`, and the state of every layer after its last step, `l b e`."""
         call = LayerCall(self, tape=tape, x=x, state=state, keep=keep)
-        keep = call.kept(keep, "w b t o")
+        keep = call.keep_mask(keep, "w b t o")
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         return call.end(y, last=last)
 

@@ -109,7 +109,7 @@ class LayerCall:
         self.dtype = dtype_name(self.like) if dtype is None else dtype
         self.weights: Array | None = None
 
-    def kept(self, keep: Array | None, axes: str) -> Array | None:
+    def keep_mask(self, keep: Array | None, axes: str) -> Array | None:
         """A keep-mask with these axes: the caller's, in training a random one, or None."""
         return self.layer.draw_keep(keep, tuple(self.sizes[letter] for letter in axes.split()), like=self.like)
 
@@ -160,11 +160,12 @@ class AttentionCall(LayerCall):
     ) -> tuple[Array, Array, Array]:
         """Query, key and value, upcast, 0 where unseen; a missing key is the query, a missing value the key.
 
+        `attend` remembers who sees whom from here.
+
         Args:
             causal, window: who sees whom, if not as the config says.
             pattern: who sees whom besides.
-            projected: False in a layer without projections that what is hidden could leak into: there the attention
-                itself sets to 0 what is unseen.
+            projected: False where the layer projects nothing: then `attend` sets to 0 what is unseen.
         """
         axes = "bhts" if "h" in self.sizes else "bts"
         masking: Any = self.who_sees_whom(causal, window, pattern)
@@ -198,7 +199,9 @@ class AttentionCall(LayerCall):
 
     def draw_keep(self) -> Array | None:
         """The keep-mask: the caller's, in training a random one, drawn once, or None."""
-        self.keep = self.kept(self.keep, f"b {'h ' if 'h' in self.sizes else ''}t {'s' if 's' in self.sizes else 't'}")
+        self.keep = self.keep_mask(
+            self.keep, f"b {'h ' if 'h' in self.sizes else ''}t {'s' if 's' in self.sizes else 't'}"
+        )
         return self.keep
 
     def attend(
@@ -249,7 +252,10 @@ class AttentionCall(LayerCall):
         return context
 
     def attend_by(self, weigh: Callable[..., Array], q: Array, k: Array, v: Array, **more: Any) -> Array:
-        """The context of a variant whose weights are no softmax: (tape, scores, allowed, **arrays) -> weights."""
+        """The context of a variant whose weights are no softmax: (tape, scores, allowed, **arrays) -> weights.
+
+        With `weighing=`, the same weights by name, long calls without dropout and tape work in place, block by block.
+        """
         options: Any = scoring(self.layer.config) | {"implementation": self.implementation}
 
         def attend_rows(

@@ -38,7 +38,7 @@ def checked_call(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             for name in options:
                 if name not in known:
-                    raise TypeError(name)
+                    raise TypeError(name)  # `call_error` below says it in words
             return call(self, *inputs, **options)
         except TypeError:
             error = call_error(self.config, run, inputs, options)

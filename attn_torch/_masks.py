@@ -161,12 +161,12 @@ def query_and_key_masks(
     window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Two masks, from which `any_visible` gets the queries that see a key and the keys that a query sees; None for all.
+    """Two masks: from one `any_visible` gets the queries that see a key, from the other the keys that a query sees.
 
-    With a pattern, or a mask that has an axis of queries (and a key), both are the mask of the whole call, queries by
-    keys. Both are None where every position sees itself by the pattern, and there are as many queries as keys and no
-    mask. With neither a pattern nor such a mask, no array of `t s` is needed: causality and window leave each query a
-    range of keys, and a running count of the mask says whether any of them is visible.
+    None where that is all of them. With a pattern, or a mask that has an axis of queries (and a key), both are the mask
+    of the whole call, queries by keys. Both are None where every position sees itself by the pattern, and there are as
+    many queries as keys and no mask. With neither a pattern nor such a mask, no array of `t s` is needed: causality and
+    window leave each query a range of keys, and a running count of the mask says whether any of them is visible.
     """
     if pattern is not None:
         if mask is None and pattern.sees_itself and t == s:
@@ -222,7 +222,8 @@ def hide_neg_inf(allowed: Array | None, bias: Array | None) -> Array | None:
 
 def zero_unseen(subscripts: str, allowed: Array | None, x: Any) -> Any:
     """x, 0 where unseen: a key that no query sees, `zero_unseen("bhts->bshk", allowed, k)`; a query that sees no key,
-    `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients.
+    `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients. (No einsum:
+    left of the arrow are the axes of `allowed`, right of it those of x.)
     """
     return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)
 

@@ -30,14 +30,17 @@ DEFAULTS = {"return_weights": False, "implementation": "auto"}
 
 CALL_DOC = """The outputs in the dtype of the inputs; with `return_weights` a pair with the weights, `b h t s`.
 
-Every layer takes some of these arguments; the signature names them and gives the axes.
+Every layer takes some of these arguments. The letters of axes: b batch, t query, s key, h head, k and v widths of keys
+and values, d, i, j and o those of the inputs and of the output; docs/conventions.md has all.
 
 Args:
     query, key, value: a missing key is the query, a missing value the key.
-    mask: True = may attend; of causal layers, window and pattern hide more.
-    bias: added to the scores.
-    keep: False = dropped; drawn in training where it is not given.
-    tape: a dictionary that gets every named intermediate.
+    mask: True = may attend; causality, window and pattern of the layer hide more. Broadcastable to `b h t s`, to
+        `b t s` without heads, to `b t` in layers with a state.
+    bias: added to the scores; broadcastable likewise.
+    keep: False = dropped; broadcastable likewise, and drawn in training where it is not given.
+    tape: a dictionary that gets every named intermediate. With one, "auto" takes the textbook path; with "fused" it
+        lacks scores and weights.
     return_weights: whether to return the weights too.
     implementation: "textbook" forms all scores, "fused" never does or is refused, "auto" takes what serves best.
     step: `Layer.step` alone passes it.
