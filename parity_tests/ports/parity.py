@@ -14,7 +14,7 @@ from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
 from parity_tests.ports.differences import difference, first_wrong
 from parity_tests.ports.names import Names, Weights, framework_of
-from parity_tests.ports.plan import Plan, Run, longer_run, runs, shorter_run
+from parity_tests.ports.plan import Plan, Run, longer_run, louder_run, runs, shorter_run
 from parity_tests.ports.port import Port
 from parity_tests.ports.progress import progress
 from parity_tests.ports.sizes import asked_sizes
@@ -65,10 +65,10 @@ def assert_parity(
     runs with every field of the config off, at its default, halved, doubled and one more (words and flags: every other
     one), where this means something else and the weights fit. Where some of these move no number beyond its bound, or
     entries of weights play no part, and a sequence of up to 257 positions shows them, the candidate is judged on that,
-    too. What then is not told apart stands in the verdict's `untested`. Inputs are normal numbers of the size of 1:
-    what large scores alone show, such as a softmax without its largest score subtracted, or a cap on scores that a
-    finite number has hidden before, is not looked at. A batch has two sequences, cross-attention fewer queries than
-    keys; `batch=` and `sizes=` ask for others, such as `sizes={"t": 11, "s": 5}`.
+    too. What then is not told apart stands in the verdict's `untested`. Inputs are normal numbers of the size of 1; in
+    the own type the first call runs again, forward alone, with inputs so large that `exp` of a score overflows, which a
+    softmax without its largest score subtracted does not survive. A batch has two sequences, and cross-attention fewer
+    queries than keys; `batch=` and `sizes=` ask for others, such as `sizes={"t": 11, "s": 5}`.
 
     A bound that is wider than its array would let any number pass. Where most bounds of an array are, or zeros in its
     place would be within them, as the gradients of a long recurrence, the candidate is judged on a shorter sequence,
@@ -125,6 +125,11 @@ def assert_parity(
     def shorter(found: Port, look: Look, trace: Trace) -> Run:
         return shorter_run(found, look, trace, plan, tell)
 
+    def louder(found: Port, traces: list[Trace], note: str) -> None:
+        trace, words = louder_run(found, traces, tell)
+        if trace is not None:
+            judged_rows(found, [trace], names, "; ".join(filter(None, (words, note))))
+
     with progress("assert_parity") as tell:
         verdict = judged_in_types(
             lambda kind: port(candidate, made, names, framework, kind, device),
@@ -136,6 +141,7 @@ def assert_parity(
             dtype,
             longer if length is None and sizes is None else None,
             shorter if length is None and sizes is None else None,
+            louder,
         )
     if strict and verdict.open:
         raise UntestedError(verdict)
@@ -171,6 +177,7 @@ def differing_fields(config: Config, fields: Mapping[str, Any]) -> dict[str, Any
 Check = Callable[[Port, list[Trace], str], list[Row]]
 Longer = Callable[[Port, list[Trace], Undetermined], Run]
 Shorter = Callable[[Port, Look, Trace], Run]
+Louder = Callable[[Port, list[Trace], str], None]
 Wide = tuple["list[Row]", "InOneType | None", str, str]
 
 
@@ -182,6 +189,7 @@ def judged_in_types(
     dtype: str | None,
     longer: Longer | None = None,
     shorter: Shorter | None = None,
+    louder: Louder | None = None,
 ) -> Verdict:
     """The verdict on a candidate in float64 and in its own type; in one type where `dtype` names it.
 
@@ -191,6 +199,7 @@ def judged_in_types(
         check: gives the verdicts on them; raises ParityError, with a note to add to its message.
         longer: gives the run of a longer sequence where one shows more of the config.
         shorter: gives the run of a shorter sequence where one judges arrays that a trace does not.
+        louder: judges a run with large scores, after all that agreed; raises ParityError as `check` does.
     """
     found = made(dtype)
     rows, wide, why, part = list[Row](), None, "", ""
@@ -202,6 +211,8 @@ def judged_in_types(
     note = f"{part or agrees}; this is in {found.dtype}" if rows else ""
     note = f"not judged in float64: {why}" if why else note
     own = judged_in_type(found, traces, check, longer if wide is None or wide.narrower else None, shorter, note)
+    if louder is not None and traces:
+        louder(found, traces, note)
     notes = [*found.notes, *([note] if why else [part] if part else []), *(wide.notes if wide else [])]
     by_call = own.traces | (wide.others if wide else {})
     untested = (wide or own).undetermined()

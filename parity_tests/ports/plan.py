@@ -12,7 +12,7 @@ from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Finding
-from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
+from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled, run_numpy
 from parity_tests.judge.cases import Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import reference
 from parity_tests.ports.names import Names, alike, pair
@@ -177,6 +177,42 @@ def shorter_run(found: Port, look: Look, trace: Trace, plan: Plan, tell: Callabl
     what = f"a sequence of {case.example} in the call {case.call}"
     tell(f"{what} in {found.dtype}")
     return run_of(found, what, lambda: plan.trace(found, case, drawn))
+
+
+# Above this `exp` of a score overflows: a softmax that subtracts its largest score does not mind.
+OVERFLOWS = {"float32": 88.8, "float64": 709.8}
+
+
+def louder_run(found: Port, traces: list[Trace], tell: Callable[[str], None]) -> tuple[Trace | None, str]:
+    """A call again with inputs so large that `exp` of a score overflows, forward alone; and in words how large.
+
+    None where no such scores are formed, where the reference itself overflows, or where the candidate refuses.
+    """
+    case, drawn = traces[0].case, traces[0].drawn
+    arguments, limit = case.config.arguments(), OVERFLOWS.get(case.dtype, np.inf)
+    loud = {name for name in drawn.inputs if name in arguments and arguments[name].kind == "array"}
+
+    def times(factor: float) -> Drawn:
+        inputs = {n: (x * factor).astype(x.dtype) if n in loud else x for n, x in drawn.inputs.items()}
+        return replace(drawn, inputs=inputs)
+
+    def largest_score(drawn: Drawn) -> float:
+        with np.errstate(all="ignore"):
+            out = run_numpy(case, drawn, True)
+        finite = all(np.isfinite(x).all() for x in out.outputs.values())
+        return float(np.max(np.abs(out.tape.get("scores", np.zeros(1))), initial=0.0)) if finite else 0.0
+
+    before = largest_score(drawn)
+    factor = float(np.ceil(np.sqrt(3 * limit / before))) if before else np.inf
+    if not np.isfinite(factor) or not largest_score(louder := times(factor)) > limit:
+        return None, ""
+    words = f"with inputs {factor:g} times as large"
+    tell(f"{words} in {found.dtype}")
+    run = run_of(found, words, lambda: record(found.candidate, case, louder, partial=True))
+    if run.trace is None:
+        return None, ""
+    outcome = replace(run.trace.outcome, grads={}, cotangents={})
+    return replace(run.trace, outcome=outcome), f"{words}: `exp` of its largest score overflows"
 
 
 def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:

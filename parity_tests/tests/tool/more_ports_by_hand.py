@@ -166,8 +166,7 @@ class SwinPort(Port):
         scores = lib.einsum("bthk,bshk->bhts", q, k) / sqrt(q.shape[-1])
         scores = scores + self.permuted(self.w["w_bias"][self.index(size)], (2, 0, 1))
         mask = self.constant(self.repeated_mask(self.own_region(), b)[:, None], scores) > 0
-        e = lib.exp(scores) * self.constant(np.ones(1), scores)
-        e = lib.where(mask, e, 0 * e)
+        e = self.relative_to_the_largest(lib.where(mask, scores, -np.inf)) * self.constant(np.ones(1), scores)
         context = lib.einsum("bhts,bshv->bthv", e / lib.sum(e, -1)[..., None], v)
         x = self.reversed(self.merge(context), b, size)
         return self.rolled(x, self.shift()).reshape(b, c.height * c.width, x.shape[-1])
@@ -222,7 +221,7 @@ class DifferentialPort(Port):
     def weights(self, q: Any, k: Any, mask: Any) -> Any:
         scores = self.lib.einsum("bthk,bshk->bhts", q, k) / sqrt(q.shape[-1])
         scores = scores if mask is None else self.hidden(scores, mask)
-        e = self.lib.exp(scores)
+        e = self.relative_to_the_largest(scores)
         return e / self.lib.sum(e, -1)[..., None]
 
     def start(self) -> float:
@@ -260,7 +259,7 @@ class BahdanauPort(Port):
 
     def weights(self, scores: Any, mask: Any) -> Any:
         scores = scores if mask is None else self.hidden(scores, mask)
-        e = self.lib.exp(scores)
+        e = self.relative_to_the_largest(scores)
         return e / self.lib.sum(e, -1)[..., None]
 
 
@@ -274,7 +273,7 @@ class LuongPort(Port):
         center = self.center(lib.einsum("btm,m->bt", self.hidden_layer(query), self.w["w_center"]), s)
         offset = self.constant(np.arange(1, s + 1), scores) - center[..., None]
         scores = lib.where(self.inside(offset), scores, -np.inf)
-        e = lib.exp(scores)
+        e = self.relative_to_the_largest(scores)
         weights = e / lib.sum(e, -1)[..., None] * self.bell(offset)
         return lib.einsum("bts,bsv->btv", weights, value)
 

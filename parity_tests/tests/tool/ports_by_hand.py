@@ -28,6 +28,10 @@ class Port:
         self.w: dict[str, Any] = {}
         self.tape: dict[str, Any] = {}
 
+    def relative_to_the_largest(self, scores: Any) -> Any:
+        """What a softmax adds up: the exponentials, each as a share of the largest."""
+        return self.lib.exp(scores - self.lib.amax(scores, -1)[..., None])
+
     def __call__(
         self, weights: Any, query: Any, key: Any = None, value: Any = None, mask: Any = None, bias: Any = None
     ) -> dict[str, Any]:
