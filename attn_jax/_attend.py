@@ -107,7 +107,8 @@ def textbook_attend(
 
     softmax(cap(q k^T scale) + bias) v, with hidden keys taken out of the softmax.
     """
-    # A layer has set its inputs to 0 there; biases of projections and caches have not heard of it.
+    # What nobody sees counts as 0. A layer has set its inputs to 0 there, but a projection's bias or a cache makes q, k
+    # and v other than 0 again. The letters below only name the axes.
     q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
     k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
     v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
@@ -158,8 +159,8 @@ def attend_checked(
 ) -> Any:
     """`attend` of arguments that a contract has checked: the way is chosen here, and taken.
 
-    Plain calls take the fast path, `run_fast_path`, whose softmax is block by block in the kernels; calls that show or
-    change weights, or have a tape, take `textbook_attend`.
+    `takes_fast_path` decides. Plain calls, those of `value_and_vjp` and "fused" ones take `run_fast_path`, and the
+    kernels say how; the rest, such as calls that show or change weights or want every intermediate, `textbook_attend`.
 
     Args:
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
@@ -168,7 +169,7 @@ def attend_checked(
         varies_by_sequence: whether the `relative_bias_fn` of the same query and key may differ between sequences of the
             batch; then it is called by pair on the fast path too.
         step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
-            returned. None in a full pass.
+            returned. None in a full pass, the usual call; `DecodeStep` says what `like_full_pass` is.
 
     Returns:
         The context, the weights or None, and with `return_lse` the lse.
@@ -193,7 +194,8 @@ def attend_checked(
             by_pair = by_pair if has_heads else by_pair[:, 0]
             bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-    if not (fast and last_query_at_last_key):  # else the fast path hides by position itself
+    # Positions become a mask, unless the fast path can hide by them itself.
+    if not (fast and last_query_at_last_key):
         mask = attention_mask(mask, t, s, like=q, step=step, head_axis=has_heads, **masking)
         masking = {"causal": False, "window": None, "pattern": None}
     if fast:

@@ -42,7 +42,7 @@ def build(
         seed: integer from 0; draws every parameter. None: from `rngs`, anew in
             each call.
         dtype: float64, float32, bfloat16 or float16.
-        device: where the parameters live, as the framework says it; in NumPy "cpu".
+        device: where the parameters live, as the framework says it.
         rngs: with `seed=None`, draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 

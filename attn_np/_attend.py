@@ -121,7 +121,8 @@ def textbook_attend(
 
     softmax(cap(q k^T scale) + bias) v, with hidden keys taken out of the softmax.
     """
-    # A layer has set its inputs to 0 there; biases of projections and caches have not heard of it.
+    # What nobody sees counts as 0. A layer has set its inputs to 0 there, but a projection's bias or a cache makes q, k
+    # and v other than 0 again. The letters below only name the axes.
     q = zero_unseen(head_subscripts("bhts->bthk", q), allowed, q)
     k = zero_unseen(head_subscripts("bhts->bshk", q), allowed, k)
     v = zero_unseen(head_subscripts("bhts->bshv", q), allowed, v)
@@ -172,8 +173,8 @@ def attend_checked(
 ) -> Any:
     """`attend` of arguments that a contract has checked: the way is chosen here, and taken.
 
-    Plain calls take the fast path, `run_fast_path`, whose softmax is block by block in the kernels; calls that show or
-    change weights, or have a tape, take `textbook_attend`.
+    `takes_fast_path` decides. Plain calls, those of `value_and_vjp` and "fused" ones take `run_fast_path`, and the
+    kernels say how; the rest, such as calls that show or change weights or want every intermediate, `textbook_attend`.
 
     Args:
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
@@ -182,7 +183,7 @@ def attend_checked(
         varies_by_sequence: whether the `relative_bias_fn` of the same query and key may differ between sequences of the
             batch; then it is called by pair on the fast path too.
         step: the step of decoding, which has the positions of queries and keys; k and v are then what `append`
-            returned. None in a full pass.
+            returned. None in a full pass, the usual call; `DecodeStep` says what `like_full_pass` is.
 
     Returns:
         The context, the weights or None, and with `return_lse` the lse.
@@ -207,7 +208,8 @@ def attend_checked(
             by_pair = by_pair if has_heads else by_pair[:, 0]
             bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     masking: Any = {"causal": causal, "window": window, "pattern": pattern}
-    if not (fast and last_query_at_last_key):  # else the fast path hides by position itself
+    # Positions become a mask, unless the fast path can hide by them itself.
+    if not (fast and last_query_at_last_key):
         mask = attention_mask(mask, t, s, like=q, step=step, head_axis=has_heads, **masking)
         masking = {"causal": False, "window": None, "pattern": None}
     if fast:
@@ -317,7 +319,8 @@ def attend_vjp(
     The gradient of the sinks is taped as dsinks.
 
     Args:
-        tape: the tape of `attend`; gets gradients, named d + their values' names; on the fast path of biases and sinks.
+        tape: the tape of `attend`; gets the gradients, named d + the value's name; on the fast path only those of the
+            bias and the sinks.
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`; not read on the fast path.
         kv_heads: how many heads k and v had, if fewer than the queries.
@@ -326,7 +329,7 @@ def attend_vjp(
         dweights: gradient of the returned weights, if there is one beside that of the context.
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
-    if residuals_of(tape) is not None:
+    if residuals_of(tape) is not None:  # the call took the fast path, and left this instead of probs
         return run_fast_path_vjp(tape, dcontext, dlse, needs_diagonal_grad)
     scale = 1 / sqrt(tape["q"].shape[-1]) if scale is None else scale
     dq, dk, dv, dbias = textbook_attend_vjp(

@@ -26,7 +26,7 @@ class LayerBackward:
 
     Attributes:
         dy: the output's gradient, upcast.
-        dw: the gradients of the parameters, by name.
+        dw: the gradients of the parameters, by name; `end` reads it.
     """
 
     def __init__(self, layer: Any, tape: Tape, dy: Array) -> None:
@@ -39,7 +39,11 @@ class LayerBackward:
 
 
 class AttentionBackward(LayerBackward):
-    """The backward pass of an `AttentionCall`."""
+    """The backward pass of an `AttentionCall`.
+
+    Attributes:
+        dothers: the gradients of inputs beside query, key and value: the bias.
+    """
 
     def __init__(self, layer: Any, tape: Tape, dy: Array) -> None:
         super().__init__(layer, tape, dy)

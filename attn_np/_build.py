@@ -41,7 +41,7 @@ def build(
         seed: integer from 0; draws every parameter. None: from `rng`, anew in
             each call.
         dtype: float64, float32, bfloat16 or float16.
-        device: where the parameters live, as the framework says it; in NumPy "cpu".
+        device: where the parameters live, "cpu".
         rng: with `seed=None`, a NumPy generator that draws the parameters and, in training, dropout; a new one by
             default.
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.

@@ -168,7 +168,7 @@ class AttentionCall(LayerCall):
             projected: False where the layer projects nothing: then `attend` sets to 0 what is unseen.
         """
         axes = "bhts" if "h" in self.sizes else "bts"
-        masking: Any = self.who_sees_whom(causal, window, pattern)
+        masking: Any = self.who_sees_whom(causal, window, pattern)  # remembered for `attend`, too
         masking = masking if projected else {"step": self.step}
         return zero_unseen_inputs(self.tape, axes, *self.passed, **masking)
 
@@ -215,12 +215,12 @@ class AttentionCall(LayerCall):
         memory_v: Array | None = None,
         **more: Any,
     ) -> Array:
-        """The context: `attend` of queries, keys and values as the call and the config ask for it.
+        """The context: `attend_checked` of queries, keys and values as the call and the config ask for it.
 
         Args:
             part: where a layer attends more than once, the name of this time: its scope on the tape. Weights are added.
             memory_k, memory_v: learned keys and values, which every query sees beside those of the call.
-            more: further options of `attend`; they replace those of the call and of the config.
+            more: further options of `attend_checked`; they replace those of the call and of the config.
         """
         k, v = self.with_cached(k, v)
         options: Any = self.masking | {"bias": self.bias, "keep": self.draw_keep()} | scoring(self.layer.config)

@@ -6,7 +6,8 @@
 2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
 3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total; where powers of
-   2 are faster, scores and shifts are times log2(e), the `exp_factor`. The shift is the row's largest score, so that
+   2 are faster, scores and shifts are times log2(e), the `exp_factor`. `online_weights_` has the exp, `sums_over_keys`
+   the total, `forward` the division. The shift is the row's largest score, so that
    `exp` cannot overflow; while later blocks are unknown, the largest so far: what was added up shrinks by exp(old shift
    - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is large,
    the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
@@ -184,6 +185,7 @@ def attend(
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
+        # Rare: something hidden may have been NaN or overflowed; once more with it set to 0.
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.with_unseen_zeroed())
     save_residuals(tape, result)
@@ -430,7 +432,7 @@ def forward(args: Arguments) -> ForwardResult:
     def attend_block(block: QueryBlock) -> None:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
-        bounded = bounded or args.product_bound is not None
+        bounded = bounded or args.product_bound is not None  # no score can overflow exp: the shift is 0
         weighted_values, weight_sums, block_shift = sums_over_keys(args, block, q, bounded)
         if args.product_bound is not None and not (weight_sums >= 1).all():  # some query sees only keys of low bias
             weighted_values, weight_sums, block_shift = sums_over_keys(args, block, q, False)
@@ -558,7 +560,7 @@ def backward(
             zero_hidden_(weights, hidden)
             sum_dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ sub_block_dcontext
             np.matmul(sub_block_dcontext, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
-            dscores -= block_delta[at]
+            dscores -= block_delta[at]  # `softmax_vjp`: p (dp - delta)
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:

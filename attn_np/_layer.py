@@ -88,7 +88,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        cls.vjp = checked_vjp(cls.vjp)
+        cls.vjp = checked_vjp(cls.vjp)  # every variant defines one
         if "__call__" in vars(cls):
             cls.__call__ = checked_call(vars(cls)["__call__"])
 
@@ -106,7 +106,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
         self.has_params = bool(shapes)
-        for name in annotated_names(type(self)):
+        for name in annotated_names(type(self)):  # those that this config leaves out are None
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:

@@ -34,10 +34,9 @@ def build(
 
     Args:
         variant: the variant's name, such as "mha".
-        seed: integer from 0; draws every parameter. None: from PyTorch's own
-            generator, anew in each call.
+        seed: integer from 0; draws every parameter. None: from PyTorch's own generator, anew in each call.
         dtype: float64, float32, bfloat16 or float16.
-        device: where the parameters live, as the framework says it; in NumPy "cpu".
+        device: where the parameters live, as the framework says it.
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 
     Raises:

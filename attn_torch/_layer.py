@@ -80,7 +80,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config = config_of(type(self), config, positional, fields)
         self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
-        for name in annotated_names(type(self)):
+        for name in annotated_names(type(self)):  # those that this config leaves out are None
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:

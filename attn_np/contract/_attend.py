@@ -76,7 +76,7 @@ def takes_fast_path(
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        supported: whether the arrays are of the package's own type, as the fast path needs.
+        supported: whether the arrays are of the package's own type, as the fast path needs (always, in PyTorch).
 
     Raises:
         ValueError: another word; "fused" with an argument that needs the weights or with other arrays; a `softmax_fn`

@@ -18,7 +18,7 @@ FUNCTIONS = {
     "softmax": "_simplex",
 }
 
-# Of a package's own functions, those that have a file to themselves: what they need is loaded, and no more.
+# Of a package's own functions, those that `_api` does not hold: what they need is loaded, and no more.
 MAKERS = {"build": "_build", "value_and_vjp": "_vjp"}
 
 # Names that people expect to be functions; here they are modules of variants.
@@ -47,7 +47,7 @@ def require_installed(package: str, *, modules: tuple[str, ...], extra: str) -> 
 
 
 def lazy_namespace(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: its functions and the class of every variant; and `__all__`.
+    """What becomes `__getattr__` and `__dir__` of a package: its functions, the class of every variant, `__all__`.
 
     The contracts of all variants are loaded for the name of a class or a list of names, not for a function's.
     """

@@ -92,6 +92,7 @@ def attend(
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
     sdpa_eligible = pattern is softcap is sinks is diagonal_bias is None and not return_lse
+    # PyTorch's kernel first, also where scores are few.
     if sdpa_eligible and sdpa.supports(*arrays, limits, scale):
         context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:

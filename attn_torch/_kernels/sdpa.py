@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attn_np.contract._band import Band, Limits, Span
-from attn_torch._context_parallel import scaled_dot_product_attention
+from attn_torch._context_parallel import scaled_dot_product_attention  # PyTorch's, even where that has replaced it
 from attn_torch._kernels.small import has_tangent
 from attn_torch._kernels.unseen import statically_true
 from attn_torch._ops import diagonals_to_pairs as skew_last_query_first
