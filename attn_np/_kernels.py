@@ -185,9 +185,8 @@ def attend(
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
-        # Rare: something hidden may have been NaN or overflowed; once more with it set to 0.
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
-            result = forward(args.with_unseen_zeroed())
+            result = forward(args.with_unseen_zeroed())  # rare: something hidden may have been NaN
     save_residuals(tape, result)
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 

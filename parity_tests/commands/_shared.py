@@ -91,7 +91,7 @@ def needs_clone() -> None:
     Raises:
         typer.Exit: there is no clone.
     """
-    if find_spec("parity_tests.tests") is None:
+    if find_spec("parity_tests.judge.relations") is None:
         fix = "clone attn-parity and run this there"
         console.print(f"[bold red]refused[/] expected a clone of the project, got an installed package; {fix}")
         raise typer.Exit(2)

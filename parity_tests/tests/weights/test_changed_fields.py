@@ -84,6 +84,13 @@ def variations(model: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_every_recorded_model_is_asked() -> None:
+    """One that is missing here would have no test below, and nothing would fail."""
+    missing = sorted(set(RECORDED) - set(CHANGED))
+    assert not missing, f"{missing}: run python -m parity_tests.tests.weights.test_changed_fields"
+    assert set(CHANGED) == set(RECORDED)
+
+
 @pytest.mark.parametrize("model", CHANGED)
 def test_a_field_changes_what_it_did(model: str) -> None:
     assert variations(model) == CHANGED[model]

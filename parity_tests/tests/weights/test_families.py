@@ -42,6 +42,32 @@ MISTRAL: Fields = {
     "sliding_window": 4096,
 }
 EIGHT: Fields = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+STARCODER2: Fields = {
+    "architectures": ["Starcoder2ForCausalLM"],
+    "model_type": "starcoder2",
+    "activation_function": "gelu",
+    "attention_dropout": 0.1,
+    "attention_softmax_in_fp32": True,
+    "embedding_dropout": 0.1,
+    "hidden_size": 3072,
+    "mlp_type": "default",
+    "norm_epsilon": 1e-05,
+    "norm_type": "layer_norm",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16384,
+    "residual_dropout": 0.1,
+    "rope_theta": 1e6,
+    "scale_attention_softmax_in_fp32": True,
+    "scale_attn_weights": True,
+    "sliding_window": 4096,
+    "use_bias": True,
+}
+STARCODER2_LAYER = decoder(
+    d_model=3072, num_heads=24, num_kv_heads=2, head_dim=128, qkv_bias=True, output_bias=True, rope_base=1e6,
+    window=(4095, None),
+)  # fmt: skip
 QWEN2: Fields = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -289,6 +315,7 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         decoder(**EIGHT, window=(4095, None)),
     ),
     "Qwen 2 7B": (QWEN2, 27, OURS2),
+    "StarCoder 2": (STARCODER2, 3, STARCODER2_LAYER),
     "Qwen2-VL 7B": (QWEN2_VL, 27, replace(OURS2, rope_sections=(16, 24, 24), max_positions=32768)),
     "Qwen 2 7B, window used, below": (QWEN2 | {"use_sliding_window": True}, 20, OURS2),
     "Qwen 2 7B, window used, above": (
@@ -375,6 +402,7 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
 
 # What else a file states, and the words of the refusal.
 REFUSED: dict[str, tuple[Fields, str]] = {
+    "StarCoder 2 without a scale": (STARCODER2 | {"scale_attn_weights": False}, "'scale_attn_weights'"),
     "Mistral with types": (MISTRAL | {"layer_types": ["full_attention"] * 32}, "'layer_types'"),
     "Mistral that turns in part": (
         MISTRAL | {"partial_rotary_factor": 0.5},

@@ -246,7 +246,9 @@ def of_llama(more: Fields) -> tuple[Config, set[str]]:
 @pytest.mark.parametrize("layout", sorted(set(layout_of_model_type().values())))
 def test_switches_that_are_off_change_no_family(layout: str) -> None:
     """Nor do they hide one that is on."""
-    name = next(name for name, x in RECORDED.items() if layout_of_model_type()[x["fields"]["model_type"]] == layout)
+    of_layout = [name for name, x in RECORDED.items() if layout_of_model_type()[x["fields"]["model_type"]] == layout]
+    assert of_layout, f"not recorded: run attn-parity peers --families {layout} --record"
+    name = of_layout[0]
     recorded, off = RECORDED[name], {"use_mrope": False, "use_sliding_window": False, "rope_interleaved": False}
     fields = recorded["fields"]
     added = {key: value for key, value in off.items() if key not in fields}
