@@ -70,7 +70,7 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_size_factor: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; by default h, or 1.
         weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout a sigmoid has blocks of
             its own.
         w_mix_scores, w_mix_weights: maps across the heads before and after the weighing; here only `attend_rows` has
@@ -81,7 +81,7 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     b, t, s = *q.shape[:2], k.shape[1]
-    batch_scores_per_pair = b * (scores_per_pair or q.shape[2])  # for each query and key
+    batch_scores_per_pair = b * (scores_per_pair or (q.shape[2] if q.ndim == 4 else 1))  # for each query and key
     one_block = (
         tape is not None
         or return_weights

@@ -5,12 +5,11 @@
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
 2. Masks. Blocks that causality, a window, a pattern or the mask hide entirely are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (as many scores).
-3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total; where powers of
-   2 are faster, scores and shifts are times log2(e), the `exp_factor`. `online_weights_` has the exp, `sums_over_keys`
-   the total, `forward` the division. The shift is the row's largest score, so that
-   `exp` cannot overflow; while later blocks are unknown, the largest so far: what was added up shrinks by exp(old shift
-   - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is large,
-   the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
+3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - shift) / total; where powers of 2
+   are faster, scores and shifts are times log2(e), the `exp_factor`. (exp: `online_weights_`, total: `sums_over_keys`.)
+   The shift is the row's largest score, so that `exp` cannot overflow; while later blocks are unknown, the largest so
+   far: what was added up shrinks by exp(old shift - new shift) when it grows. Where the Cauchy-Schwarz inequality |q k|
+   <= |q| |k| says that no score is large, the shift is 0: no largest is looked for, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps shift and total of each row, and the backward pass computes the weights again from
    them. (One number for both, the lse shift + log(total), would lose digits where scores are large.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.

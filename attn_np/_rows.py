@@ -108,7 +108,7 @@ def attend_in_row_blocks(
         implementation: "textbook" for all rows at once.
         block_size_factor: factor on the usual size of a block, larger where `attend_rows` splits it again or is costly.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; by default h, or 1.
         weighing: how `attend_rows` weighs scores, if each row is by itself; without dropout, blocks work in place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         attend_without_blocks: (tape, q, k, v, mask, bias) -> context and weights of all rows; long calls without
@@ -121,7 +121,9 @@ def attend_in_row_blocks(
     )
     maps = w_mix_scores, w_mix_weights
     supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
-    batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
+    batch_scores_per_pair = q.shape[0] * (
+        scores_per_pair or (q.shape[2] if q.ndim == 4 else 1)
+    )  # for each query and key
     one_block = batch_scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
     like_full_pass = step is None or step.like_full_pass
     needs_weights = return_weights or wants_intermediates(tape)

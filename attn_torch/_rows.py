@@ -79,7 +79,7 @@ def attend_in_row_blocks(
         block_size_factor: factor on the usual size of a block on a CPU, larger where `attend_rows` splits it again
             or is costly; on a GPU it has no effect.
         min_rows: how many queries a block has at least; `MIN_ROWS` by default.
-        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; h by default.
+        scores_per_pair: how many numbers `attend_rows` has for each pair of a query and a key; by default h, or 1.
         weighing: how `attend_rows` weighs scores, if each row is by itself; on a CPU, without dropout, blocks work in
             place.
         w_mix_scores, w_mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
@@ -89,7 +89,9 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     t, s = q.shape[1], k.shape[1]
-    batch_scores_per_pair = q.shape[0] * (scores_per_pair or q.shape[2])  # for each query and key
+    batch_scores_per_pair = q.shape[0] * (
+        scores_per_pair or (q.shape[2] if q.ndim == 4 else 1)
+    )  # for each query and key
     maps = w_mix_scores, w_mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (

@@ -63,7 +63,7 @@ class LuongAttention(Layer[Config]):
         def attend_rows(*arrays: Any, **score_arrays: Any) -> tuple[Array, Array]:
             return self.attend_rows(*arrays, **score_arrays, keys_projected=keys_projected)
 
-        more: Any = {"scores_per_pair": 1}
+        more: Any = {}
         if self.w_score is not None:  # a pair has a number for each hidden unit
             more = {"scores_per_pair": sizes["e"], "min_rows": 1 if keys_projected else MIN_ROWS_TO_PROJECT}
         # p_t = t: queries and keys are counted from 1, hidden keys are not counted.

@@ -405,6 +405,12 @@ def said_by(config: Config) -> str:
     return TAKEN + re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", repr(parts))
 
 
+def test_every_variant_is_recorded() -> None:
+    """One that is missing would have no test below, and nothing would fail."""
+    missing = sorted(set(contract.variants()) - set(RECORDED))
+    assert not missing, f"{missing}: run python -m parity_tests.tests.contract.test_refusals"
+
+
 @pytest.mark.parametrize("variant", [v for v in contract.variants() if v in RECORDED])
 def test_a_changed_field_is_taken_or_refused_as_before(variant: str) -> None:
     claim_recorded(variant, refused_configs(variant))
