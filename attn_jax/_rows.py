@@ -81,7 +81,8 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     b, t, s = *q.shape[:2], k.shape[1]
-    batch_scores_per_pair = b * (scores_per_pair or (q.shape[2] if q.ndim == 4 else 1))  # for each query and key
+    heads = q.shape[2] if q.ndim == 4 else 1
+    batch_scores_per_pair = b * (scores_per_pair or heads)  # for each query and key
     one_block = (
         tape is not None
         or return_weights

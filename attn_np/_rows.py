@@ -121,9 +121,8 @@ def attend_in_row_blocks(
     )
     maps = w_mix_scores, w_mix_weights
     supported = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
-    batch_scores_per_pair = q.shape[0] * (
-        scores_per_pair or (q.shape[2] if q.ndim == 4 else 1)
-    )  # for each query and key
+    heads = q.shape[2] if q.ndim == 4 else 1
+    batch_scores_per_pair = q.shape[0] * (scores_per_pair or heads)  # for each query and key
     one_block = batch_scores_per_pair * band.t * band.s <= ONE_BLOCK_SCORES
     like_full_pass = step is None or step.like_full_pass
     needs_weights = return_weights or wants_intermediates(tape)

@@ -89,9 +89,8 @@ def attend_in_row_blocks(
         score_arrays: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     t, s = q.shape[1], k.shape[1]
-    batch_scores_per_pair = q.shape[0] * (
-        scores_per_pair or (q.shape[2] if q.ndim == 4 else 1)
-    )  # for each query and key
+    heads = q.shape[2] if q.ndim == 4 else 1
+    batch_scores_per_pair = q.shape[0] * (scores_per_pair or heads)  # for each query and key
     maps = w_mix_scores, w_mix_weights
     arrays = q, k, v, mask, *score_arrays.values(), *maps
     one_block = (

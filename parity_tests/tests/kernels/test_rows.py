@@ -358,3 +358,23 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
     relative_position = positions[1][:, None] - positions[0][:, :, None]
     for name, x in wanted(arrays, seen & arrays["mask"], relative_position).items():
         assert np.array_equal(found[name], x), name
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_blocks_without_heads_are_those_of_one_head(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However wide the queries are, which then stand where heads would."""
+    rows, lengths = import_module(f"{TREES[tree].package.__name__}._rows"), list[list[int]]()
+    for name in {"ONE_BLOCK_SCORES", "BLOCK_SCORES", "CPU_BLOCK_SCORES"} & set(vars(rows)):
+        monkeypatch.setattr(rows, name, 8 * S)
+
+    def attend_rows(tape: Any, q: Any, *others: Any, **arrays: Any) -> tuple[Any, None]:
+        lengths[-1].append(q.shape[1])
+        return q, None
+
+    for heads in ((), (1,)):
+        lengths.append([])
+        q, k, v = (TREES[tree].array(np.zeros((1, n, *heads, 5))) for n in (T, S, S))
+        options: Any = {"mask": None, "bias": None, "keep": None, "min_rows": 1}
+        rows.attend_in_row_blocks(attend_rows, None, q, k, v, **options)
+    without, one_head = lengths
+    assert without == one_head and max(one_head) in (6, 8)  # in JAX blocks of equal length
