@@ -4,24 +4,11 @@ from typing import Any, Literal, Unpack, overload
 
 from flax import nnx
 
-from attn_jax import _terms as terms
 from attn_jax import drop_in as drop_in
-from attn_jax._api import load as load
-from attn_jax._api import load_pretrained as load_pretrained
-from attn_jax._api import save as save
-from attn_jax._api import trace as trace
-from attn_jax._functions import attend as attend
-from attn_jax._functions import merge as merge
-from attn_jax._ops import Device, DType
-from attn_jax._recur_function import recur as recur
-from attn_jax._relative import alibi_slopes as alibi_slopes
-from attn_jax._relative import relative_buckets as relative_buckets
-from attn_jax._rotary_functions import rotary_angles as rotary_angles
-from attn_jax._rotary_functions import rotate as rotate
-from attn_jax._simplex import entmax as entmax
-from attn_jax._simplex import softmax as softmax
 from attn_jax.additive import AdditiveAttention as _AdditiveAttention
 from attn_jax.alibi import AlibiAttention as _AlibiAttention
+from attn_jax.attention.functions import attend as attend
+from attn_jax.attention.functions import merge as merge
 from attn_jax.axial import AxialAttention as _AxialAttention
 from attn_jax.bigbird import BigBirdAttention as _BigBirdAttention
 from attn_jax.block_sparse import BlockSparseAttention as _BlockSparseAttention
@@ -35,6 +22,10 @@ from attn_jax.dilated import DilatedAttention as _DilatedAttention
 from attn_jax.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_jax.dot_product import DotProductAttention as _DotProductAttention
 from attn_jax.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_jax.frame.api import load as load
+from attn_jax.frame.api import load_pretrained as load_pretrained
+from attn_jax.frame.api import save as save
+from attn_jax.frame.api import trace as trace
 from attn_jax.fused_qkv import FusedQKVAttention as _FusedQKVAttention
 from attn_jax.gated import GatedAttention as _GatedAttention
 from attn_jax.gated_delta import GatedDeltaRule as _GatedDeltaRule
@@ -48,8 +39,17 @@ from attn_jax.longformer import LongformerAttention as _LongformerAttention
 from attn_jax.luong import LuongAttention as _LuongAttention
 from attn_jax.mha import MultiHeadAttention as _MultiHeadAttention
 from attn_jax.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
+from attn_jax.normalizers.simplex import entmax as entmax
+from attn_jax.normalizers.simplex import softmax as softmax
+from attn_jax.ops import Device, DType
+from attn_jax.positions import terms as terms
+from attn_jax.positions.relative import alibi_slopes as alibi_slopes
+from attn_jax.positions.relative import relative_buckets as relative_buckets
+from attn_jax.positions.rotary_functions import rotary_angles as rotary_angles
+from attn_jax.positions.rotary_functions import rotate as rotate
 from attn_jax.prefix import PrefixAttention as _PrefixAttention
 from attn_jax.qk_norm import QKNormAttention as _QKNormAttention
+from attn_jax.recurrence.functions import recur as recur
 from attn_jax.retention import Retention as _Retention
 from attn_jax.ring import RingAttention as _RingAttention
 from attn_jax.rotary import RotaryAttention as _RotaryAttention

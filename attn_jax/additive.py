@@ -4,10 +4,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, RowOptions
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf
-from attn_jax._ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
+from attn_jax.attention.masks import hide_neg_inf
+from attn_jax.frame.call import AttentionCall, RowOptions
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
 from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
 

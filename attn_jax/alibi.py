@@ -4,10 +4,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._ops import Array, constants, linear, record
-from attn_jax._relative import as_floats
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import Array, constants, linear, record
+from attn_jax.positions.relative import as_floats
 from attn_np.contract.alibi import Config
 
 

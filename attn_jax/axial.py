@@ -2,10 +2,10 @@
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend_checked
-from attn_jax._call import LayerCall
-from attn_jax._layer import Layer
-from attn_jax._ops import Array, Tape, linear, record, scope, upcast
+from attn_jax.attention.attend import attend_checked
+from attn_jax.frame.call import LayerCall
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import Array, Tape, linear, record, scope, upcast
 from attn_np.contract.axial import Config
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")

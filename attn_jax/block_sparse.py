@@ -2,12 +2,12 @@
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend_checked
-from attn_jax._call import AttentionCall
-from attn_jax._decode import DecodeStep
-from attn_jax._layer import Layer
-from attn_jax._masks import token_positions, top_k_indices, visible_pairs
-from attn_jax._ops import (
+from attn_jax.attention.attend import attend_checked
+from attn_jax.attention.decode import DecodeStep
+from attn_jax.attention.masks import token_positions, top_k_indices, visible_pairs
+from attn_jax.frame.call import AttentionCall
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import (
     Array,
     Tape,
     arange,
@@ -19,7 +19,7 @@ from attn_jax._ops import (
     upcast,
     where,
 )
-from attn_jax._relative import as_floats
+from attn_jax.positions.relative import as_floats
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 

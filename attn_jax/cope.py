@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, RowOptions
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.masks import hide_neg_inf, zero_unseen
+from attn_jax.frame.call import AttentionCall, RowOptions
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     concatenate,

@@ -4,11 +4,11 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._decode import DecodeStep
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import token_positions
-from attn_jax._ops import (
+from attn_jax.attention.decode import DecodeStep
+from attn_jax.attention.masks import token_positions
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     clip,
     known_range,
@@ -21,7 +21,13 @@ from attn_jax._ops import (
     upcast,
     where,
 )
-from attn_jax._rotary import Positions, cos_sin_for, query_scale_table, record_positions, rotate
+from attn_jax.positions.rotary import (
+    Positions,
+    cos_sin_for,
+    query_scale_table,
+    record_positions,
+    rotate,
+)
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 

@@ -4,10 +4,10 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.masks import hide_neg_inf, zero_unseen
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     dropout,
@@ -21,7 +21,7 @@ from attn_jax._ops import (
     tanh,
     upcast,
 )
-from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
+from attn_jax.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.differential import Config
 
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from attn_jax._attend import attend
-from attn_jax._drop_in import dot_product_attention as dot_product_attention
-from attn_jax._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
-from attn_jax._layer import checked_specs
+from attn_jax.attention.attend import attend
+from attn_jax.attention.drop_in import dot_product_attention as dot_product_attention
+from attn_jax.attention.drop_in import scaled_dot_product_attention as scaled_dot_product_attention
+from attn_jax.ops.specs import checked_specs
 from attn_np.contract import _drop_in as drop_in_contract
 from attn_np.contract._base import field_error
 

@@ -4,11 +4,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._decode import DecodeStep
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import any_visible, query_and_key_masks
-from attn_jax._ops import Array, linear, record, upcast, where
+from attn_jax.attention.decode import DecodeStep
+from attn_jax.attention.masks import any_visible, query_and_key_masks
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import Array, linear, record, upcast, where
 from attn_np.contract.fused_qkv import Config
 
 

@@ -5,11 +5,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import RecurrentCall, StateOptions
-from attn_jax._decode import DecodeStep, read_state, write_state
-from attn_jax._layer import Layer
-from attn_jax._masks import broadcast_mask, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.decode import DecodeStep, read_state, write_state
+from attn_jax.attention.masks import broadcast_mask, zero_unseen
+from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import (
     Array,
     Tape,
     concatenate,
@@ -30,7 +30,7 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax._recurrence import (
+from attn_jax.recurrence.rules import (
     causal_mask,
     chunk_size_for,
     earlier_mask,

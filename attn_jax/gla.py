@@ -5,11 +5,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import RecurrentCall, StateOptions
-from attn_jax._layer import Layer
-from attn_jax._masks import zero_unseen
-from attn_jax._ops import Array, exp, linear, record, rms_norm, silu, softplus
-from attn_jax._recurrence import chunk_size_for, recurrence
+from attn_jax.attention.masks import zero_unseen
+from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import Array, exp, linear, record, rms_norm, silu, softplus
+from attn_jax.recurrence.rules import chunk_size_for, recurrence
 from attn_np.contract.gla import Config
 
 

@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._call import LayerCall
-from attn_jax._layer import Layer
-from attn_jax._ops import (
+from attn_jax.frame.call import LayerCall
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import (
     Array,
     Tape,
     broadcast_to,

@@ -4,11 +4,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf
-from attn_jax._ops import Array, Tape, linear, record, softmax, upcast
-from attn_jax._sparse_weights import hardmax, straight_through
+from attn_jax.attention.masks import hide_neg_inf
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.normalizers.sparse import hardmax, straight_through
+from attn_jax.ops import Array, Tape, linear, record, softmax, upcast
 from attn_np.contract.hard import Config
 
 

@@ -5,10 +5,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import RecurrentCall, StateOptions
-from attn_jax._layer import Layer
-from attn_jax._masks import broadcast_mask, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.masks import broadcast_mask, zero_unseen
+from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.layer import Layer
+from attn_jax.gated_delta import convolve
+from attn_jax.ops import (
     Array,
     exp,
     l2_normalize,
@@ -21,8 +22,7 @@ from attn_jax._ops import (
     softplus,
     upcast,
 )
-from attn_jax._recurrence import chunk_size_for, recurrence
-from attn_jax.gated_delta import convolve
+from attn_jax.recurrence.rules import chunk_size_for, recurrence
 from attn_np.contract.kda import Config
 
 

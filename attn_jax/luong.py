@@ -4,10 +4,10 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, RowOptions
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import broadcast_mask, hide_neg_inf, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.masks import broadcast_mask, hide_neg_inf, zero_unseen
+from attn_jax.frame.call import AttentionCall, RowOptions
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     arange,
@@ -21,7 +21,7 @@ from attn_jax._ops import (
     tanh,
     upcast,
 )
-from attn_jax._relative import as_floats
+from attn_jax.positions.relative import as_floats
 from attn_np.contract.luong import Config
 
 # Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.

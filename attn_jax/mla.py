@@ -4,10 +4,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._ops import Array, concatenate, einsum, expand_to_heads, linear, record, rms_norm
-from attn_jax._rotary import Positions, cos_sin_for, record_positions, rotate
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import Array, concatenate, einsum, expand_to_heads, linear, record, rms_norm
+from attn_jax.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.mla import Config
 
 

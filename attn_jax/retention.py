@@ -5,11 +5,11 @@ from typing import NamedTuple, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import RecurrentCall, StateOptions
-from attn_jax._decode import DecodeStep, read_state, write_state
-from attn_jax._layer import Layer
-from attn_jax._masks import broadcast_mask, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.decode import DecodeStep, read_state, write_state
+from attn_jax.attention.masks import broadcast_mask, zero_unseen
+from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import (
     Array,
     Tape,
     concatenate,
@@ -28,8 +28,8 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
-from attn_jax._rotary import cos_sin_for, rotate
+from attn_jax.positions.rotary import cos_sin_for, rotate
+from attn_jax.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
 from attn_np.contract.retention import Config
 
 

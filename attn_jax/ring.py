@@ -5,10 +5,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, StateOptions
-from attn_jax._layer import Layer
-from attn_jax._masks import any_visible, broadcast_mask, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.masks import any_visible, broadcast_mask, zero_unseen
+from attn_jax.frame.call import AttentionCall, StateOptions
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import (
     Array,
     amax_detached,
     arange,

@@ -5,10 +5,12 @@ from typing import Any, Unpack
 
 from jaxtyping import Bool, Float, Integer
 
-from attn_jax._call import LayerCall, ShownOptions
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import any_visible, zero_unseen
-from attn_jax._ops import (
+from attn_jax.additive import AdditiveAttention
+from attn_jax.attention.masks import any_visible, zero_unseen
+from attn_jax.frame.call import LayerCall, ShownOptions
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.gru import GatedRecurrentUnit, cell
+from attn_jax.ops import (
     Array,
     Tape,
     argmax,
@@ -28,8 +30,6 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax.additive import AdditiveAttention
-from attn_jax.gru import GatedRecurrentUnit, cell
 from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
 
 

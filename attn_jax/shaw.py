@@ -5,11 +5,11 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, RowOptions
-from attn_jax._far import attend_near_and_far, with_lse
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.far_keys import attend_near_and_far, with_lse
+from attn_jax.attention.masks import hide_neg_inf, zero_unseen
+from attn_jax.frame.call import AttentionCall, RowOptions
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -23,7 +23,7 @@ from attn_jax._ops import (
     take,
     upcast,
 )
-from attn_jax._relative import (
+from attn_jax.positions.relative import (
     is_by_diagonal,
     relative_scores_shared,
     relative_values,

@@ -4,10 +4,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import broadcast_mask
-from attn_jax._ops import (
+from attn_jax.attention.masks import broadcast_mask
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     broadcast_to,

@@ -4,9 +4,9 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._ops import Array, linear, upcast, zeros
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import Array, linear, upcast, zeros
 from attn_np.contract.sinks import Config
 
 

@@ -4,10 +4,10 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._ops import Array, Tape, linear
-from attn_jax._sparse_weights import sparsemax
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.normalizers.sparse import sparsemax
+from attn_jax.ops import Array, Tape, linear
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sparsemax import Config
 

@@ -5,11 +5,11 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_jax._attend import attend_checked
-from attn_jax._call import AttentionCall, Options
-from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide_neg_inf, zero_unseen
-from attn_jax._ops import (
+from attn_jax.attention.attend import attend_checked
+from attn_jax.attention.masks import hide_neg_inf, zero_unseen
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -22,7 +22,11 @@ from attn_jax._ops import (
     softmax,
     upcast,
 )
-from attn_jax._relative import relative_scores_per_head, sinusoids, to_key_positions
+from attn_jax.positions.relative import (
+    relative_scores_per_head,
+    sinusoids,
+    to_key_positions,
+)
 from attn_np.contract.transformer_xl import Config
 
 

@@ -4,25 +4,11 @@ from typing import Literal, Unpack, overload
 
 import numpy as np
 
-from attn_np import _terms as terms
 from attn_np import drop_in as drop_in
-from attn_np._api import load as load
-from attn_np._api import load_pretrained as load_pretrained
-from attn_np._api import save as save
-from attn_np._api import trace as trace
-from attn_np._api import value_and_vjp as value_and_vjp
-from attn_np._functions import attend as attend
-from attn_np._functions import merge as merge
-from attn_np._ops import Device, DType
-from attn_np._recur_function import recur as recur
-from attn_np._relative import alibi_slopes as alibi_slopes
-from attn_np._relative import relative_buckets as relative_buckets
-from attn_np._rotary_functions import rotary_angles as rotary_angles
-from attn_np._rotary_functions import rotate as rotate
-from attn_np._simplex import entmax as entmax
-from attn_np._simplex import softmax as softmax
 from attn_np.additive import AdditiveAttention as _AdditiveAttention
 from attn_np.alibi import AlibiAttention as _AlibiAttention
+from attn_np.attention.functions import attend as attend
+from attn_np.attention.functions import merge as merge
 from attn_np.axial import AxialAttention as _AxialAttention
 from attn_np.bigbird import BigBirdAttention as _BigBirdAttention
 from attn_np.block_sparse import BlockSparseAttention as _BlockSparseAttention
@@ -82,6 +68,11 @@ from attn_np.dilated import DilatedAttention as _DilatedAttention
 from attn_np.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_np.dot_product import DotProductAttention as _DotProductAttention
 from attn_np.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_np.frame.api import load as load
+from attn_np.frame.api import load_pretrained as load_pretrained
+from attn_np.frame.api import save as save
+from attn_np.frame.api import trace as trace
+from attn_np.frame.api import value_and_vjp as value_and_vjp
 from attn_np.fused_qkv import FusedQKVAttention as _FusedQKVAttention
 from attn_np.gated import GatedAttention as _GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as _GatedDeltaRule
@@ -95,8 +86,17 @@ from attn_np.longformer import LongformerAttention as _LongformerAttention
 from attn_np.luong import LuongAttention as _LuongAttention
 from attn_np.mha import MultiHeadAttention as _MultiHeadAttention
 from attn_np.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
+from attn_np.normalizers.simplex import entmax as entmax
+from attn_np.normalizers.simplex import softmax as softmax
+from attn_np.ops import Device, DType
+from attn_np.positions import terms as terms
+from attn_np.positions.relative import alibi_slopes as alibi_slopes
+from attn_np.positions.relative import relative_buckets as relative_buckets
+from attn_np.positions.rotary_functions import rotary_angles as rotary_angles
+from attn_np.positions.rotary_functions import rotate as rotate
 from attn_np.prefix import PrefixAttention as _PrefixAttention
 from attn_np.qk_norm import QKNormAttention as _QKNormAttention
+from attn_np.recurrence.functions import recur as recur
 from attn_np.retention import Retention as _Retention
 from attn_np.ring import RingAttention as _RingAttention
 from attn_np.rotary import RotaryAttention as _RotaryAttention

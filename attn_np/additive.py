@@ -5,12 +5,14 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf
-from attn_np._ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
-from attn_np._vjp import (
+from attn_np.attention.masks import hide_neg_inf
+from attn_np.contract._attend import SOFTMAX_AXIS
+from attn_np.contract.additive import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -18,8 +20,6 @@ from attn_np._vjp import (
     sum_to,
     tanh_vjp,
 )
-from attn_np.contract._attend import SOFTMAX_AXIS
-from attn_np.contract.additive import Config
 
 
 class AdditiveAttention(Layer[Config]):

@@ -2,13 +2,13 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend_checked, attend_vjp
-from attn_np._backward import LayerBackward
-from attn_np._call import LayerCall
-from attn_np._layer import Layer
-from attn_np._ops import Array, Tape, linear, record, scope, upcast
-from attn_np._vjp import Grads, linear_vjp, sum_grads
+from attn_np.attention.attend import attend_checked, attend_vjp
 from attn_np.contract.axial import Config
+from attn_np.frame.backward import LayerBackward
+from attn_np.frame.call import LayerCall
+from attn_np.frame.layer import Layer
+from attn_np.ops import Array, Tape, linear, record, scope, upcast
+from attn_np.ops.vjp import Grads, linear_vjp, sum_grads
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 

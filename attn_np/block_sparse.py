@@ -2,13 +2,15 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend_checked, attend_vjp
-from attn_np._backward import LayerBackward
-from attn_np._call import AttentionCall
-from attn_np._decode import DecodeStep
-from attn_np._layer import Layer
-from attn_np._masks import token_positions, top_k_indices, visible_pairs
-from attn_np._ops import (
+from attn_np.attention.attend import attend_checked, attend_vjp
+from attn_np.attention.decode import DecodeStep
+from attn_np.attention.masks import token_positions, top_k_indices, visible_pairs
+from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
+from attn_np.contract.block_sparse import Config
+from attn_np.frame.backward import LayerBackward
+from attn_np.frame.call import AttentionCall
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     arange,
@@ -20,10 +22,8 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._relative import as_floats
-from attn_np._vjp import Grads, linear_vjp, sum_grads
-from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
-from attn_np.contract.block_sparse import Config
+from attn_np.ops.vjp import Grads, linear_vjp, sum_grads
+from attn_np.positions.relative import as_floats
 
 
 def heads_as_batch(x: Array) -> Array:

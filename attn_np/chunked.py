@@ -4,13 +4,13 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, linear
-from attn_np._vjp import Grads, linear_vjp
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.chunked import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, linear
+from attn_np.ops.vjp import Grads, linear_vjp
 
 
 class ChunkedAttention(Layer[Config]):

@@ -7,11 +7,12 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract.cope import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     concatenate,
@@ -27,7 +28,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -38,7 +39,6 @@ from attn_np._vjp import (
     sum_grads,
     sum_to,
 )
-from attn_np.contract.cope import Config
 
 
 class ContextualPositionAttention(Layer[Config]):

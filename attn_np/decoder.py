@@ -4,12 +4,14 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._decode import DecodeStep
-from attn_np._layer import Layer, Output
-from attn_np._masks import token_positions
-from attn_np._ops import (
+from attn_np.attention.decode import DecodeStep
+from attn_np.attention.masks import token_positions
+from attn_np.contract._patterns import Chunks
+from attn_np.contract.decoder import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     clip,
@@ -23,8 +25,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np._rotary import Positions, cos_sin_for, query_scale_table, record_positions, recorded_positions, rotate
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     layer_norm_vjp,
     linear_vjp,
@@ -32,8 +33,14 @@ from attn_np._vjp import (
     sigmoid_vjp,
     sum_grads,
 )
-from attn_np.contract._patterns import Chunks
-from attn_np.contract.decoder import Config
+from attn_np.positions.rotary import (
+    Positions,
+    cos_sin_for,
+    query_scale_table,
+    record_positions,
+    recorded_positions,
+    rotate,
+)
 
 
 def offset_weight(c: Config, weight: Array | None) -> Array | None:

@@ -5,11 +5,12 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import RecurrentBackward
-from attn_np._call import RecurrentCall, StateOptions
-from attn_np._layer import Layer
-from attn_np._masks import zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import zero_unseen
+from attn_np.contract.delta import Config
+from attn_np.frame.backward import RecurrentBackward
+from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     concatenate,
@@ -24,16 +25,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._recurrence import (
-    causal_mask,
-    chunk_size_for,
-    earlier_mask,
-    from_chunks,
-    to_chunks,
-    unit_lower_inverse,
-    unit_lower_inverse_vjp,
-)
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
     l2_normalize_vjp,
@@ -43,7 +35,15 @@ from attn_np._vjp import (
     silu_vjp,
     sum_grads,
 )
-from attn_np.contract.delta import Config
+from attn_np.recurrence.rules import (
+    causal_mask,
+    chunk_size_for,
+    earlier_mask,
+    from_chunks,
+    to_chunks,
+    unit_lower_inverse,
+    unit_lower_inverse_vjp,
+)
 
 
 def chunked_form(

@@ -5,11 +5,12 @@ from typing import Any, Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract.differential import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     concatenate,
@@ -25,8 +26,7 @@ from attn_np._ops import (
     tanh,
     upcast,
 )
-from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -38,7 +38,7 @@ from attn_np._vjp import (
     sum_to,
     tanh_vjp,
 )
-from attn_np.contract.differential import Config
+from attn_np.positions.rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 
 
 def for_both_maps(x: Array) -> Array:

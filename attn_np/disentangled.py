@@ -6,12 +6,13 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.far_keys import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract.disentangled import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     clip,
@@ -28,15 +29,7 @@ from attn_np._ops import (
     upcast,
     zeros,
 )
-from attn_np._relative import (
-    is_by_diagonal,
-    relative_scores_of_keys,
-    relative_scores_of_keys_vjp,
-    relative_scores_per_head,
-    relative_scores_per_head_vjp,
-    signed_bucket_table,
-)
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -48,7 +41,14 @@ from attn_np._vjp import (
     sum_to,
     take_vjp,
 )
-from attn_np.contract.disentangled import Config
+from attn_np.positions.relative import (
+    is_by_diagonal,
+    relative_scores_of_keys,
+    relative_scores_of_keys_vjp,
+    relative_scores_per_head,
+    relative_scores_per_head_vjp,
+    signed_bucket_table,
+)
 
 
 def table_row_numbers(c: Config, relative_position: Array) -> tuple[Array, Array]:

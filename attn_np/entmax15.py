@@ -4,14 +4,14 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, linear
-from attn_np._sparse_weights import entmax15
-from attn_np._vjp import Grads, entmax15_vjp, linear_vjp
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.normalizers.sparse import entmax15
+from attn_np.ops import Array, Tape, linear
+from attn_np.ops.vjp import Grads, entmax15_vjp, linear_vjp
 
 
 def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:

@@ -4,14 +4,14 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._decode import DecodeStep
-from attn_np._layer import Layer, Output
-from attn_np._masks import any_visible, query_and_key_masks
-from attn_np._ops import Array, Tape, linear, record, stack, upcast, where
-from attn_np._vjp import Grads, linear_vjp
+from attn_np.attention.decode import DecodeStep
+from attn_np.attention.masks import any_visible, query_and_key_masks
 from attn_np.contract.fused_qkv import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, linear, record, stack, upcast, where
+from attn_np.ops.vjp import Grads, linear_vjp
 
 
 def zero_unused_positions(

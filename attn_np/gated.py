@@ -4,18 +4,18 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, linear, record, sigmoid
-from attn_np._vjp import (
+from attn_np.contract.gated import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, linear, record, sigmoid
+from attn_np.ops.vjp import (
     Grads,
     linear_vjp,
     sigmoid_vjp,
     sum_grads,
     sum_to,
 )
-from attn_np.contract.gated import Config
 
 
 class GatedAttention(Layer[Config]):

@@ -5,14 +5,14 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import RecurrentBackward
-from attn_np._call import RecurrentCall, StateOptions
-from attn_np._layer import Layer
-from attn_np._masks import zero_unseen
-from attn_np._ops import Array, Tape, exp, linear, record, rms_norm, silu, softplus, zeros
-from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
-from attn_np._vjp import Grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp
+from attn_np.attention.masks import zero_unseen
 from attn_np.contract.gla import Config
+from attn_np.frame.backward import RecurrentBackward
+from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.ops import Array, Tape, exp, linear, record, rms_norm, silu, softplus, zeros
+from attn_np.ops.vjp import Grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp
+from attn_np.recurrence.rules import chunk_size_for, recurrence, recurrence_vjp
 
 
 class GatedLinearAttention(Layer[Config]):

@@ -2,10 +2,11 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._backward import LayerBackward
-from attn_np._call import LayerCall
-from attn_np._layer import Layer
-from attn_np._ops import (
+from attn_np.contract.gru import Config, LayerConfig
+from attn_np.frame.backward import LayerBackward
+from attn_np.frame.call import LayerCall
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -24,7 +25,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -34,7 +35,6 @@ from attn_np._vjp import (
     sum_grads,
     tanh_vjp,
 )
-from attn_np.contract.gru import Config, LayerConfig
 
 
 def cell(x_gate_inputs: Array, h_before: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:

@@ -4,14 +4,14 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf
-from attn_np._ops import Array, Tape, linear, record, softmax, upcast, where
-from attn_np._sparse_weights import hardmax, straight_through
-from attn_np._vjp import Grads, linear_vjp, softmax_vjp, sum_to
+from attn_np.attention.masks import hide_neg_inf
 from attn_np.contract.hard import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.normalizers.sparse import hardmax, straight_through
+from attn_np.ops import Array, Tape, linear, record, softmax, upcast, where
+from attn_np.ops.vjp import Grads, linear_vjp, softmax_vjp, sum_to
 
 
 class HardAttention(Layer[Config]):

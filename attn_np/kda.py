@@ -5,11 +5,13 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import RecurrentBackward
-from attn_np._call import RecurrentCall, StateOptions
-from attn_np._layer import Layer
-from attn_np._masks import broadcast_mask, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.contract.kda import Config
+from attn_np.frame.backward import RecurrentBackward
+from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.gated_delta import conv_windows_vjp, convolve
+from attn_np.ops import (
     Array,
     Tape,
     exp,
@@ -24,8 +26,7 @@ from attn_np._ops import (
     upcast,
     zeros,
 )
-from attn_np._recurrence import chunk_size_for, recurrence, recurrence_vjp
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
     l2_normalize_vjp,
@@ -37,8 +38,7 @@ from attn_np._vjp import (
     softplus_vjp,
     sum_to,
 )
-from attn_np.contract.kda import Config
-from attn_np.gated_delta import conv_windows_vjp, convolve
+from attn_np.recurrence.rules import chunk_size_for, recurrence, recurrence_vjp
 
 
 class KimiDeltaAttention(Layer[Config]):

@@ -5,12 +5,13 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import RecurrentBackward
-from attn_np._call import RecurrentCall, StateOptions
-from attn_np._decode import DecodeStep, read_state, write_state
-from attn_np._layer import Layer, checked_specs
-from attn_np._masks import any_visible, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.decode import DecodeStep, read_state, write_state
+from attn_np.attention.masks import any_visible, zero_unseen
+from attn_np.contract.linear import Config
+from attn_np.frame.backward import RecurrentBackward
+from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     concatenate,
@@ -23,9 +24,9 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
-from attn_np._vjp import Grads, einsum_vjp, linear_vjp, rule_of, sum_grads
-from attn_np.contract.linear import Config
+from attn_np.ops.specs import checked_specs
+from attn_np.ops.vjp import Grads, einsum_vjp, linear_vjp, rule_of, sum_grads
+from attn_np.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
 
 
 def elu_features(x: Array) -> Array:

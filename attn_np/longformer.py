@@ -4,13 +4,13 @@ from typing import Unpack
 
 from jaxtyping import Bool, Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, arange, broadcast_to, linear, record
-from attn_np._vjp import Grads, linear_vjp, sum_grads
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, arange, broadcast_to, linear, record
+from attn_np.ops.vjp import Grads, linear_vjp, sum_grads
 
 
 class LongformerAttention(Layer[Config]):

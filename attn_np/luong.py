@@ -5,11 +5,12 @@ from typing import Any, Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._layer import Layer, Output
-from attn_np._masks import broadcast_mask, hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import broadcast_mask, hide_neg_inf, zero_unseen
+from attn_np.contract.luong import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     arange,
@@ -23,8 +24,7 @@ from attn_np._ops import (
     tanh,
     upcast,
 )
-from attn_np._relative import as_floats
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -34,7 +34,7 @@ from attn_np._vjp import (
     sum_to,
     tanh_vjp,
 )
-from attn_np.contract.luong import Config
+from attn_np.positions.relative import as_floats
 
 # Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.
 MIN_ROWS_TO_PROJECT = 8

@@ -5,19 +5,19 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, concatenate, einsum, expand_to_heads, linear, record, rms_norm
-from attn_np._rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
-from attn_np._vjp import (
+from attn_np.contract.mla import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, concatenate, einsum, expand_to_heads, linear, record, rms_norm
+from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
     linear_vjp,
     rms_norm_vjp,
     sum_grads,
 )
-from attn_np.contract.mla import Config
+from attn_np.positions.rotary import Positions, cos_sin_for, record_positions, recorded_positions, rotate
 
 
 class MultiHeadLatentAttention(Layer[Config]):

@@ -5,18 +5,18 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._ops import Array, Tape, l2_normalize, layer_norm, linear, record, rms_norm, upcast
-from attn_np._vjp import (
+from attn_np.contract.qk_norm import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, l2_normalize, layer_norm, linear, record, rms_norm, upcast
+from attn_np.ops.vjp import (
     Grads,
     l2_normalize_vjp,
     layer_norm_vjp,
     linear_vjp,
     rms_norm_vjp,
 )
-from attn_np.contract.qk_norm import Config
 
 
 def normalize(c: Config, x: Array, weight: Array | None) -> Array:

@@ -5,12 +5,13 @@ from typing import NamedTuple, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import RecurrentBackward
-from attn_np._call import RecurrentCall, StateOptions
-from attn_np._decode import DecodeStep, read_state, write_state
-from attn_np._layer import Layer
-from attn_np._masks import broadcast_mask, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.decode import DecodeStep, read_state, write_state
+from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.contract.retention import Config
+from attn_np.frame.backward import RecurrentBackward
+from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     concatenate,
@@ -29,9 +30,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
-from attn_np._rotary import cos_sin_for, rotate
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
     layer_norm_vjp,
@@ -41,7 +40,8 @@ from attn_np._vjp import (
     silu_vjp,
     sum_grads,
 )
-from attn_np.contract.retention import Config
+from attn_np.positions.rotary import cos_sin_for, rotate
+from attn_np.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
 
 
 class ChunkDecays(NamedTuple):

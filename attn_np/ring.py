@@ -5,11 +5,12 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, StateOptions
-from attn_np._layer import Layer
-from attn_np._masks import any_visible, broadcast_mask, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.masks import any_visible, broadcast_mask, zero_unseen
+from attn_np.contract.ring import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, StateOptions
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     amax_detached,
@@ -23,13 +24,12 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
     part_of_softmax,
     part_of_softmax_vjp,
 )
-from attn_np.contract.ring import Config
 
 
 def to_shards(x: Array, num_shards: int) -> Array:

@@ -5,11 +5,16 @@ from typing import Any, Unpack
 
 from jaxtyping import Bool, Float, Integer
 
-from attn_np._backward import LayerBackward
-from attn_np._call import LayerCall, ShownOptions
-from attn_np._layer import Layer, Output
-from attn_np._masks import any_visible, zero_unseen
-from attn_np._ops import (
+from attn_np.additive import AdditiveAttention
+from attn_np.attention.masks import any_visible, zero_unseen
+from attn_np.attention.row_blocks import attend_in_row_blocks, attend_in_row_blocks_vjp
+from attn_np.contract._tape import BackwardTape
+from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
+from attn_np.frame.backward import LayerBackward
+from attn_np.frame.call import LayerCall, ShownOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, dx_to_dh_gate_inputs_vjp
+from attn_np.ops import (
     Array,
     Tape,
     argmax,
@@ -29,8 +34,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._rows import attend_in_row_blocks, attend_in_row_blocks_vjp
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -41,10 +45,6 @@ from attn_np._vjp import (
     take_vjp,
     tanh_vjp,
 )
-from attn_np.additive import AdditiveAttention
-from attn_np.contract._tape import BackwardTape
-from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
-from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, dx_to_dh_gate_inputs_vjp
 
 
 def attend_once(

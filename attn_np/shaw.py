@@ -6,12 +6,13 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.far_keys import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract.shaw import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -25,14 +26,7 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._relative import (
-    is_by_diagonal,
-    relative_scores_shared,
-    relative_scores_shared_vjp,
-    relative_values,
-    relative_values_vjp,
-)
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -42,7 +36,13 @@ from attn_np._vjp import (
     sum_to,
     take_vjp,
 )
-from attn_np.contract.shaw import Config
+from attn_np.positions.relative import (
+    is_by_diagonal,
+    relative_scores_shared,
+    relative_scores_shared_vjp,
+    relative_values,
+    relative_values_vjp,
+)
 
 
 class ShawAttention(Layer[Config]):

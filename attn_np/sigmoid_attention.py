@@ -4,11 +4,13 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._masks import broadcast_mask
-from attn_np._ops import (
+from attn_np.attention.masks import broadcast_mask
+from attn_np.contract._weighing import Weighing
+from attn_np.contract.sigmoid_attention import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -21,9 +23,7 @@ from attn_np._ops import (
     sigmoid,
     where,
 )
-from attn_np._vjp import Grads, linear_vjp, sigmoid_vjp
-from attn_np.contract._weighing import Weighing
-from attn_np.contract.sigmoid_attention import Config
+from attn_np.ops.vjp import Grads, linear_vjp, sigmoid_vjp
 
 
 class SigmoidAttention(Layer[Config]):

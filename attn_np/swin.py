@@ -2,11 +2,13 @@
 
 from jaxtyping import Float
 
-from attn_np._attend import attend_checked, attend_vjp
-from attn_np._backward import LayerBackward
-from attn_np._call import LayerCall
-from attn_np._layer import Layer
-from attn_np._ops import (
+from attn_np.attention.attend import attend_checked, attend_vjp
+from attn_np.contract._patterns import Documents
+from attn_np.contract.swin import Config
+from attn_np.frame.backward import LayerBackward
+from attn_np.frame.call import LayerCall
+from attn_np.frame.layer import Layer
+from attn_np.ops import (
     Array,
     Tape,
     arange,
@@ -19,9 +21,7 @@ from attn_np._ops import (
     take,
     upcast,
 )
-from attn_np._vjp import Grads, linear_vjp, sum_grads, take_vjp
-from attn_np.contract._patterns import Documents
-from attn_np.contract.swin import Config
+from attn_np.ops.vjp import Grads, linear_vjp, sum_grads, take_vjp
 
 
 def cyclic_shift(x: Array, by: int) -> Array:

@@ -4,12 +4,14 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, RowOptions
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import Array, Tape, dropout, einsum, linear, record, softmax, tanh, upcast
-from attn_np._vjp import (
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract._weighing import Weighing
+from attn_np.contract.talking_heads import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, RowOptions
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import Array, Tape, dropout, einsum, linear, record, softmax, tanh, upcast
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -18,8 +20,6 @@ from attn_np._vjp import (
     sum_to,
     tanh_vjp,
 )
-from attn_np.contract._weighing import Weighing
-from attn_np.contract.talking_heads import Config
 
 
 class TalkingHeadsAttention(Layer[Config]):

@@ -5,12 +5,13 @@ from typing import Any, Unpack
 
 from jaxtyping import Float
 
-from attn_np._attend import attend_checked, attend_vjp
-from attn_np._backward import AttentionBackward
-from attn_np._call import AttentionCall, Options
-from attn_np._layer import Layer, Output
-from attn_np._masks import hide_neg_inf, zero_unseen
-from attn_np._ops import (
+from attn_np.attention.attend import attend_checked, attend_vjp
+from attn_np.attention.masks import hide_neg_inf, zero_unseen
+from attn_np.contract.transformer_xl import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall, Options
+from attn_np.frame.layer import Layer, Output
+from attn_np.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -23,8 +24,7 @@ from attn_np._ops import (
     softmax,
     upcast,
 )
-from attn_np._relative import relative_scores_per_head, relative_scores_per_head_vjp, sinusoids, to_key_positions
-from attn_np._vjp import (
+from attn_np.ops.vjp import (
     Grads,
     dropout_vjp,
     einsum_vjp,
@@ -33,7 +33,12 @@ from attn_np._vjp import (
     sum_grads,
     sum_to,
 )
-from attn_np.contract.transformer_xl import Config
+from attn_np.positions.relative import (
+    relative_scores_per_head,
+    relative_scores_per_head_vjp,
+    sinusoids,
+    to_key_positions,
+)
 
 
 class TransformerXLAttention(Layer[Config]):

@@ -50,24 +50,11 @@ from attn_np.contract.swin import Config as _SwinAttentionConfig
 from attn_np.contract.t5_bias import Config as _T5AttentionConfig
 from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfig
 from attn_np.contract.transformer_xl import Config as _TransformerXLAttentionConfig
-from attn_torch import _terms as terms
 from attn_torch import drop_in as drop_in
-from attn_torch._api import load as load
-from attn_torch._api import load_pretrained as load_pretrained
-from attn_torch._api import save as save
-from attn_torch._api import trace as trace
-from attn_torch._functions import attend as attend
-from attn_torch._functions import merge as merge
-from attn_torch._ops import Device, DType
-from attn_torch._recur_function import recur as recur
-from attn_torch._relative import alibi_slopes as alibi_slopes
-from attn_torch._relative import relative_buckets as relative_buckets
-from attn_torch._rotary_functions import rotary_angles as rotary_angles
-from attn_torch._rotary_functions import rotate as rotate
-from attn_torch._simplex import entmax as entmax
-from attn_torch._simplex import softmax as softmax
 from attn_torch.additive import AdditiveAttention as _AdditiveAttention
 from attn_torch.alibi import AlibiAttention as _AlibiAttention
+from attn_torch.attention.functions import attend as attend
+from attn_torch.attention.functions import merge as merge
 from attn_torch.axial import AxialAttention as _AxialAttention
 from attn_torch.bigbird import BigBirdAttention as _BigBirdAttention
 from attn_torch.block_sparse import BlockSparseAttention as _BlockSparseAttention
@@ -81,6 +68,10 @@ from attn_torch.dilated import DilatedAttention as _DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as _DotProductAttention
 from attn_torch.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_torch.frame.api import load as load
+from attn_torch.frame.api import load_pretrained as load_pretrained
+from attn_torch.frame.api import save as save
+from attn_torch.frame.api import trace as trace
 from attn_torch.fused_qkv import FusedQKVAttention as _FusedQKVAttention
 from attn_torch.gated import GatedAttention as _GatedAttention
 from attn_torch.gated_delta import GatedDeltaRule as _GatedDeltaRule
@@ -94,8 +85,17 @@ from attn_torch.longformer import LongformerAttention as _LongformerAttention
 from attn_torch.luong import LuongAttention as _LuongAttention
 from attn_torch.mha import MultiHeadAttention as _MultiHeadAttention
 from attn_torch.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
+from attn_torch.normalizers.simplex import entmax as entmax
+from attn_torch.normalizers.simplex import softmax as softmax
+from attn_torch.ops import Device, DType
+from attn_torch.positions import terms as terms
+from attn_torch.positions.relative import alibi_slopes as alibi_slopes
+from attn_torch.positions.relative import relative_buckets as relative_buckets
+from attn_torch.positions.rotary_functions import rotary_angles as rotary_angles
+from attn_torch.positions.rotary_functions import rotate as rotate
 from attn_torch.prefix import PrefixAttention as _PrefixAttention
 from attn_torch.qk_norm import QKNormAttention as _QKNormAttention
+from attn_torch.recurrence.functions import recur as recur
 from attn_torch.retention import Retention as _Retention
 from attn_torch.ring import RingAttention as _RingAttention
 from attn_torch.rotary import RotaryAttention as _RotaryAttention

@@ -6,10 +6,10 @@ from jaxtyping import Float
 
 from attn_np.contract._attend import SOFTMAX_AXIS
 from attn_np.contract.additive import Config
-from attn_torch._call import AttentionCall, RowOptions
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf
-from attn_torch._ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
+from attn_torch.attention.masks import hide_neg_inf
+from attn_torch.frame.call import AttentionCall, RowOptions
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, Tape, dropout, einsum, record, softmax, tanh, upcast
 
 
 class AdditiveAttention(Layer[Config]):

@@ -5,10 +5,10 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.alibi import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, constants, linear, record
-from attn_torch._relative import as_floats
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, constants, linear, record
+from attn_torch.positions.relative import as_floats
 
 
 class AlibiAttention(Layer[Config]):

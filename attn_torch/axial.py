@@ -3,10 +3,10 @@
 from jaxtyping import Float
 
 from attn_np.contract.axial import Config
-from attn_torch._attend import attend_checked
-from attn_torch._call import LayerCall
-from attn_torch._layer import Layer
-from attn_torch._ops import Array, Tape, linear, record, scope, upcast
+from attn_torch.attention.attend import attend_checked
+from attn_torch.frame.call import LayerCall
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import Array, Tape, linear, record, scope, upcast
 
 PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 

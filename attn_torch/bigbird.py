@@ -6,9 +6,9 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, arange, broadcast_to, constant_like, linear
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, arange, broadcast_to, constant_like, linear
 
 
 @constant_like

@@ -4,12 +4,12 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
-from attn_torch._attend import attend_checked
-from attn_torch._call import AttentionCall
-from attn_torch._decode import DecodeStep
-from attn_torch._layer import Layer
-from attn_torch._masks import token_positions, top_k_indices, visible_pairs
-from attn_torch._ops import (
+from attn_torch.attention.attend import attend_checked
+from attn_torch.attention.decode import DecodeStep
+from attn_torch.attention.masks import token_positions, top_k_indices, visible_pairs
+from attn_torch.frame.call import AttentionCall
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     arange,
@@ -21,7 +21,7 @@ from attn_torch._ops import (
     upcast,
     where,
 )
-from attn_torch._relative import as_floats
+from attn_torch.positions.relative import as_floats
 
 
 def heads_as_batch(x: Array) -> Array:

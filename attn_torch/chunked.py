@@ -6,9 +6,9 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.chunked import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, linear
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, linear
 
 
 class ChunkedAttention(Layer[Config]):

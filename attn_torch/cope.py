@@ -8,10 +8,10 @@ from typing import Any, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.cope import Config
-from attn_torch._call import AttentionCall, RowOptions
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import hide_neg_inf, zero_unseen
+from attn_torch.frame.call import AttentionCall, RowOptions
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     concatenate,

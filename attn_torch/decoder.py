@@ -6,11 +6,11 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._decode import DecodeStep
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import token_positions
-from attn_torch._ops import (
+from attn_torch.attention.decode import DecodeStep
+from attn_torch.attention.masks import token_positions
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     clip,
     known_range,
@@ -23,7 +23,13 @@ from attn_torch._ops import (
     upcast,
     where,
 )
-from attn_torch._rotary import Positions, cos_sin_for, query_scale_table, record_positions, rotate
+from attn_torch.positions.rotary import (
+    Positions,
+    cos_sin_for,
+    query_scale_table,
+    record_positions,
+    rotate,
+)
 
 
 def offset_weight(c: Config, weight: Array | None) -> Array | None:

@@ -5,10 +5,10 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.delta import Config
-from attn_torch._call import RecurrentCall, StateOptions
-from attn_torch._layer import Layer
-from attn_torch._masks import zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import zero_unseen
+from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     concatenate,
@@ -22,7 +22,7 @@ from attn_torch._ops import (
     silu,
     where,
 )
-from attn_torch._recurrence import (
+from attn_torch.recurrence.rules import (
     causal_mask,
     chunk_size_for,
     earlier_mask,

@@ -5,10 +5,10 @@ from typing import Any, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.differential import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import hide_neg_inf, zero_unseen
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     dropout,
@@ -22,7 +22,7 @@ from attn_torch._ops import (
     tanh,
     upcast,
 )
-from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
+from attn_torch.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 
 
 def for_both_maps(x: Array) -> Array:

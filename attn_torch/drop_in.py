@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import attn_torch._drop_in as shared
+import attn_torch.attention.drop_in as shared
 from attn_np.contract import _drop_in as drop_in_contract
 from attn_np.contract._base import field_error
-from attn_torch._attend import attend
-from attn_torch._drop_in import dot_product_attention as dot_product_attention
-from attn_torch._functions import to_python_scalar
-from attn_torch._layer import checked_specs
+from attn_torch.attention.attend import attend
+from attn_torch.attention.drop_in import dot_product_attention as dot_product_attention
+from attn_torch.attention.functions import to_python_scalar
+from attn_torch.ops.specs import checked_specs
 
 __all__ = ["dot_product_attention", "register", "scaled_dot_product_attention", "transformers_attention"]
 

@@ -6,10 +6,10 @@ from jaxtyping import Float
 
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, Tape, linear
-from attn_torch._sparse_weights import entmax15
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.normalizers.sparse import entmax15
+from attn_torch.ops import Array, Tape, linear
 
 
 def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:

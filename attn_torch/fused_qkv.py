@@ -5,11 +5,11 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.fused_qkv import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._decode import DecodeStep
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import any_visible, query_and_key_masks
-from attn_torch._ops import Array, linear, record, upcast, where
+from attn_torch.attention.decode import DecodeStep
+from attn_torch.attention.masks import any_visible, query_and_key_masks
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, linear, record, upcast, where
 
 
 def zero_unused_positions(

@@ -6,11 +6,11 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.gla import Config
-from attn_torch._call import RecurrentCall, StateOptions
-from attn_torch._layer import Layer
-from attn_torch._masks import zero_unseen
-from attn_torch._ops import Array, exp, linear, record, rms_norm, silu, softplus
-from attn_torch._recurrence import chunk_size_for, recurrence
+from attn_torch.attention.masks import zero_unseen
+from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import Array, exp, linear, record, rms_norm, silu, softplus
+from attn_torch.recurrence.rules import chunk_size_for, recurrence
 
 
 class GatedLinearAttention(Layer[Config]):

@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.gru import Config, LayerConfig
-from attn_torch._call import LayerCall
-from attn_torch._layer import Layer
-from attn_torch._ops import (
+from attn_torch.frame.call import LayerCall
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     broadcast_to,

@@ -5,11 +5,11 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.hard import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf
-from attn_torch._ops import Array, Tape, linear, record, softmax, upcast
-from attn_torch._sparse_weights import hardmax, straight_through
+from attn_torch.attention.masks import hide_neg_inf
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.normalizers.sparse import hardmax, straight_through
+from attn_torch.ops import Array, Tape, linear, record, softmax, upcast
 
 
 class HardAttention(Layer[Config]):

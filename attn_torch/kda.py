@@ -6,10 +6,11 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.kda import Config
-from attn_torch._call import RecurrentCall, StateOptions
-from attn_torch._layer import Layer
-from attn_torch._masks import broadcast_mask, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import broadcast_mask, zero_unseen
+from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.gated_delta import convolve
+from attn_torch.ops import (
     Array,
     exp,
     l2_normalize,
@@ -22,8 +23,7 @@ from attn_torch._ops import (
     softplus,
     upcast,
 )
-from attn_torch._recurrence import chunk_size_for, recurrence
-from attn_torch.gated_delta import convolve
+from attn_torch.recurrence.rules import chunk_size_for, recurrence
 
 
 class KimiDeltaAttention(Layer[Config]):

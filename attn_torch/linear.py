@@ -5,11 +5,11 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.linear import Config
-from attn_torch._call import RecurrentCall, StateOptions
-from attn_torch._decode import DecodeStep, read_state, write_state
-from attn_torch._layer import Layer, checked_specs
-from attn_torch._masks import any_visible, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.decode import DecodeStep, read_state, write_state
+from attn_torch.attention.masks import any_visible, zero_unseen
+from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     concatenate,
@@ -22,7 +22,8 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
+from attn_torch.ops.specs import checked_specs
+from attn_torch.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
 
 
 def elu_features(x: Array) -> Array:

@@ -6,9 +6,9 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, arange, broadcast_to, linear, record
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, arange, broadcast_to, linear, record
 
 
 class LongformerAttention(Layer[Config]):

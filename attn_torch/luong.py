@@ -5,10 +5,10 @@ from typing import Any, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.luong import Config
-from attn_torch._call import AttentionCall, RowOptions
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import broadcast_mask, hide_neg_inf, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import broadcast_mask, hide_neg_inf, zero_unseen
+from attn_torch.frame.call import AttentionCall, RowOptions
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     arange,
@@ -22,7 +22,7 @@ from attn_torch._ops import (
     tanh,
     upcast,
 )
-from attn_torch._relative import as_floats
+from attn_torch.positions.relative import as_floats
 
 # Queries at least in a block that projects its own keys: for fewer, projecting takes as long as scoring.
 MIN_ROWS_TO_PROJECT = 8

@@ -5,9 +5,9 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.qk_norm import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, l2_normalize, layer_norm, linear, record, rms_norm, upcast
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, l2_normalize, layer_norm, linear, record, rms_norm, upcast
 
 
 def normalize(c: Config, x: Array, weight: Array | None) -> Array:

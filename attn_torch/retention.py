@@ -6,11 +6,11 @@ from typing import NamedTuple, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.retention import Config
-from attn_torch._call import RecurrentCall, StateOptions
-from attn_torch._decode import DecodeStep, read_state, write_state
-from attn_torch._layer import Layer
-from attn_torch._masks import broadcast_mask, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.decode import DecodeStep, read_state, write_state
+from attn_torch.attention.masks import broadcast_mask, zero_unseen
+from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     concatenate,
@@ -29,8 +29,8 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch._recurrence import causal_mask, chunk_size_for, from_chunks, to_chunks
-from attn_torch._rotary import cos_sin_for, rotate
+from attn_torch.positions.rotary import cos_sin_for, rotate
+from attn_torch.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
 
 
 class ChunkDecays(NamedTuple):

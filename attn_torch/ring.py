@@ -6,10 +6,10 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.ring import Config
-from attn_torch._call import AttentionCall, StateOptions
-from attn_torch._layer import Layer
-from attn_torch._masks import any_visible, broadcast_mask, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.masks import any_visible, broadcast_mask, zero_unseen
+from attn_torch.frame.call import AttentionCall, StateOptions
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     amax_detached,
     arange,

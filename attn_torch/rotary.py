@@ -5,10 +5,10 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.rotary import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, linear, record
-from attn_torch._rotary import Positions, cos_sin_for, record_positions, rotate
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, linear, record
+from attn_torch.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 
 
 class RotaryAttention(Layer[Config]):

@@ -5,9 +5,9 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.self_attention import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, linear
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, linear
 
 
 class SelfAttention(Layer[Config]):

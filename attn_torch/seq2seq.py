@@ -6,10 +6,12 @@ from typing import Any, Unpack
 from jaxtyping import Bool, Float, Integer
 
 from attn_np.contract.seq2seq import Config, RecurrentDecoderConfig
-from attn_torch._call import LayerCall, ShownOptions
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import any_visible, zero_unseen
-from attn_torch._ops import (
+from attn_torch.additive import AdditiveAttention
+from attn_torch.attention.masks import any_visible, zero_unseen
+from attn_torch.frame.call import LayerCall, ShownOptions
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.gru import GatedRecurrentUnit, cell
+from attn_torch.ops import (
     Array,
     Tape,
     argmax,
@@ -29,8 +31,6 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.additive import AdditiveAttention
-from attn_torch.gru import GatedRecurrentUnit, cell
 
 
 def attend_once(

@@ -6,11 +6,11 @@ from typing import Any, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.shaw import Config
-from attn_torch._call import AttentionCall, RowOptions
-from attn_torch._far import attend_near_and_far, with_lse
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.far_keys import attend_near_and_far, with_lse
+from attn_torch.attention.masks import hide_neg_inf, zero_unseen
+from attn_torch.frame.call import AttentionCall, RowOptions
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -24,7 +24,7 @@ from attn_torch._ops import (
     take,
     upcast,
 )
-from attn_torch._relative import (
+from attn_torch.positions.relative import (
     is_by_diagonal,
     relative_scores_shared,
     relative_values,

@@ -6,10 +6,10 @@ from jaxtyping import Float
 
 from attn_np.contract._weighing import Weighing
 from attn_np.contract.sigmoid_attention import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import broadcast_mask
-from attn_torch._ops import (
+from attn_torch.attention.masks import broadcast_mask
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     broadcast_to,

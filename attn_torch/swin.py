@@ -4,10 +4,10 @@ from jaxtyping import Float
 
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
-from attn_torch._attend import attend_checked
-from attn_torch._call import LayerCall
-from attn_torch._layer import Layer
-from attn_torch._ops import (
+from attn_torch.attention.attend import attend_checked
+from attn_torch.frame.call import LayerCall
+from attn_torch.frame.layer import Layer
+from attn_torch.ops import (
     Array,
     Tape,
     arange,

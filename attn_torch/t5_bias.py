@@ -5,9 +5,9 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_np.contract.t5_bias import Config
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._ops import Array, clip, constants, linear, record, take
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import Array, clip, constants, linear, record, take
 
 
 class T5Attention(Layer[Config]):

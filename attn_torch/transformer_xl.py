@@ -6,11 +6,11 @@ from typing import Any, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.transformer_xl import Config
-from attn_torch._attend import attend_checked
-from attn_torch._call import AttentionCall, Options
-from attn_torch._layer import Layer, Output
-from attn_torch._masks import hide_neg_inf, zero_unseen
-from attn_torch._ops import (
+from attn_torch.attention.attend import attend_checked
+from attn_torch.attention.masks import hide_neg_inf, zero_unseen
+from attn_torch.frame.call import AttentionCall, Options
+from attn_torch.frame.layer import Layer, Output
+from attn_torch.ops import (
     Array,
     Tape,
     broadcast_to,
@@ -23,7 +23,11 @@ from attn_torch._ops import (
     softmax,
     upcast,
 )
-from attn_torch._relative import relative_scores_per_head, sinusoids, to_key_positions
+from attn_torch.positions.relative import (
+    relative_scores_per_head,
+    sinusoids,
+    to_key_positions,
+)
 
 
 class TransformerXLAttention(Layer[Config]):

@@ -7,19 +7,19 @@ from typing import Any
 
 # The functions of every package, and the module that defines each.
 FUNCTIONS = {
-    "alibi_slopes": "_relative",
-    "attend": "_functions",
-    "entmax": "_simplex",
-    "merge": "_functions",
-    "recur": "_recur_function",
-    "relative_buckets": "_relative",
-    "rotary_angles": "_rotary_functions",
-    "rotate": "_rotary_functions",
-    "softmax": "_simplex",
+    "alibi_slopes": "positions.relative",
+    "attend": "attention.functions",
+    "entmax": "normalizers.simplex",
+    "merge": "attention.functions",
+    "recur": "recurrence.functions",
+    "relative_buckets": "positions.relative",
+    "rotary_angles": "positions.rotary_functions",
+    "rotate": "positions.rotary_functions",
+    "softmax": "normalizers.simplex",
 }
 
-# Of a package's own functions, those that `_api` does not hold: what they need is loaded, and no more.
-MAKERS = {"build": "_build", "value_and_vjp": "_vjp"}
+# Of a package's own functions, those that `frame/api.py` does not hold: what they need is loaded, and no more.
+MAKERS = {"build": "frame.build", "value_and_vjp": "ops.vjp"}
 
 # Names that people expect to be functions; here they are modules of variants.
 HINTS = {
@@ -54,8 +54,8 @@ def lazy_namespace(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str
     from attn_np.contract import did_you_mean, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
-    modules["terms"] = f"{package}._terms"
-    functions = dict.fromkeys(api, "_api") | {name: MAKERS[name] for name in api if name in MAKERS} | FUNCTIONS
+    modules["terms"] = f"{package}.positions.terms"
+    functions = dict.fromkeys(api, "frame.api") | {name: MAKERS[name] for name in api if name in MAKERS} | FUNCTIONS
 
     def getattr_(name: str) -> Any:
         if name in modules:

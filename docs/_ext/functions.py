@@ -12,9 +12,9 @@ import attn_np
 import attn_torch
 import parity_tests
 from attn_np import patterns, terms
-from attn_np._layer import Layer
 from attn_np.contract import variant_by_class_name
 from attn_np.contract._package import FUNCTIONS
+from attn_np.frame.layer import Layer
 
 SECTION = re.compile(r"^(Args|Raises|Attributes|Returns):$")
 ENTRY = re.compile(r"^    (\S[^:]*): (.*)$")

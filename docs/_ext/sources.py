@@ -14,18 +14,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_np import _attend, _rows, contract
+from attn_np import contract
+from attn_np.attention import attend as attend_module
+from attn_np.attention import row_blocks
 
 ATTN_NP = Path(__file__).parents[2] / "attn_np"
 # What a layer's call and its backward pass stand for in a variant's file, and the functions behind their methods.
 FRAME = {"call": "", "back": "_vjp"}
 BEHIND: dict[str, Callable[..., Any]] = {
-    "attend": _attend.textbook_attend,
-    "attend_by": _attend.textbook_attend,
-    "attend_in_rows": _rows.attend_in_row_blocks,
-    "attend_vjp": _attend.textbook_attend_vjp,
-    "attend_by_vjp": _attend.textbook_attend_vjp,
-    "attend_in_rows_vjp": _rows.attend_in_row_blocks_vjp,
+    "attend": attend_module.textbook_attend,
+    "attend_by": attend_module.textbook_attend,
+    "attend_in_rows": row_blocks.attend_in_row_blocks,
+    "attend_vjp": attend_module.textbook_attend_vjp,
+    "attend_by_vjp": attend_module.textbook_attend_vjp,
+    "attend_in_rows_vjp": row_blocks.attend_in_row_blocks_vjp,
 }
 # Calls that change a value's type or record it; the value is their first argument.
 PASSED_ON = ("upcast", "to_dtype", "record")
@@ -36,7 +38,7 @@ OPERANDS = {"softmax": 1, "dropout": 1, "attend": 3, "repeat_heads": 1, "rotate"
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: r"\,", ast.Div: "/"}
 # Not opened on a page: the fast path, and the functions for types, sizes and tapes. What the same pass of every variant
 # calls is not opened either: it is no part of any one's idea.
-CLOSED = ("_kernels", "_layer", "_decode")
+CLOSED = ("kernels.flash", "frame.layer", "attention.decode")
 PLUMBING = ("record", "scope", "to_dtype", "upcast", "dtype_name", "zeros", "arange", "constants", "einsum")
 PLUMBING += ("run_fast_path", "run_fast_path_vjp", "softmax_takes_fast_path", "checked_dy", "sum_grads")
 
@@ -310,7 +312,7 @@ def line_by_line(path: Path) -> list[tuple[str, str]]:
         rows[at:at] = recurrent_lines(recurrent, calls[0])
     if any(called_name(part) in ("attend", "attend_by", "attend_checked") for part in found):
         at = next((i for i, (line, _) in enumerate(rows) if "context" in line and "einsum" not in line), len(rows))
-        inner = [(f"attend: {line}", formula) for line, formula in formulas_of(tree_of(_attend.textbook_attend))]
+        inner = [(f"attend: {line}", formula) for line, formula in formulas_of(tree_of(attend_module.textbook_attend))]
         rows[at:at] = inner
     return rows
 

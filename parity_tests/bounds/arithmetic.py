@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops
+from attn_np import ops
 from parity_tests.bounds.error_array import FUNCTIONS, UFUNCS, ErrArray, Flag, lift, magnitude, plain, rounded, rule
 from parity_tests.bounds.precision import FUNCTION, promised
 
@@ -101,14 +101,14 @@ def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: floa
 
 
 UFUNCS[np.tanh] = monotone(np.tanh, lambda x: 1 / np.cosh(np.minimum(x, 300.0)) ** 2, 2.0)
-FUNCTIONS[_ops.sigmoid] = monotone(plain(_ops.sigmoid), lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0)
+FUNCTIONS[ops.sigmoid] = monotone(plain(ops.sigmoid), lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0)
 
 
-@rule(FUNCTIONS, _ops.softplus)
+@rule(FUNCTIONS, ops.softplus)
 def softplus(x: ErrArray) -> ErrArray:
     """The slope is sigmoid(x), which rises. `log` of 1 + the exponential's error: both errors are relative."""
-    steepest = plain(_ops.sigmoid)(x.v + x.b)
-    return rounded(plain(_ops.softplus)(x.v), x.b * steepest, 2 * FUNCTION)
+    steepest = plain(ops.sigmoid)(x.v + x.b)
+    return rounded(plain(ops.softplus)(x.v), x.b * steepest, 2 * FUNCTION)
 
 
 def comparison(function: Callable[..., Any]) -> Callable[[Any, Any], Flag]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _ops, _sparse_weights, _vjp
+from attn_np import ops
+from attn_np.attention import masks
+from attn_np.normalizers import sparse
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, lift, plain
 from parity_tests.bounds.precision import FUNCTION, promised
 
@@ -18,7 +21,7 @@ def adopt(tree: str) -> None:
     A function whose body was edited in the copy has no rule: the body itself then runs on error-carrying
     arrays, with wider bounds.
     """
-    for whole in (_masks, _ops, _sparse_weights, _vjp):
+    for whole in (masks, ops, sparse, vjp):
         copy = sys.modules.get(whole.__name__.replace("attn_np", tree, 1))
         if copy is None:  # not edited: the copy uses the original
             continue
@@ -38,7 +41,7 @@ def like_softmax(body: Callable[..., Any], scores: Any, allowed: Any = None, axi
     s, p = lift(scores), promised()
     allowed = allowed.value if isinstance(allowed, Flag) else allowed
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        v, narrow = body(s.v, allowed, axis), body(s.v.astype(_ops.DTYPES[p.work]), allowed, axis)
+        v, narrow = body(s.v, allowed, axis), body(s.v.astype(ops.DTYPES[p.work]), allowed, axis)
         v = np.where(np.isfinite(narrow), v, narrow)  # what overflows does so in the candidate's type
         n = max(s.shape[axis], 1)
         far = np.max(np.abs(np.where(np.isfinite(s.v), s.v, 0.0)), initial=0.0, axis=axis, keepdims=True)

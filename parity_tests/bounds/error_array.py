@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from attn_np import _ops
+from attn_np import ops
 from parity_tests.bounds.precision import FUNCTION, LARGEST, UNDERFLOW, UNIT, current_noise, promised, rounding_now
 
 
@@ -160,7 +160,7 @@ def lift(x: Any) -> ErrArray:
         return ErrArray(x.astype(np.float64), 0.0)
     x = x.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        kept = x.astype(_ops.DTYPES[promised().work]).astype(np.float64)
+        kept = x.astype(ops.DTYPES[promised().work]).astype(np.float64)
         return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _vjp
+from attn_np import ops
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rounded, rule
 from parity_tests.bounds.precision import promised
 
@@ -25,9 +26,9 @@ def slopes_within(x: ErrArray, position: ErrArray) -> tuple[list[ErrArray], np.n
     first, last = lowest_and_highest(position, n)
     # After the last entry there is no line: a slope of 0 without an error.
     steps = ErrArray(
-        _ops.differences_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
+        ops.differences_to_next(x.v), np.concatenate([x.b[..., 1:] + x.b[..., :-1], np.zeros((*x.shape[:-1], 1))], -1)
     )
-    rows = [_ops.flat_indices(np.minimum(first + line, last), n) for line in range(LINES)]
+    rows = [ops.flat_indices(np.minimum(first + line, last), n) for line in range(LINES)]
     return [entries(steps, row) for row in rows], last - first >= LINES
 
 
@@ -44,7 +45,7 @@ def steepest(x: ErrArray, position: ErrArray) -> np.ndarray:
     return np.where(more, high + low, most)
 
 
-@rule(FUNCTIONS, _ops.interpolate_last)
+@rule(FUNCTIONS, ops.interpolate_last)
 def interpolate_last(x: Any, position: Any) -> ErrArray:
     """y = (1 - w) a + w b moves by (1 - w) da + w db, and by the error of the position times the steepest slope there.
 
@@ -52,7 +53,7 @@ def interpolate_last(x: Any, position: Any) -> ErrArray:
     """
     x, position, u = lift(x), lift(position), promised().u
     low, n = np.floor(position.v), x.shape[-1]
-    a, b = (entries(x, _ops.flat_indices(row, n)) for row in (low, np.minimum(low + 1, n - 1)))
+    a, b = (entries(x, ops.flat_indices(row, n)) for row in (low, np.minimum(low + 1, n - 1)))
     part = position.v - low
     moved = (1 - part) * a.b + part * b.b
     if position.b.any():
@@ -60,21 +61,21 @@ def interpolate_last(x: Any, position: Any) -> ErrArray:
     terms = np.maximum(part * (magnitude(a) + magnitude(b)), (1 - part) * magnitude(a) + part * magnitude(b))
     # At a whole number the entry itself comes out.
     own = np.where((part == 0) & (position.b == 0), 0.0, 2 * u * terms)
-    return rounded(plain(_ops.interpolate_last)(x.v, position.v), moved + own)
+    return rounded(plain(ops.interpolate_last)(x.v, position.v), moved + own)
 
 
-@rule(FUNCTIONS, _vjp.slope_last)
+@rule(FUNCTIONS, vjp.slope_last)
 def slope_last(x: Any, position: Any) -> ErrArray:
     """A decision by the position: where its bound leaves several lines, the bound covers the slope of each."""
     x, position = lift(x), lift(position)
-    v = plain(_vjp.slope_last)(x.v, position.v)
+    v = plain(vjp.slope_last)(x.v, position.v)
     slopes, more = slopes_within(x, position)
     b = np.max([np.abs(slope.v - v) + slope.b for slope in slopes], axis=0)
     b = np.where(more, np.abs(v) + 2 * np.max(magnitude(x), axis=-1, keepdims=True), b)
     return rounded(v, b)
 
 
-@rule(FUNCTIONS, _vjp.interpolated_entries_vjp)
+@rule(FUNCTIONS, vjp.interpolated_entries_vjp)
 def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> ErrArray:
     """A sum of dy times the share of an entry in it: 1 - w of the one before the position, w of the one after.
 
@@ -91,6 +92,6 @@ def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> ErrArray:
     b = np.where(may_be_before | may_be_after, error, 0.0)
     b = b + np.where(may_be_before & ((part > 0) | (error > 0)), 3 * p.u, 0.0)
     larger = np.where(may_be_before, 2 * np.clip(position.v[..., None] - entry + error, 0.0, 1.0), 0.0)
-    more = p.gamma(dy.shape[-1] + 2) * _ops.einsum("bhts,bhtsx->bhtx", magnitude(dy), larger)
-    out = _ops.einsum("bhts,bhtsx->bhtx", dy, ErrArray(share, np.minimum(b, 1.0)))
+    more = p.gamma(dy.shape[-1] + 2) * ops.einsum("bhts,bhtsx->bhtx", magnitude(dy), larger)
+    out = ops.einsum("bhts,bhtsx->bhtx", dy, ErrArray(share, np.minimum(b, 1.0)))
     return jostled(ErrArray(out.v, out.b + more))

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _ops, _vjp
+from attn_np import ops
+from attn_np.attention import masks
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, lift, magnitude, nearest, plain, rounded, rule
 from parity_tests.bounds.precision import UNIT, promised, rounding_now
 
@@ -32,16 +34,16 @@ def any_of(x: Flag, axis: Any = None) -> Flag:
     return Flag(np.any(x.value, axis=axis), could & ~sure)
 
 
-@rule(FUNCTIONS, _masks.hide_neg_inf)
+@rule(FUNCTIONS, masks.hide_neg_inf)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
-    return plain(_masks.hide_neg_inf)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+    return plain(masks.hide_neg_inf)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
-@rule(FUNCTIONS, _ops.constants)
+@rule(FUNCTIONS, ops.constants)
 def constants(values: Any, like: Any) -> ErrArray:
     """Each number is rounded to the working type."""
-    return lift(plain(_ops.constants)(values, like))
+    return lift(plain(ops.constants)(values, like))
 
 
 @rule(FUNCTIONS, np.sum)
@@ -69,7 +71,7 @@ def largest(x: ErrArray, axis: Any = None, keepdims: bool = False, **initial: An
         return ErrArray(v, np.where(np.isinf(v), 0.0, np.maximum(high - v, v - low)))
 
 
-FUNCTIONS[_ops.amax_detached] = lambda x, axis: largest(x, axis)
+FUNCTIONS[ops.amax_detached] = lambda x, axis: largest(x, axis)
 
 
 def _moving(function: Callable[..., Any]) -> Callable[..., ErrArray]:
@@ -95,7 +97,7 @@ FUNCTIONS[np.shape], FUNCTIONS[np.ndim] = (lambda x: x.shape), (lambda x: x.ndim
 # Products -------------------------------------------------------------------------------------------------------------
 
 
-@rule(FUNCTIONS, _ops.einsum)
+@rule(FUNCTIONS, ops.einsum)
 def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     """sum (|x| b_y + b_x (|y| + b_y)) + gamma(n + 2) sum |x||y|, with magnitudes for absolute values.
 
@@ -103,7 +105,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     is summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
     exponents (centred propagation), and the smaller of the two bounds holds.
     """
-    dot = plain(_ops.einsum)
+    dot = plain(ops.einsum)
     x, y, p = lift(x), lift(y), promised()
     if p.product and rounding_now():
         x, y = (ErrArray(nearest(factor.v, p.product), 0.0) for factor in (x, y))
@@ -130,7 +132,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     return rounded(v, np.minimum(b, c + n * p.eta), 0.0)
 
 
-@rule(FUNCTIONS, _vjp.sum_grads)
+@rule(FUNCTIONS, vjp.sum_grads)
 def sum_grads(*terms: Any) -> ErrArray:
     """A sum of a few terms in any order: every partial sum is rounded."""
     lifted = [lift(x) for x in terms]

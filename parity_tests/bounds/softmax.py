@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _simplex, _vjp
+from attn_np import ops
+from attn_np.attention import attend
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, jostled, lift, magnitude, plain, rounded, rule
 from parity_tests.bounds.precision import FUNCTION, current_noise, promised
 
@@ -24,7 +26,7 @@ def others(x: np.ndarray, axis: int, apart: bool) -> np.ndarray:
     return np.moveaxis(before + behind, -1, axis)
 
 
-@rule(FUNCTIONS, _ops.softmax)
+@rule(FUNCTIONS, ops.softmax)
 def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """Errors e_j in the exponents move p_j most when it rises by e_j and all others fall by theirs, and conversely.
 
@@ -44,7 +46,7 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
     n = s.shape[axis]
-    probs = plain(_ops.softmax)(s.v, None if allowed is None else ok, axis)
+    probs = plain(ops.softmax)(s.v, None if allowed is None else ok, axis)
     if n == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -81,7 +83,7 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     return ErrArray(probs, b, (w, rho, eta) if centred else None, again)
 
 
-@rule(FUNCTIONS, _simplex.log_sum_exp)
+@rule(FUNCTIONS, attend.log_sum_exp)
 def log_sum_exp(scores: Any, allowed: Any = None) -> ErrArray:
     """The logarithm of sum p_j e^{e_j}, where e_j is what moves the exponent of a weight p_j: a mean of the errors.
 
@@ -89,7 +91,7 @@ def log_sum_exp(scores: Any, allowed: Any = None) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    v = plain(_simplex.log_sum_exp)(s.v, None if allowed is None else ok)
+    v = plain(attend.log_sum_exp)(s.v, None if allowed is None else ok)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         top = np.max(np.where(ok, s.v, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
         top = np.where(np.isfinite(top), top, 0.0)
@@ -111,7 +113,7 @@ def recompute(tape: dict[str, Any]) -> None:
             tape[name] = ErrArray(x.v, x.b + np.abs(x.v) * x.again, soft)
 
 
-@rule(FUNCTIONS, _vjp.softmax_vjp)
+@rule(FUNCTIONS, vjp.softmax_vjp)
 def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     """ds = p (dp - D), D = sum p dp. An error common to all dp cancels, so errors in p act on dp - D (centred).
 
@@ -138,21 +140,21 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return rounded(x.v * (y.v - dot), b)
 
 
-@rule(FUNCTIONS, _vjp.part_of_softmax)
+@rule(FUNCTIONS, vjp.part_of_softmax)
 def part_of_softmax(scores: Any, top: Any, total: Any, parts: int) -> ErrArray:
     """A running softmax gets the same weight as a product: one factor more for each part that came after."""
-    out = plain(_vjp.part_of_softmax)(lift(scores), lift(top), lift(total), parts)
+    out = plain(vjp.part_of_softmax)(lift(scores), lift(top), lift(total), parts)
     return ErrArray(out.v, out.b + parts * (FUNCTION + 2) * promised().u * magnitude(out))
 
 
-@rule(FUNCTIONS, _vjp.part_of_softmax_vjp)
+@rule(FUNCTIONS, vjp.part_of_softmax_vjp)
 def part_of_softmax_vjp(probs: Any, dprobs: Any, share: Any, parts: int) -> ErrArray:
     """Automatic differentiation divides dp and the share by the sum first, and multiplies each by the same factors.
 
     A factor may be seen where the weight underflowed, as for the whole softmax: one underflow for each part.
     """
     probs, dprobs, share = lift(probs), lift(dprobs), lift(share)
-    out, p = plain(_vjp.part_of_softmax_vjp)(probs, dprobs, share, parts), promised()
+    out, p = plain(vjp.part_of_softmax_vjp)(probs, dprobs, share, parts), promised()
     size = magnitude(dprobs) + magnitude(share)
     lost = np.where(share.v == 0, 0.0, (1 + parts) * p.eta * size)
     return ErrArray(out.v, out.b + (8 + 2 * parts) * p.u * magnitude(probs) * size + lost)

@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _simplex, _sparse_weights, _vjp
+from attn_np.attention import masks
+from attn_np.normalizers import simplex, sparse
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
 from parity_tests.bounds.precision import FUNCTION, promised
 
 
-@rule(FUNCTIONS, _sparse_weights.sparsemax)
+@rule(FUNCTIONS, sparse.sparsemax)
 def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """tau moves by no more than the scores do at most, so p_i by that and by what its own score does.
 
@@ -19,7 +21,7 @@ def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_sparse_weights.sparsemax)(s.v, None if allowed is None else ok, axis)
+    probs = plain(sparse.sparsemax)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -34,7 +36,7 @@ def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _vjp.sparsemax_vjp)
+@rule(FUNCTIONS, vjp.sparsemax_vjp)
 def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     """The support is a decision: where the bounds leave it open, the row's gradient may be that of another one."""
     x, y, p = lift(probs), lift(dprobs), promised()
@@ -49,10 +51,10 @@ def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     b = y.b + over(y.b) + (p.gamma(x.shape[axis] + 4) + 8 * p.u) * (size + over(size)) + p.eta
     most = 2 * np.max(size, axis=axis, keepdims=True, initial=0.0)
     b = np.where(np.any(unsure, axis=axis, keepdims=True), most, np.where(support, b, 0.0))
-    return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
+    return jostled(ErrArray(plain(vjp.sparsemax_vjp)(x.v, y.v, axis), b))
 
 
-@rule(FUNCTIONS, _sparse_weights.entmax15)
+@rule(FUNCTIONS, sparse.entmax15)
 def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """The root g = z - tau of a weight errs by what its own z does, half the score, and by what tau does.
 
@@ -63,7 +65,7 @@ def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_sparse_weights.entmax15)(s.v, None if allowed is None else ok, axis)
+    probs = plain(sparse.entmax15)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
 
@@ -87,7 +89,7 @@ def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _vjp.entmax15_vjp)
+@rule(FUNCTIONS, vjp.entmax15_vjp)
 def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     """g (dp - D) with D the mean of dp weighted by g: an error that all dp share cancels, so those of g act on dp - D.
 
@@ -100,7 +102,7 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
         return np.sum(a, axis=axis, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, root = plain(_vjp.entmax15_vjp)(x.v, y.v, axis), np.sqrt(x.v)
+        v, root = plain(vjp.entmax15_vjp)(x.v, y.v, axis), np.sqrt(x.v)
         loose = np.maximum(root - np.sqrt(np.maximum(x.v - x.b, 0.0)), np.sqrt(x.v + x.b) - root)
         loose, size = loose + 4 * p.u * root, over(root)
         mean = over(root * y.v) / np.where(size == 0, 1.0, size)
@@ -115,7 +117,7 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
-@rule(FUNCTIONS, _simplex.steep_entmax)
+@rule(FUNCTIONS, simplex.steep_entmax)
 def steep_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     """A weight rises with its own score and falls with the others: it lies between what both ends of the scores give.
 
@@ -125,7 +127,7 @@ def steep_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    entmax_of = plain(_simplex.steep_entmax)
+    entmax_of = plain(simplex.steep_entmax)
     probs = entmax_of(s.v, None if allowed is None else ok, alpha)
     shown = ok & ~np.isnan(probs)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -151,7 +153,7 @@ def steep_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _simplex.steep_entmax_vjp)
+@rule(FUNCTIONS, simplex.steep_entmax_vjp)
 def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     """g (dp - D) but for the smallest weight, from which the others' gradients are taken.
 
@@ -168,7 +170,7 @@ def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         return np.sum(a, axis=-1, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, hidden = plain(_simplex.steep_entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        v, hidden = plain(simplex.steep_entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
         smallest = np.arange(x.shape[-1]) == np.argmin(np.where(x.v > 0, x.v, 2.0), axis=-1)[..., None]
         others = ~smallest & ~hidden
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
@@ -194,7 +196,7 @@ def steep_entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
-@rule(FUNCTIONS, _simplex.bisected_entmax)
+@rule(FUNCTIONS, simplex.bisected_entmax)
 def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     """A weight is a function that rises with z - t, so it lies between its values at both ends of what z - t may be.
 
@@ -204,7 +206,7 @@ def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     """
     s, p = lift(scores), promised()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_simplex.bisected_entmax)(s.v, None if allowed is None else ok, alpha)
+    probs = plain(simplex.bisected_entmax)(s.v, None if allowed is None else ok, alpha)
 
     def weights(gap: np.ndarray) -> np.ndarray:
         base = np.maximum((alpha - 1) * gap, -1.0)
@@ -229,7 +231,7 @@ def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(probs, b))
 
 
-@rule(FUNCTIONS, _simplex.entmax_vjp)
+@rule(FUNCTIONS, simplex.entmax_vjp)
 def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     """g (dp - D), as for 1.5-entmax, where g is a weight to the power of 2 - alpha.
 
@@ -244,7 +246,7 @@ def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
         return np.sum(a, axis=-1, keepdims=True)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        v, hidden = plain(_simplex.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        v, hidden = plain(simplex.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
         g = np.where(x.v > 0, power(x.v), 0.0)
         ends = power(np.maximum(x.v - x.b, 0.0)), power(x.v + x.b)
         logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
@@ -261,7 +263,7 @@ def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
-@rule(FUNCTIONS, _sparse_weights.hardmax)
+@rule(FUNCTIONS, sparse.hardmax)
 def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """A decision, exact where the bounds of the scores leave one winner; else each that may win is 0 or 1.
 
@@ -270,7 +272,7 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """
     s = lift(scores)
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    hard = plain(_sparse_weights.hardmax)(s.v, None if allowed is None else ok)
+    hard = plain(sparse.hardmax)(s.v, None if allowed is None else ok)
     if hard.size == 0:
         return ErrArray(hard, 0.0)
     with np.errstate(invalid="ignore"):
@@ -284,15 +286,15 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     return ErrArray(hard, np.where(lost, np.inf, b))
 
 
-@rule(FUNCTIONS, _masks.top_k_indices)
+@rule(FUNCTIONS, masks.top_k_indices)
 def top_k_indices(scores: Any, allowed: Any, count: int) -> np.ndarray:
     """A decision by the values. Scores of random inputs are hardly ever as near as their bounds; where they are, two
     candidates may choose differently, and one of them is alarmed.
     """
-    return plain(_masks.top_k_indices)(lift(scores).v, allowed, count)
+    return plain(masks.top_k_indices)(lift(scores).v, allowed, count)
 
 
-@rule(FUNCTIONS, _sparse_weights.straight_through)
+@rule(FUNCTIONS, sparse.straight_through)
 def straight_through(hard: Any, soft: Any) -> ErrArray:
     """What is added is a number less itself."""
     return lift(hard)

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from attn_np import _masks, _ops, _sparse_weights, _vjp
+from attn_np import ops
+from attn_np.attention import masks
+from attn_np.normalizers import sparse
+from attn_np.ops import vjp
 from parity_tests.bounds.error_array import ErrArray, lift, magnitude, rounded, rule
 
 # Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
@@ -120,38 +123,38 @@ def square_root(x: Dual) -> Dual:
 @rule(UFUNCS, np.tanh)
 def tanh(x: Dual) -> Dual:
     y = np.tanh(x.v)
-    return Dual(y, _vjp.tanh_vjp(y, x.d))
+    return Dual(y, vjp.tanh_vjp(y, x.d))
 
 
-@rule(FUNCTIONS, _ops.sigmoid)
+@rule(FUNCTIONS, ops.sigmoid)
 def sigmoid(x: Dual) -> Dual:
-    y = _ops.sigmoid(x.v)
-    return Dual(y, _vjp.sigmoid_vjp(y, x.d))
+    y = ops.sigmoid(x.v)
+    return Dual(y, vjp.sigmoid_vjp(y, x.d))
 
 
-@rule(FUNCTIONS, _ops.softplus)
+@rule(FUNCTIONS, ops.softplus)
 def softplus(x: Dual) -> Dual:
-    return Dual(_ops.softplus(x.v), _vjp.softplus_vjp(x.v, x.d))
+    return Dual(ops.softplus(x.v), vjp.softplus_vjp(x.v, x.d))
 
 
-@rule(FUNCTIONS, _vjp.softplus_vjp)
+@rule(FUNCTIONS, vjp.softplus_vjp)
 def softplus_vjp(x: Dual, dy: Dual) -> Dual:
     """dy s for s = sigmoid(x), which has the slope s (1 - s)."""
-    one, two = _vjp.softplus_vjp(x.v, dy.d), _vjp.sigmoid_vjp(_ops.sigmoid(x.v), dy.v * x.d)
-    return Dual(_vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, _ops.sigmoid(x.v) * dy.v * x.d))
+    one, two = vjp.softplus_vjp(x.v, dy.d), vjp.sigmoid_vjp(ops.sigmoid(x.v), dy.v * x.d)
+    return Dual(vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, ops.sigmoid(x.v) * dy.v * x.d))
 
 
-@rule(FUNCTIONS, _vjp.silu_vjp)
+@rule(FUNCTIONS, vjp.silu_vjp)
 def silu_vjp(x: Dual, dy: Dual) -> Dual:
     """dy (s + x s (1 - s)), whose slope is s (1 - s) (2 + x (1 - 2 s))."""
-    s = _ops.sigmoid(x.v)
-    one, slope = _vjp.silu_vjp(x.v, dy.d), s * (1.0 - s)
+    s = ops.sigmoid(x.v)
+    one, slope = vjp.silu_vjp(x.v, dy.d), s * (1.0 - s)
     two, three = slope * dy.v * x.d, slope * (1.0 - 2.0 * s) * x.v * dy.v * x.d
     terms = (s * dy.d, x.v * s * dy.d, s * dy.v * x.d, x.v * s * dy.v * x.d)
-    return Dual(_vjp.silu_vjp(x.v, dy.v), in_any_form(one + two + two + three, *terms))
+    return Dual(vjp.silu_vjp(x.v, dy.v), in_any_form(one + two + two + three, *terms))
 
 
-@rule(FUNCTIONS, _vjp.divide_by_norm_vjp)
+@rule(FUNCTIONS, vjp.divide_by_norm_vjp)
 def divide_by_norm_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
     """dy / size - x S share / size^3 with S = sum dy x changes by what each of its factors does."""
     cube = size.v * size.v * size.v
@@ -164,21 +167,21 @@ def divide_by_norm_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
         -(x.v * moved),
         3.0 * (x.v * along * size.d / size.v),
     )
-    return Dual(_vjp.divide_by_norm_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.sum_grads(*terms), *terms))
+    return Dual(vjp.divide_by_norm_vjp(x.v, size.v, dy.v, share), in_any_form(vjp.sum_grads(*terms), *terms))
 
 
-@rule(FUNCTIONS, _vjp.tanh_vjp)
+@rule(FUNCTIONS, vjp.tanh_vjp)
 def tanh_vjp(y: Dual, dy: Dual) -> Dual:
     """dy (1 - y^2)."""
-    one, two = _vjp.tanh_vjp(y.v, dy.d), -2.0 * y.v * y.d * dy.v
-    return Dual(_vjp.tanh_vjp(y.v, dy.v), in_any_form(one + two, dy.d, two))
+    one, two = vjp.tanh_vjp(y.v, dy.d), -2.0 * y.v * y.d * dy.v
+    return Dual(vjp.tanh_vjp(y.v, dy.v), in_any_form(one + two, dy.d, two))
 
 
-@rule(FUNCTIONS, _vjp.sigmoid_vjp)
+@rule(FUNCTIONS, vjp.sigmoid_vjp)
 def sigmoid_vjp(y: Dual, dy: Dual) -> Dual:
     """dy y (1 - y)."""
-    one, two = _vjp.sigmoid_vjp(y.v, dy.d), dy.v * y.d * (1.0 - 2.0 * y.v)
-    return Dual(_vjp.sigmoid_vjp(y.v, dy.v), in_any_form(one + two, one, dy.v * y.d))
+    one, two = vjp.sigmoid_vjp(y.v, dy.d), dy.v * y.d * (1.0 - 2.0 * y.v)
+    return Dual(vjp.sigmoid_vjp(y.v, dy.v), in_any_form(one + two, one, dy.v * y.d))
 
 
 # Moving and joining ---------------------------------------------------------------------------------------------------
@@ -209,26 +212,26 @@ for _function in (np.concatenate, np.stack):
 FUNCTIONS[np.shape] = lambda x: x.shape
 
 
-@rule(FUNCTIONS, _masks.hide_neg_inf)
+@rule(FUNCTIONS, masks.hide_neg_inf)
 def shown(allowed: Any, bias: Dual) -> Any:
-    return _masks.hide_neg_inf(allowed, bias.v)
+    return masks.hide_neg_inf(allowed, bias.v)
 
 
-@rule(FUNCTIONS, _ops.constants)
+@rule(FUNCTIONS, ops.constants)
 def constants(values: Any, like: Dual) -> Dual:
-    return dual(_ops.constants(values, like.v))
+    return dual(ops.constants(values, like.v))
 
 
-@rule(FUNCTIONS, _ops.einsum)
+@rule(FUNCTIONS, ops.einsum)
 def einsum(spec: str, x: Any, y: Any) -> Dual:
     x, y = dual(x), dual(y)
-    return Dual(_ops.einsum(spec, x.v, y.v), _ops.einsum(spec, x.v, y.d) + _ops.einsum(spec, x.d, y.v))
+    return Dual(ops.einsum(spec, x.v, y.v), ops.einsum(spec, x.v, y.d) + ops.einsum(spec, x.d, y.v))
 
 
-@rule(FUNCTIONS, _vjp.sum_grads)
+@rule(FUNCTIONS, vjp.sum_grads)
 def sum_grads(*terms: Any) -> Dual:
     terms = tuple(map(dual, terms))
-    return Dual(_vjp.sum_grads(*(x.v for x in terms)), _vjp.sum_grads(*(x.d for x in terms)))
+    return Dual(vjp.sum_grads(*(x.v for x in terms)), vjp.sum_grads(*(x.d for x in terms)))
 
 
 # Softmax and gates ----------------------------------------------------------------------------------------------------
@@ -242,51 +245,51 @@ def maximum(x: Any, y: Any) -> Dual:
     return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
 
 
-@rule(FUNCTIONS, _ops.amax_detached)
+@rule(FUNCTIONS, ops.amax_detached)
 def amax_detached(x: Dual, axis: int) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_ops.amax_detached(x.v, axis))
+    return dual(ops.amax_detached(x.v, axis))
 
 
-@rule(FUNCTIONS, _ops.softmax)
+@rule(FUNCTIONS, ops.softmax)
 def softmax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """The Jacobian diag(p) - p p^T is its own transpose."""
-    p = _ops.softmax(scores.v, allowed, axis)
-    return Dual(p, _vjp.softmax_vjp(p, scores.d, axis))
+    p = ops.softmax(scores.v, allowed, axis)
+    return Dual(p, vjp.softmax_vjp(p, scores.d, axis))
 
 
-@rule(FUNCTIONS, _vjp.softmax_vjp)
+@rule(FUNCTIONS, vjp.softmax_vjp)
 def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     """ds = p (dp - D) with D = sum p dp changes by p (dp' - sum p dp') + p' (dp - D) - p sum p' dp."""
     p, dp = probs.v, dprobs.v
     mean = np.sum(p * dp, axis=axis, keepdims=True)
     moved = p * np.sum(probs.d * dp, axis=axis, keepdims=True)
-    d = _vjp.softmax_vjp(p, dprobs.d, axis) + (probs.d * (dp - mean) - moved)
+    d = vjp.softmax_vjp(p, dprobs.d, axis) + (probs.d * (dp - mean) - moved)
     sums = [p * np.sum(abs(x), axis=axis, keepdims=True) for x in (p * dprobs.d, probs.d * dp)]
-    return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
+    return Dual(vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
 
 
-@rule(FUNCTIONS, _sparse_weights.sparsemax)
+@rule(FUNCTIONS, sparse.sparsemax)
 def sparsemax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """Linear where the support stays: a direction is mapped as a gradient is, less its mean over the support."""
-    p = _sparse_weights.sparsemax(scores.v, allowed, axis)
-    return Dual(p, _vjp.sparsemax_vjp(p, scores.d, axis))
+    p = sparse.sparsemax(scores.v, allowed, axis)
+    return Dual(p, vjp.sparsemax_vjp(p, scores.d, axis))
 
 
-@rule(FUNCTIONS, _vjp.sparsemax_vjp)
+@rule(FUNCTIONS, vjp.sparsemax_vjp)
 def sparsemax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     """The support does not move with the weights."""
-    return Dual(_vjp.sparsemax_vjp(probs.v, dprobs.v, axis), _vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
+    return Dual(vjp.sparsemax_vjp(probs.v, dprobs.v, axis), vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
 
 
-@rule(FUNCTIONS, _sparse_weights.entmax15)
+@rule(FUNCTIONS, sparse.entmax15)
 def entmax15(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """The Jacobian diag(g) - g g^T / sum g, with g the roots of the weights, is its own transpose."""
-    p = _sparse_weights.entmax15(scores.v, allowed, axis)
-    return Dual(p, _vjp.entmax15_vjp(p, scores.d, axis))
+    p = sparse.entmax15(scores.v, allowed, axis)
+    return Dual(p, vjp.entmax15_vjp(p, scores.d, axis))
 
 
-@rule(FUNCTIONS, _vjp.entmax15_vjp)
+@rule(FUNCTIONS, vjp.entmax15_vjp)
 def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     """ds = g (dp - D) with D = sum g dp / G and G = sum g changes by g (dp' - D') + g' (dp - D).
 
@@ -301,82 +304,82 @@ def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     size = np.where(size.v > 0, size, 1.0)
     mean = np.sum(root * dp, axis=axis, keepdims=True) / size
     moved = np.sum(turned * (dp - mean), axis=axis, keepdims=True) / size
-    d = _vjp.entmax15_vjp(p, dprobs.d, axis) + (turned * (dp - mean) - root * moved)
+    d = vjp.entmax15_vjp(p, dprobs.d, axis) + (turned * (dp - mean) - root * moved)
     sums = [root * (np.sum(abs(x), axis=axis, keepdims=True) / size) for x in (root * dprobs.d, turned * dp)]
     sums.append(root * (np.sum(abs(turned), axis=axis, keepdims=True) * abs(mean) / size))
-    return Dual(_vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
+    return Dual(vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
 
 
-@rule(FUNCTIONS, _sparse_weights.hardmax)
+@rule(FUNCTIONS, sparse.hardmax)
 def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_sparse_weights.hardmax(scores.v, allowed))
+    return dual(sparse.hardmax(scores.v, allowed))
 
 
-@rule(FUNCTIONS, _masks.top_k_indices)
+@rule(FUNCTIONS, masks.top_k_indices)
 def top_k_indices(scores: Dual, allowed: Any, count: int) -> Any:
     """Numbers of places, which have no tangent."""
-    return _masks.top_k_indices(scores.v, allowed, count)
+    return masks.top_k_indices(scores.v, allowed, count)
 
 
-@rule(FUNCTIONS, _sparse_weights.straight_through)
+@rule(FUNCTIONS, sparse.straight_through)
 def straight_through(hard: Any, soft: Any) -> Dual:
     """The tangent is that of the other array, as it is defined."""
     return Dual(dual(hard).v, dual(soft).d)
 
 
-@rule(FUNCTIONS, _vjp.part_of_softmax)
+@rule(FUNCTIONS, vjp.part_of_softmax)
 def part_of_softmax(scores: Dual, top: Any, total: Any, parts: int) -> Dual:
     """p = e^{s - m} / l changes by p (s' - l' / l); m has no tangent."""
     top, total = dual(top), dual(total)
-    p = _vjp.part_of_softmax(scores.v, top.v, total.v, parts)
+    p = vjp.part_of_softmax(scores.v, top.v, total.v, parts)
     gone = total.d / total.v
     return Dual(p, in_any_form(p * (scores.d - gone), p * scores.d, p * gone))
 
 
-@rule(FUNCTIONS, _vjp.part_of_softmax_vjp)
+@rule(FUNCTIONS, vjp.part_of_softmax_vjp)
 def part_of_softmax_vjp(probs: Dual, dprobs: Dual, share: Dual, parts: int) -> Dual:
     """p (dp - D) changes by p (dp' - D') + p' (dp - D)."""
     p, dp, mean = probs.v, dprobs.v, share.v
     d = p * (dprobs.d - share.d) + probs.d * (dp - mean)
     terms = p * dprobs.d, p * share.d, probs.d * dp, probs.d * mean
-    return Dual(_vjp.part_of_softmax_vjp(p, dp, mean, parts), in_any_form(d, *terms))
+    return Dual(vjp.part_of_softmax_vjp(p, dp, mean, parts), in_any_form(d, *terms))
 
 
-@rule(FUNCTIONS, _ops.lerp)
+@rule(FUNCTIONS, ops.lerp)
 def lerp(a: Any, b: Any, z: Any) -> Dual:
     a, b, z = dual(a), dual(b), dual(z)
-    return Dual(_ops.lerp(a.v, b.v, z.v), _ops.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
+    return Dual(ops.lerp(a.v, b.v, z.v), ops.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
 
 
-@rule(FUNCTIONS, _vjp.one_minus_z_times)
+@rule(FUNCTIONS, vjp.one_minus_z_times)
 def one_minus_z_times(z: Any, dy: Any) -> Dual:
     z, dy = dual(z), dual(dy)
-    return Dual(_vjp.one_minus_z_times(z.v, dy.v), _vjp.one_minus_z_times(z.v, dy.d) - z.d * dy.v)
+    return Dual(vjp.one_minus_z_times(z.v, dy.v), vjp.one_minus_z_times(z.v, dy.d) - z.d * dy.v)
 
 
-@rule(FUNCTIONS, _ops.interpolate_last)
+@rule(FUNCTIONS, ops.interpolate_last)
 def interpolate_last(x: Any, position: Any) -> Dual:
     x, position = dual(x), dual(position)
-    moved = _ops.interpolate_last(x.d, position.v) + position.d * _vjp.slope_last(x.v, position.v)
-    return Dual(_ops.interpolate_last(x.v, position.v), moved)
+    moved = ops.interpolate_last(x.d, position.v) + position.d * vjp.slope_last(x.v, position.v)
+    return Dual(ops.interpolate_last(x.v, position.v), moved)
 
 
-@rule(FUNCTIONS, _vjp.slope_last)
+@rule(FUNCTIONS, vjp.slope_last)
 def slope_last(x: Any, position: Any) -> Dual:
     """A slope is the same all along its line."""
     x, position = dual(x), dual(position)
-    return Dual(_vjp.slope_last(x.v, position.v), _vjp.slope_last(x.d, position.v))
+    return Dual(vjp.slope_last(x.v, position.v), vjp.slope_last(x.d, position.v))
 
 
-@rule(FUNCTIONS, _vjp.interpolated_entries_vjp)
+@rule(FUNCTIONS, vjp.interpolated_entries_vjp)
 def interpolated_entries_vjp(position: Any, dy: Any, n: int) -> Dual:
     """What a position moves on by, its entry loses and the next one gets; after the last there is none."""
     position, dy = dual(position), dual(dy)
     before = (np.floor(position.v.v)[..., None] - np.arange(n)).astype(int)
     turned = np.where(position.v.v[..., None] < n - 1, (before == -1).astype(float) - (before == 0), 0.0)
-    moved = _ops.einsum("bhts,bhtsx->bhtx", dy.v * position.d, turned)
+    moved = ops.einsum("bhts,bhtsx->bhtx", dy.v * position.d, turned)
     return Dual(
-        _vjp.interpolated_entries_vjp(position.v, dy.v, n),
-        _vjp.interpolated_entries_vjp(position.v, dy.d, n) + moved,
+        vjp.interpolated_entries_vjp(position.v, dy.v, n),
+        vjp.interpolated_entries_vjp(position.v, dy.d, n) + moved,
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import DTYPES
 from attn_np.contract import Config
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.xla import flags
@@ -152,7 +152,7 @@ def layer_names(tape: dict[str, Any]) -> list[str]:
 
 
 def to_torch(x: np.ndarray, device: str) -> Any:
-    from attn_torch._ops import from_numpy as tensor
+    from attn_torch.ops import from_numpy as tensor
 
     return tensor(np.ascontiguousarray(x)).to(device)
 

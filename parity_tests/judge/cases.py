@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._ops import DTYPES
 from attn_np.contract import Config
+from attn_np.ops import DTYPES
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 CALLS = ("plain", "full", "shared")

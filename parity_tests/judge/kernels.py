@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import DTYPES
 from attn_np.contract import _patterns as patterns
 from attn_np.contract._tape import BackwardTape
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray, widened
 from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
 from parity_tests.bounds.softmax import recompute
@@ -269,7 +269,7 @@ def expected(call: Call, framework: str) -> dict[str, Any]:
 def by_numpy(
     inputs: Mapping[str, Any], dy: Any, options: Mapping[str, Any], implementation: str, tree: str = "attn_np"
 ) -> dict[str, Any]:
-    module, tape = import_module(f"{tree}._attend"), BackwardTape()
+    module, tape = import_module(f"{tree}.attention.attend"), BackwardTape()
     context, _ = module.attend(**inputs, **options, implementation=implementation, tape=tape)
     recompute(tape)
     backward = {name: options[name] for name in ("scale", "softcap")}
@@ -332,7 +332,7 @@ TREES = {"numpy": "attn_np", "torch": "attn_torch", "jax": "attn_jax"}
 def blocks(tree: str, setting: Mapping[str, Any]) -> Iterator[None]:
     """A tree's kernels with other constants."""
     places = [name.rpartition(".") for name in setting]
-    rooms = [vars(import_module(f"{tree}._kernels.{room}".removesuffix("."))) for room, _, _ in places]
+    rooms = [vars(import_module(f"{tree}.kernels.flash.{room}".removesuffix("."))) for room, _, _ in places]
     before = [room[name] for room, (_, _, name) in zip(rooms, places, strict=True)]
 
     def put(values: Iterable[Any]) -> None:

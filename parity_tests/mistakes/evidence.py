@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._attend import attend, attend_vjp
+from attn_np.attention.attend import attend, attend_vjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import Outcome, numpy_layer, run_jax, run_numpy, run_torch
@@ -98,7 +98,7 @@ def attend_evidence(tree: str, alias: str) -> str | None:
         want: dict[str, Any] = dict(zip(("context", "weights"), attend(**exact, rate=0.25, tape=tape), strict=True))
         grads = attend_vjp(tape, exact_gradient, rate=0.25, kv_heads=3)
         want |= dict(zip(("dq", "dk", "dv", "dbias"), grads, strict=True))
-    module, tape = import_module(f"{alias}._attend"), {}
+    module, tape = import_module(f"{alias}.attention.attend"), {}
     results = module.attend(**{name: to_tree(tree, x) for name, x in inputs.items()}, rate=0.25, tape=tape)
     got: dict[str, Any] = {name: np.asarray(x) for name, x in zip(("context", "weights"), results, strict=True)}
     if tree == "attn_np":

@@ -20,6 +20,9 @@ from parity_tests.judge.cases import Case
 TREES = ("attn_np", "attn_jax", "attn_torch")
 NUMPY = ("attn_np",)
 SHARED = "shared"
+# What variants share, without the kernels.
+ROOMS = ("attention", "frame", "normalizers", "ops", "positions", "recurrence")
+SHARED_FILES = (*(f"{room}/" for room in ROOMS), "kernels/weigh.py")
 _numbers = count()
 
 # What the trees spell differently, so that one edit serves all three.
@@ -165,20 +168,20 @@ def module_of(tree: str, path: Path) -> str:
 
 @cache
 def shared(tree: str) -> dict[str, str]:
-    """The files that all variants share, by name; not the kernels, which say the same again to be fast."""
-    names = {p.name: source for p, source in sources(tree).items() if p.name.startswith("_") and p.parent == root(tree)}
-    return {name: source for name, source in names.items() if not name.startswith(("__", "_kernel"))}
+    """The files that variants share, by place; not the kernels of `attend`, which say the same again to be fast."""
+    places = {path.relative_to(root(tree)).as_posix(): source for path, source in sources(tree).items()}
+    return {file: source for file, source in places.items() if file.startswith(SHARED_FILES)}
 
 
 @cache
 def defining(name: str, tree: str) -> str:
     """The shared module that defines a name; of names that frameworks define, the dialect."""
     for file in sorted(shared(tree)):
-        module = f"{tree}.{file.removesuffix('.py')}"
+        module = module_of(tree, root(tree) / file)
         if getattr(getattr(import_module(module), name, None), "__module__", "") == module:
             return module
-    if hasattr(import_module(f"{tree}._ops"), name):
-        return f"{tree}._ops"
+    if hasattr(import_module(f"{tree}.ops"), name):
+        return f"{tree}.ops"
     raise ValueError(f"mutants: expected {name!r} in a shared file of {tree}, got none; mend the mutant")
 
 

@@ -244,7 +244,7 @@ MUTANTS = (
         "round once, to the type asked for",
         "cast_output(self.dtype, outputs, ",
         'cast_output(self.dtype, to_dtype(outputs, "float16"), ',
-        file="_call.py",
+        file="frame/call.py",
         needs=("to_dtype",),
     ),
     # Sinks

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._ops import DTYPES
 from attn_np.contract import Config
+from attn_np.ops import DTYPES
 from attn_np.weights.layouts._rearrange import reverse
 from parity_tests.judge.candidates import Candidate, Outcome, collect
 from parity_tests.judge.cases import Case, Drawn

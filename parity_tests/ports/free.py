@@ -32,12 +32,12 @@ MASKS = ("as drawn", "all", "one key", "no query", "last keys hidden", "-inf in 
 def free_tree(framework: str) -> Iterator[str]:
     """A copy of a framework's tree whose `zero_unseen` zeroes nothing."""
     tree = f"attn_{'np' if framework == 'numpy' else framework}"
-    source = sources(tree)[root(tree) / "_masks.py"]
+    source = sources(tree)[root(tree) / "attention/masks.py"]
     head, mark, body = source.partition("def zero_unseen(")
     body = body.replace("return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)", "return x")
     if body == source.partition("def zero_unseen(")[2]:
         raise ValueError(f"free ports: expected the line of zero_unseen in {tree}/_masks.py, got another; mend this")
-    with Copy(tree, {"_masks.py": head + mark + body}).importable() as alias:
+    with Copy(tree, {"attention/masks.py": head + mark + body}).importable() as alias:
         yield alias
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._decode import Cache, DecodeStep, begin_step, empty_cache, end_step
-from attn_np._masks import in_window
+from attn_np.attention.decode import Cache, DecodeStep, begin_step, empty_cache, end_step
+from attn_np.attention.masks import in_window
 from attn_np.contract import Config
 from attn_np.contract._decode import SPARE
 from parity_tests.judge.candidates import numpy_layer

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.bounds.error_array import widened

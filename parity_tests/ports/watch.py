@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.explain.verdicts import FORWARD
 from parity_tests.judge.judging import Row

@@ -28,7 +28,7 @@ from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"patterns": "_patterns", "terms": "_terms"}  # offered by another name than that of its file
+MODULES = {"patterns": "_patterns"}  # offered by another name than that of its file
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -160,7 +160,7 @@ def signature(head: str, arguments: list[str], returns: str) -> list[str]:
 
 def overloads(package: str, imports: set[Import]) -> list[str]:
     """`build` once per variant: the package's own arguments, then the fields; returns the variant's class."""
-    tree = parse(import_module(f"{package}._build"))
+    tree = parse(import_module(f"{package}.frame.build"))
     own = common(package, function(tree, "build").args, imported(tree), imports)
     lines: list[str] = []
     for variant in (*contract.variants(), *contract.presets()):
@@ -171,7 +171,7 @@ def overloads(package: str, imports: set[Import]) -> list[str]:
 
 def constructor(package: str, variant: str, imports: set[Import]) -> list[str]:
     """The class of a variant with the two ways to make one: from a Config, and from its fields by name."""
-    tree, cls = parse(import_module(f"{package}._layer")), contract.get(variant).Config
+    tree, cls = parse(import_module(f"{package}.frame.layer")), contract.get(variant).Config
     base = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Layer")
     arguments = next(n for n in base.body if isinstance(n, ast.FunctionDef) and n.name == "__init__").args
     name, own = cls.class_name, common(package, arguments, imported(tree), imports)
@@ -214,10 +214,10 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
-    homes |= {"patterns": "attn_np.contract", "drop_in": package, "terms": package}
+    homes |= {"patterns": "attn_np.contract", "drop_in": package, "terms": f"{package}.positions"}
     classes = contract.variant_by_class_name()
     offered: set[Import] = {
-        (homes.get(name, f"{package}._api"), name) for name in names if name != "build" and name not in classes
+        (homes.get(name, f"{package}.frame.api"), name) for name in names if name != "build" and name not in classes
     }
     imports: set[Import] = {(contract.__name__, "_fields"), *(("typing", n) for n in ("Literal", "Unpack", "overload"))}
     build = overloads(package, imports)

@@ -17,8 +17,11 @@ from attn_np import contract
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("attn_jax", "attn_torch")
 SHARED = (
-    "_api", "_attend", "_call", "_decode", "_drop_in", "_far", "_functions", "_masks", "_memory", "_recur_function",
-    "_recurrence", "_relative", "_rotary", "_rotary_functions", "_simplex", "_sparse_weights", "_terms",
+    "attention/__init__", "attention/attend", "attention/decode", "attention/drop_in", "attention/far_keys",
+    "attention/functions", "attention/masks", "frame/__init__", "frame/api", "frame/call", "frame/memory",
+    "kernels/__init__", "normalizers/__init__", "normalizers/simplex", "normalizers/sparse", "positions/__init__",
+    "positions/relative", "positions/rotary", "positions/rotary_functions", "positions/terms", "recurrence/__init__",
+    "recurrence/functions", "recurrence/rules",
 )  # fmt: skip
 OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
 NUMPY_ONLY = ("dispatches_on_array_type",)  # decorators that no other dialect has
@@ -77,7 +80,7 @@ def twin(source: str, package: str) -> str:
     gone |= {i for i, line in enumerate(lines, 1) if OWN_LINE.search(line)}
     text = "\n".join(line for i, line in enumerate(lines, 1) if i not in gone) + "\n"
     text = re.sub(r"\battn_np\.(?!contract\b|weights\b)", f"{package}.", text)
-    text = re.sub(rf"^from {package}\._vjp import (\([^)]*\)|.*)\n", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"^from {package}\.ops\.vjp import (\([^)]*\)|.*)\n", "", text, flags=re.MULTILINE)
     return text.replace("    def __call__(", "    def forward(") if package == "attn_torch" else text
 
 
@@ -86,7 +89,7 @@ def tidied(texts: dict[str, str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             path = Path(folder, name)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         ruff, config = [sys.executable, "-m", "ruff"], ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
         for command in (["check", "--quiet", "--fix", "--select", "F401,I"], ["format", "--quiet"]):

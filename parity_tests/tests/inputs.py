@@ -15,8 +15,8 @@ from flax import nnx
 import attn_jax
 import attn_np
 import attn_torch
-from attn_np import _attend as attend_np
 from attn_np import contract
+from attn_np.attention import attend as attend_np
 from attn_np.contract import Config
 from parity_tests.judge.cases import TRUE, Case, call_sizes, draw, given, tokens_below
 

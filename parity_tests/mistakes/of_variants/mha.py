@@ -2,7 +2,7 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-memory = at("_memory.py", "mha", "memory")
+memory = at("frame/memory.py", "mha", "memory")
 MUTANTS = (
     memory(
         "memory hidden wherever something is hidden",
@@ -34,7 +34,7 @@ MUTANTS = (
         "else entries], -1)",
         "else entries + 1.0], -1)",
     ),
-    at("_memory.py", "mha", "memory", fields=(("dropout", 0.25),))(
+    at("frame/memory.py", "mha", "memory", fields=(("dropout", 0.25),))(
         "memory scaled with the weights that are not dropped",
         "divide by 1 - rate the weights that may be dropped",
         "factor = 1.0 if keep is None else 1.0 - rate",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
 from parity_tests.ports.modules.recordings import Arrays, Call, Recording, Run, blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests.ports.step_mistakes.base import ALL, STEPS, Pieces, StepMistake, attended, both, in_steps
 from parity_tests.ports.steps import Arrays, Decoding, View
 

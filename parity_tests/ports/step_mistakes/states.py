@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._decode import Cache
+from attn_np.attention.decode import Cache
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.ports.step_mistakes.base import ALL, STEPS, Pieces, StepMistake
 from parity_tests.ports.step_mistakes.held import batch_axes, changed

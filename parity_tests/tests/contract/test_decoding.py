@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from attn_np import contract
-from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
@@ -118,8 +118,8 @@ def decoder(todo: Work, tree: str, copy: str | None = None) -> Decoder:
     if tree == "attn_torch":
         import torch
 
-        from attn_torch._ops import from_numpy as tensor
-        from attn_torch._ops import to_numpy as array
+        from attn_torch.ops import from_numpy as tensor
+        from attn_torch.ops import to_numpy as array
 
         layer.set_params({name: tensor(x) for name, x in todo.drawn.params.items()})
 
@@ -183,7 +183,7 @@ def test_steps_count_positions_that_are_left_out(variant: str, example: str, tre
 @pytest.mark.parametrize("tree", TREES)
 def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
     """In a ring of slots, by chunks with padding anywhere, in sequences of unlike lengths, until one is full."""
-    module, array = import_module(f"{tree}._decode"), INPUTS[tree.removeprefix("attn_").replace("np", "numpy")]
+    module, array = import_module(f"{tree}.attention.decode"), INPUTS[tree.removeprefix("attn_").replace("np", "numpy")]
     for seed in range(3 if tree == "attn_jax" else 30):
         rng = np.random.default_rng(seed)
         left, room = int(rng.integers(1, 6)), 13
@@ -378,7 +378,7 @@ def array_of(tree: str) -> Callable[[np.ndarray], Any]:
         import jax.numpy as jnp
 
         return jnp.asarray
-    return import_module("attn_torch._ops").from_numpy
+    return import_module("attn_torch.ops").from_numpy
 
 
 def bare(x: Any) -> np.ndarray:
@@ -438,8 +438,8 @@ def test_compiled_steps_compile_once(variant: str, example: str) -> None:
     import torch
     from torch._dynamo.testing import CompileCounter
 
-    from attn_torch._ops import from_numpy as tensor
-    from attn_torch._ops import to_numpy as array
+    from attn_torch.ops import from_numpy as tensor
+    from attn_torch.ops import to_numpy as array
 
     torch._dynamo.reset()
     todo, counter = work(variant, example), CompileCounter()
@@ -527,7 +527,7 @@ class Numbered:
 @pytest.mark.parametrize("tree", TREES)
 def test_tokens_are_kept_as_integers(tree: str) -> None:
     """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
-    module, to, config = import_module(f"{tree}._decode"), array_of(tree), Numbered()
+    module, to, config = import_module(f"{tree}.attention.decode"), array_of(tree), Numbered()
     kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
     cache, found = module.empty_cache(config, BATCH, 5, {}, kind, kind), None
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
@@ -641,7 +641,7 @@ def test_a_cache_of_another_package_is_refused() -> None:
     for tree in TREES:
         for other in set(TREES) - {tree}:
             with pytest.raises(
-                TypeError, match=f"mha: expected a cache of {tree}, got {other}._decode.Cache; call the"
+                TypeError, match=f"mha: expected a cache of {tree}, got {other}.attention.decode.Cache; call the"
             ):
                 layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
 
@@ -680,7 +680,7 @@ def test_what_does_not_decode_refuses_caches_and_steps_in_the_same_words(case: s
     build, x = import_module(tree).build, array_of(tree)(np.ones((1, 1, 6), np.float32))
     layer = build(variant, **fields)
     other = build("mha", d_model=6, num_heads=2, causal=True).init_cache(1, 2)
-    empty = import_module(f"{tree}._decode").Cache({}, other.positions, other.length, other.overflowed, 2)
+    empty = import_module(f"{tree}.attention.decode").Cache({}, other.positions, other.length, other.overflowed, 2)
     for call in (
         partial(layer.init_cache, 1, 2),
         partial(layer.init_cache, 0, 2),

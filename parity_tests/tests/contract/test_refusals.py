@@ -23,10 +23,10 @@ import pytest
 
 import attn_np
 from attn_np import contract, patterns
-from attn_np._layer import checked_specs
-from attn_np._ops import DTYPES
 from attn_np.contract import Config
 from attn_np.contract import _drop_in as checks
+from attn_np.ops import DTYPES
+from attn_np.ops.specs import checked_specs
 from parity_tests.tests.transforms.calls import SCALINGS
 from parity_tests.tests.variants.pairs import values
 

@@ -69,7 +69,7 @@ def calls(tree: Tree, inputs: Arrays, **options: Any) -> Arrays:
 
 def by_hand(package: str, inputs: dict[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """With NumPy's own backward pass, from a package or a copy of it, on arrays or on error-carrying arrays."""
-    module, tape = import_module(f"{package}._attend"), {}
+    module, tape = import_module(f"{package}.attention.attend"), {}
     context, weights = module.attend(**inputs, **options, tape=tape, return_weights=True)
     backward = {name: x for name, x in options.items() if name in signature(module.attend_vjp).parameters}
     grads = dict(zip(("dq", "dk", "dv", "dbias"), module.attend_vjp(tape, dy, **backward), strict=True))
@@ -231,7 +231,7 @@ def test_mixed_dtypes_are_refused(tree: Tree, name: str, dtype: str) -> None:
 
 
 def contract_dtype(name: str) -> Any:
-    return import_module("attn_np._ops").DTYPES[name]
+    return import_module("attn_np.ops").DTYPES[name]
 
 
 def empty_rows(tree: Tree) -> None:

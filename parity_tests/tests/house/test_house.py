@@ -31,7 +31,8 @@ SAME = {frozenset("ea")}
 
 
 def path_of(package: str, module: str) -> Path:
-    return ROOT / package / f"{module}.py"
+    place = ROOT / package / module.replace(".", "/")
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 # Twins ----------------------------------------------------------------------------------------------------------------
@@ -41,8 +42,8 @@ SOURCE = '''"""An example."""
 
 import numpy as np
 
-from attn_np._ops import exp, dispatches_on_array_type, tanh
-from attn_np._vjp import Grads, tanh_vjp
+from attn_np.ops import exp, dispatches_on_array_type, tanh
+from attn_np.ops.vjp import Grads, tanh_vjp
 from attn_np.contract.example import Config
 from attn_np.gru import cell, cell_vjp
 
@@ -83,9 +84,9 @@ class Example(Layer[Config]):
 '''
 TWIN = '''"""An example."""
 
-from attn_torch._ops import exp, tanh
 from attn_np.contract.example import Config
 from attn_torch.gru import cell
+from attn_torch.ops import exp, tanh
 
 
 def shared(x):
@@ -105,12 +106,8 @@ class Example(Layer[Config]):
 
 
 def test_a_twin_is_its_numpy_file_without_the_backward() -> None:
-    in_order = TWIN.replace(
-        "from attn_torch._ops import exp, tanh\nfrom attn_np.contract.example import Config\n",
-        "from attn_np.contract.example import Config\nfrom attn_torch._ops import exp, tanh\n",
-    )
     names = twins.tidied({f"{tree}/example.py": twins.twin(SOURCE, tree) for tree in twins.TREES})
-    assert names["attn_torch/example.py"] == in_order
+    assert names["attn_torch/example.py"] == TWIN
     flax = names["attn_jax/example.py"]
     assert "from attn_jax.gru import cell\n" in flax
     assert "def __call__(self, x):" in flax
@@ -119,28 +116,13 @@ def test_a_twin_is_its_numpy_file_without_the_backward() -> None:
 def test_every_module_of_two_trees_is_a_twin_or_their_own() -> None:
     """A file that is neither is forgotten by `make sync`."""
     for tree in twins.TREES:
-        found = {path.stem for path in (ROOT / tree).glob("*.py")}
-        own = {
-            "__init__",
-            "_build",
-            "_context_parallel",
-            "_cudnn",
-            "_kernel_arrays",
-            "_kernels",
-            "_layer",
-            "_ops",
-            "_products",
-            "_recompute",
-            "_rows",
-            "_sparse_support",
-            "_tracing",
-            "_weigh",
-            "drop_in",
-        }
+        found = {path.relative_to(ROOT / tree).with_suffix("").as_posix() for path in files(tree)}
+        own = {"__init__", "drop_in", "attention/row_blocks", "frame/build", "frame/layer", "normalizers/support"}
+        own |= {name for name in found if name.startswith(("kernels/", "ops/"))} - {"kernels/__init__"}
         assert found - own == set(twins.modules())
 
 
-ROOMS = ("_ops", "_layer", "_rows", "_sparse_support")  # written by hand in every tree
+ROOMS = ("ops", "ops.specs", "frame.layer", "attention.row_blocks", "normalizers.support")  # by hand in every tree
 
 
 def names_of(package: str, room: str) -> set[str]:
@@ -218,7 +200,7 @@ def test_a_tree_imports_its_own_framework_only(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_tree_names_its_modules_in_full(package: str) -> None:
-    """A copy with a planted bug follows `attn_np._ops`, but not a module that is taken from the package itself."""
+    """A copy with a planted bug follows `attn_np.ops`, but not a module that is taken from the package itself."""
     taken = {
         alias.name
         for path in files(package)
@@ -253,10 +235,11 @@ def test_variants_take_every_operation_from_the_dialect(variant: str) -> None:
     """NumPy's files may use NumPy in the backward pass; a twin that needs it would import a name it has not."""
     shared = {room: set.intersection(*(names_of(package, room) for package in PACKAGES)) for room in ROOMS}
     offered = {f"attn_np.{room}": names for room, names in shared.items()}
+    rooms = {f"attn_np.{file.replace('/', '.')}" for file in (*twins.modules(), "frame/backward", "ops/vjp")}
     path = path_of("attn_np", variant)
     for module, name in imports(path):
         allowed = module in STANDARD or under(module, "attn_np.contract")
-        allowed = allowed or module in {f"attn_np.{shared}" for shared in (*twins.modules(), "_backward", "_vjp")}
+        allowed = allowed or module in rooms
         allowed = allowed or name in (*offered.get(module, ()), "attend_in_row_blocks_vjp") or module == "numpy"
         assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let the dialect export it"
 
@@ -343,7 +326,7 @@ def test_packages_and_tool_are_in_pieces() -> None:
     """A file does one job, in under 500 lines; a kernel in under 600."""
     paths = [*TOOL, *(path for package in PACKAGES for path in files(package))]
     lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in paths}
-    long = {str(path): n for path, n in lengths.items() if n >= (600 if "_kernels" in str(path) else 500)}
+    long = {str(path): n for path, n in lengths.items() if n >= (600 if "kernels" in path.parts else 500)}
     assert not long, long
 
 
@@ -515,7 +498,7 @@ def options_of(package: str, entry: ast.FunctionDef) -> dict[str, ast.expr]:
     """What a call takes as `**options: Unpack[...]`, by name: the annotations of that class and of its bases."""
     classes = {
         n.name: n
-        for n in ast.parse((ROOT / package / "_call.py").read_text(encoding="utf-8")).body
+        for n in ast.parse((ROOT / package / "frame/call.py").read_text(encoding="utf-8")).body
         if isinstance(n, ast.ClassDef)
     }
 

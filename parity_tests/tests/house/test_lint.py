@@ -17,7 +17,7 @@ CODE = '''"""A layer."""
 
 from jaxtyping import Float
 
-from {tree}._ops import Array
+from {tree}.ops import Array
 
 
 class Layer:

@@ -13,10 +13,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attn_np
-from attn_np._attend import attend, attend_vjp
-from attn_np._masks import any_visible, query_and_key_masks
-from attn_np._ops import DTYPES
-from attn_np._vjp import softmax_vjp, value_and_vjp
+from attn_np.attention.attend import attend, attend_vjp
+from attn_np.attention.masks import any_visible, query_and_key_masks
+from attn_np.ops import DTYPES
+from attn_np.ops.vjp import softmax_vjp, value_and_vjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.kernels import visible
@@ -315,7 +315,7 @@ def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
 def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
     """The softmax itself, given as such a function, gives the same bits; its rule goes the same way back."""
     options, names = CALLS[call]
-    core, inputs = import_module(f"{tree.package.__name__}._ops"), given(2, names)
+    core, inputs = import_module(f"{tree.package.__name__}.ops"), given(2, names)
     want, got = ({}, {})
     for found, more in ((want, {}), (got, {"softmax_fn": core.softmax})):
         if tree.name == "numpy":
@@ -333,7 +333,7 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
 
 def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
     """It gets the capped and biased scores and the mask, a bias of -inf included."""
-    core, inputs, seen = import_module(f"{tree.package.__name__}._ops"), given(H, "mask bias"), []
+    core, inputs, seen = import_module(f"{tree.package.__name__}.ops"), given(H, "mask bias"), []
     inputs["bias"][1, 0, 0, 2] = -np.inf
 
     def weigh(scores: Any, allowed: Any) -> Any:
@@ -494,7 +494,9 @@ def test_heads_shared_in_turn_are_seen(name: str, groups: int) -> None:
     for new in texts:
         mutant = Mutant("heads shared in turn", SHARED, texts[0], new, "", "")
         with planted(mutant, name) as alias:
-            context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
+            context, weights = import_module(f"{alias}.attention.attend").attend(
+                **tree.arrays(inputs), return_weights=True
+            )
         found[new] = ratio(tree.numpy(context), want["context"]), ratio(tree.numpy(weights), want["weights"])
     right, wrong = found.values()
     assert max(right) <= 1
@@ -507,7 +509,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
     inputs, want = given(groups), held(given(groups), {})
     old, new = "b, s, heads, h // heads, k), axis=3", "b, s, h // heads, heads, k), axis=2"
     with planted(Mutant("gradients shared in turn", SHARED, old, new, "", ""), "attn_np") as alias:
-        module, tape = import_module(f"{alias}._attend"), {}
+        module, tape = import_module(f"{alias}.attention.attend"), {}
         module.attend(**inputs, tape=tape)
         dq, dk, dv, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)), kv_heads=groups)
     assert ratio(dq, want["dq"]) <= 1
@@ -544,7 +546,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
     inputs = given(2, "sinks")
     want = held(inputs, {})
     with planted(Mutant(bug, SHARED, *SUNK[bug], "", ""), name) as alias:
-        context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
+        context, _ = import_module(f"{alias}.attention.attend").attend(**tree.arrays(inputs), return_weights=True)
     assert ratio(tree.numpy(context), want["context"]) > 1
 
 
@@ -553,7 +555,7 @@ def test_mistakes_in_the_gradient_of_sinks_are_seen(bug: str) -> None:
     inputs, tape = given(H, "sinks"), {}
     want = held(inputs, {})
     with planted(Mutant(bug, SHARED, *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
-        module = import_module(f"{alias}._attend")
+        module = import_module(f"{alias}.attention.attend")
         module.attend(**inputs, tape=tape)
         dq, _, _, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)))
     assert max(ratio(dq, want["dq"]), ratio(tape["dsinks"], want["dsinks"])) > 1

@@ -235,7 +235,7 @@ def bounds(seed: int, framework: str) -> dict[str, Any]:
         exact["sinks"] = ErrArray(widened(inputs["sinks"]), 0.0)
     dy, dlse = cotangents(call)
     given = {name: call.options[name] for name in ("scale", "softcap") if name in call.options}
-    module, tape = import_module("attn_np._attend"), BackwardTape()
+    module, tape = import_module("attn_np.attention.attend"), BackwardTape()
     with precision(fast_precision_of(framework, call.dtype)), np.errstate(all="ignore"):
         if has_bias and call.dtype == "float32" and "distances" in inputs and "bias" in inputs:
             exact["bias"] = ErrArray(exact["bias"].v, np.abs(exact["bias"].v) * np.finfo(np.float32).eps)
@@ -268,7 +268,7 @@ def attend_of(tree: Tree, call: Call, arrays: dict[str, Any], options: dict[str,
     if "distances" in arrays:
         table, low = arrays.pop("distances"), 1 - call.seen.shape[3]
         options["relative_bias_fn"] = lambda offset: table[0, :, 0][:, (offset - low)[0]][None]
-        found = import_module(f"{tree.package.__name__}._attend").attend(**arrays, **options)
+        found = import_module(f"{tree.package.__name__}.attention.attend").attend(**arrays, **options)
     else:
         found = tree.package.attend(**arrays, **{"softcap": 0} | options)
     return found[::2] if call.has_lse else found[:1]
@@ -301,7 +301,7 @@ def by_hand(call: Call, inputs: Arrays, implementation: str) -> Arrays:
     """NumPy's; of the layers' own function the tape is read."""
     if call.by_term:
         return by_users(call, inputs, implementation)
-    module, tape, (dy, dlse) = import_module("attn_np._attend"), BackwardTape(), cotangents(call)
+    module, tape, (dy, dlse) = import_module("attn_np.attention.attend"), BackwardTape(), cotangents(call)
     tree: Any = TREES["numpy"]
     with np.errstate(all="ignore"):
         outputs = attend_of(tree, call, inputs, numbers_of(call, lambda x: x) | {"tape": tape}, implementation)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import _kernels, contract
+from attn_np import contract
+from attn_np.kernels import flash
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.kernels.test_kernels import BLOCKS
 from parity_tests.tests.mutation.checks_distances import CASES, by_numpy, drawn, expected, picked
 from parity_tests.tests.witness import cotangent, ratio
 
-blocks: Any = import_module("attn_torch._kernels.blocks")
+blocks: Any = import_module("attn_torch.kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS_PER_CALL": 4}
@@ -29,7 +30,7 @@ def found(tree: Tree, case: str) -> Arrays:
     """What a tree's fast path gives, forward and backward."""
     arrays, given, options = drawn(case)
     low, dy = 1 - arrays["k"].shape[1], cotangent(arrays["q"].shape)
-    attend = import_module(f"{tree.package.__name__}._attend").attend
+    attend = import_module(f"{tree.package.__name__}.attention.attend").attend
     options = options | {"implementation": "fused"}
     if tree.name == "numpy":
         return by_numpy("attn_np", case)
@@ -95,9 +96,9 @@ def test_a_bias_by_distance_is_that_bias_by_pairs(name: str, case: str) -> None:
 
 def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     if tree.name == "numpy":
-        real = _kernels.QueryBlock.slice_diagonals
+        real = flash.QueryBlock.slice_diagonals
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
-        patch.setattr(_kernels.QueryBlock, "slice_diagonals", rolled)
+        patch.setattr(flash.QueryBlock, "slice_diagonals", rolled)
     elif tree.name == "torch":
         at = blocks.BlockedCall.in_skewed_bias
 
@@ -107,35 +108,35 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
 
         patch.setattr(blocks.BlockedCall, "in_skewed_bias", late)
     else:
-        module = import_module("attn_jax._kernels")
+        module = import_module("attn_jax.kernels.flash")
         at = module._strip_starts
         patch.setattr(module, "_strip_starts", lambda *given: [(n, column - 1) for n, column in at(*given)])
 
 
 def bias_of_the_first_queries(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    module = import_module("attn_jax._kernels")
+    module = import_module("attn_jax.kernels.flash")
     real, rows = module.slice_of, SMALL["jax"]["STRIP_ROWS"]
     first = lambda x, axis, at, size: real(x, axis, 0 if (axis, size) == (3, rows) else at, size)  # noqa: E731
     patch.setattr(module, "slice_of", first)
 
 
 def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    patch.setattr(_kernels, "score_range", lambda *given: (-np.inf, -1e9))
+    patch.setattr(flash, "score_range", lambda *given: (-np.inf, -1e9))
 
 
 def far_keys_alone_stay_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    real = _kernels.sums_over_keys
-    patch.setattr(_kernels, "sums_over_keys", lambda args, block, q, bounded: real(args, block, q, True))
+    real = flash.sums_over_keys
+    patch.setattr(flash, "sums_over_keys", lambda args, block, q, bounded: real(args, block, q, True))
 
 
 def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
-    real = _kernels.add_to_diagonal_sums
+    real = flash.add_to_diagonal_sums
 
     def first(sums: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
         if queries.start == 0:
             real(sums, dscores, queries, keys, t)
 
-    patch.setattr(_kernels, "add_to_diagonal_sums", first)
+    patch.setattr(flash, "add_to_diagonal_sums", first)
 
 
 def last_keys_out_of_reach(patch: pytest.MonkeyPatch, tree: Tree) -> None:
@@ -181,7 +182,7 @@ def test_a_planted_bug_is_seen(name: str, plant: Any, case: str, monkeypatch: py
 @pytest.mark.parametrize("planted", [False, True])
 def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In JAX, where the bias is -inf from the third key before a query's own position on."""
-    tree, module = TREES["jax"], import_module("attn_jax._kernels")
+    tree, module = TREES["jax"], import_module("attn_jax.kernels.flash")
     if planted:
         monkeypatch.setattr(module, "_seen_by_diagonals", lambda plan, diagonal_bias, g: True)
     (t, s), rng = (11, 23), np.random.default_rng(0)
@@ -190,7 +191,7 @@ def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: p
     options = {
         "relative_bias_fn": lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]
     }
-    attend = import_module("attn_jax._attend").attend
+    attend = import_module("attn_jax.attention.attend").attend
     call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])
     jax.clear_caches()  # of what was compiled without the bug, and then with it
     with in_small_blocks(tree):
@@ -206,7 +207,7 @@ def test_what_a_bias_hides_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None
     k[:, 0] = v[:, 0] = q[:, -1] = dy[:, -2] = 1e200
     q[:, 0] = -1.0
     bias = lambda relative_position: jax.numpy.where(relative_position < -2, -np.inf, 0.0)[:, None]  # noqa: E731
-    attend = import_module("attn_jax._attend").attend
+    attend = import_module("attn_jax.attention.attend").attend
     call = lambda *given: attend(*given, implementation="fused", relative_bias_fn=bias)[0]  # noqa: E731
     with in_small_blocks(tree):
         context, pull = jax.vjp(call, *(tree.array(x) for x in (q, k, v)))

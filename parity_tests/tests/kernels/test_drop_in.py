@@ -18,7 +18,7 @@ from torch.nn import functional
 import attn_jax
 import attn_np
 import attn_torch
-from attn_np._attend import attend, attend_vjp
+from attn_np.attention.attend import attend, attend_vjp
 from parity_tests import peers
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of

@@ -117,7 +117,7 @@ def test_a_planted_bug_is_seen(
     name: str, plant: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_small_blocks(monkeypatch, name)
-    plant(import_module(f"{TREES[name].package.__name__}._far"), monkeypatch)
+    plant(import_module(f"{TREES[name].package.__name__}.attention.far_keys"), monkeypatch)
     with kernels.blocks(TREES[name].package.__name__, kernels.SMALL[name][0]), np.errstate(all="ignore"):
         assert not max(ratios(TREES[name], "all keys").values()) <= 1
 
@@ -132,7 +132,7 @@ def second_derivatives(both: Callable[[torch.Tensor], tuple[torch.Tensor, torch.
 
 def test_a_softmax_with_its_lse_has_second_derivatives() -> None:
     """Those of PyTorch's own two functions, up to a few roundings."""
-    ops = import_module("attn_torch._ops")
+    ops = import_module("attn_torch.ops")
     found = second_derivatives(lambda scores: ops.softmax_and_lse(scores, None))
     want = second_derivatives(lambda scores: (torch.softmax(scores, -1), torch.logsumexp(scores, -1)))
     assert abs(found - want).max() <= 256 * np.finfo(float).eps * abs(want).max()

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from attn_jax import _kernels as in_jax
-from attn_np import _kernels as in_numpy
+from attn_jax.kernels import flash as in_jax
 from attn_np.contract._intervals import TruthBounds
-from attn_torch import _kernels as in_torch
-from attn_torch._kernels import blocks as torch_blocks
+from attn_np.kernels import flash as in_numpy
+from attn_torch.kernels import blocks as torch_blocks
+from attn_torch.kernels import flash as in_torch
 from parity_tests.judge import kernels
 from parity_tests.judge.frameworks import DTYPES
 

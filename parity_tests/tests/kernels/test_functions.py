@@ -29,15 +29,15 @@ def calls() -> Iterator[tuple[str, Callable[[str, np.ndarray], np.ndarray]]]:
 
     def numpy(name: str, x: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
-            return getattr(import_module("attn_np._ops"), name)(x)
+            return getattr(import_module("attn_np.ops"), name)(x)
 
     def torch(name: str, x: np.ndarray) -> np.ndarray:
-        torch, core = pytest.importorskip("torch"), import_module("attn_torch._ops")
+        torch, core = pytest.importorskip("torch"), import_module("attn_torch.ops")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return getattr(core, name)(torch.from_numpy(x).to(device)).cpu().numpy()
 
     def jax(name: str, x: np.ndarray) -> np.ndarray:
-        jax, core = pytest.importorskip("jax"), import_module("attn_jax._ops")
+        jax, core = pytest.importorskip("jax"), import_module("attn_jax.ops")
         return np.asarray(jax.jit(getattr(core, name))(x))
 
     yield from (("numpy", numpy), ("torch", torch), ("jax", jax))
@@ -52,12 +52,12 @@ def test_constants_are_rounded_once(dtype: str) -> None:
     likes["attn_jax"] = jnp.zeros(1, dtype)
     want = np.array(values).astype(dtype)
     for tree, like in likes.items():
-        got = np.asarray(import_module(f"{tree}._ops").constants(values, like))
+        got = np.asarray(import_module(f"{tree}.ops").constants(values, like))
         assert got.dtype == want.dtype
         assert got.tolist() == want.tolist(), tree
     if dtype != "int64":
         with precision(precision_of(dtype)):
-            known: Any = import_module("attn_np._ops").constants(values, ErrArray(np.zeros(1), 0.0))
+            known: Any = import_module("attn_np.ops").constants(values, ErrArray(np.zeros(1), 0.0))
         assert compare(want.astype(np.float64), known)["ratio"] <= 1
 
 
@@ -67,14 +67,14 @@ def test_the_largest_entry_has_no_gradient() -> None:
     x = np.array([[[1.0, -2.0], [3.0, -np.inf]], [[-np.inf, 0.5], [-np.inf, 0.25]]])
     want = [[3.0, -2.0], [-np.inf, 0.5]]
     leaf = torch.from_numpy(x).requires_grad_()
-    found = [import_module("attn_np._ops").amax_detached(x, 1), import_module("attn_torch._ops").amax_detached(leaf, 1)]
-    found.append(import_module("attn_jax._ops").amax_detached(jax.numpy.asarray(x), 1))
+    found = [import_module("attn_np.ops").amax_detached(x, 1), import_module("attn_torch.ops").amax_detached(leaf, 1)]
+    found.append(import_module("attn_jax.ops").amax_detached(jax.numpy.asarray(x), 1))
     assert [np.asarray(y).tolist() for y in found] == [want] * 3
     assert not found[1].requires_grad
-    grad = jax.grad(lambda x: import_module("attn_jax._ops").amax_detached(x, 1)[0].sum())(jax.numpy.asarray(x))
+    grad = jax.grad(lambda x: import_module("attn_jax.ops").amax_detached(x, 1)[0].sum())(jax.numpy.asarray(x))
     assert not np.any(grad)
     with np.errstate(invalid="ignore"):
-        known: Any = import_module("attn_np._ops").amax_detached(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
+        known: Any = import_module("attn_np.ops").amax_detached(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
     assert known.v.tolist() == want
     assert known.b.tolist() == [[0.125, 0.125], [0.0, 0.125]]
 
@@ -89,7 +89,7 @@ def test_encodings_of_distances(dtype: str) -> None:
         "jax": jnp.zeros(1, dtype),
     }
     found = [
-        np.asarray(import_module(f"attn_{tree}._relative").sinusoids(-2, 4, 6, 100.0, like=like))
+        np.asarray(import_module(f"attn_{tree}.positions.relative").sinusoids(-2, 4, 6, 100.0, like=like))
         for tree, like in likes.items()
     ]
     angles = [[distance / 100.0 ** (2 * i / 6) for i in range(3)] for distance in range(-2, 4)]
@@ -104,7 +104,7 @@ def test_encodings_of_distances(dtype: str) -> None:
 def test_picked_entries_and_their_gradient() -> None:
     """The same entries in every tree; the gradient by hand is that of PyTorch."""
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
-    core, rng = {tree: import_module(f"attn_{tree}._ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
+    core, rng = {tree: import_module(f"attn_{tree}.ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 3, 5, 7)), rng.integers(-4, 5, (2, 3, 5, 11)).astype(np.float64)
     for b in (1, 2):
         index = rng.integers(0, 7, (b, 5, 11))
@@ -119,7 +119,7 @@ def test_picked_entries_and_their_gradient() -> None:
         assert all(np.array_equal(np.asarray(one), want) for one in found)
         (grad,) = torch.autograd.grad(y, leaf, torch.from_numpy(dy))
         # Sums of small integers are exact.
-        assert np.array_equal(import_module("attn_np._vjp").gather_last_vjp(x, index, dy), grad.numpy())
+        assert np.array_equal(import_module("attn_np.ops.vjp").gather_last_vjp(x, index, dy), grad.numpy())
 
 
 def test_entries_between_entries_and_their_gradients() -> None:
@@ -128,7 +128,7 @@ def test_entries_between_entries_and_their_gradients() -> None:
     A whole number has the slope of the line after it, the last entry none.
     """
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
-    core, rng = {tree: import_module(f"attn_{tree}._ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
+    core, rng = {tree: import_module(f"attn_{tree}.ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
     x, dy = rng.integers(-4, 5, (2, 3, 5, 7)) * 1.0, rng.integers(-4, 5, (2, 3, 5, 11)) * 1.0
     position = rng.integers(0, 25, dy.shape) / 4
     position[..., 0], position[..., 1] = 6.0, 0.0
@@ -137,7 +137,7 @@ def test_entries_between_entries_and_their_gradients() -> None:
     in_torch = [y.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(y, leaves, torch.from_numpy(dy)))]
     z, pull = jax.vjp(core["jax"].interpolate_last, jax.numpy.asarray(x), jax.numpy.asarray(position))
     in_jax = [z, *pull(jax.numpy.asarray(dy))]
-    by_hand = import_module("attn_np._vjp").interpolate_last_vjp(x, position, dy)
+    by_hand = import_module("attn_np.ops.vjp").interpolate_last_vjp(x, position, dy)
     pairs = zip(position.reshape(-1, 11), x.reshape(-1, 7), strict=True)
     values = np.array([np.interp(places, np.arange(7), row) for places, row in pairs])
     want = [values.reshape(dy.shape), *by_hand]
@@ -157,10 +157,10 @@ def test_rows_of_a_table_by_any_number(dtype: str) -> None:
     table = np.arange(15.0).reshape(5, 3)
     arrays = {"np": np.asarray, "torch": torch.from_numpy, "jax": jax.numpy.asarray}
     first = 0 if dtype == "uint8" else -7
-    traced = np.asarray(jax.jit(import_module("attn_jax._ops").take)(table, np.arange(first, 8).astype(dtype)[None]))[0]
+    traced = np.asarray(jax.jit(import_module("attn_jax.ops").take)(table, np.arange(first, 8).astype(dtype)[None]))[0]
     for number, row in zip(range(first, 8), traced, strict=True):
         for tree, array in arrays.items():
-            take = import_module(f"attn_{tree}._ops").take
+            take = import_module(f"attn_{tree}.ops").take
             if 0 <= number < 5:
                 found = np.asarray(take(array(table), array(np.array([[number]], dtype))))
                 assert np.array_equal(found, table[None, [number]]), (tree, number)
@@ -171,7 +171,7 @@ def test_rows_of_a_table_by_any_number(dtype: str) -> None:
 
 
 def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
-    function = getattr(import_module("attn_np._ops"), name)
+    function = getattr(import_module("attn_np.ops"), name)
     with precision(precision_of(x.dtype.name)):
         return compare(got.astype(np.float64), function(ErrArray(x, 0.0)))
 
@@ -192,7 +192,7 @@ def test_functions_stay_within_their_rule(
 def test_one_more_rounding_step_is_seen(name: str) -> None:
     """A value beyond what the rule grants fails: the check above can fail."""
     x = arguments(name, "float32")[:-1]
-    exact = getattr(import_module("attn_np._ops"), name)(x.astype(np.float64))
+    exact = getattr(import_module("attn_np.ops"), name)(x.astype(np.float64))
     within, beyond = (exact * (1 + steps * 2.0**-24) for steps in (FUNCTION - 1, FUNCTION + 1))
     assert judged(name, x, within)["ratio"] <= 1
     assert judged(name, x, beyond)["ratio"] > 1

@@ -26,7 +26,7 @@ H, K = 6, 5
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
     """By causality, window, a pattern and a mask of any axes, mostly without a matrix of `t s`: as that matrix says."""
-    masks = import_module(f"{tree.package.__name__}._masks")
+    masks = import_module(f"{tree.package.__name__}.attention.masks")
     for seed in range(300):
         call = drawn(seed)
         if set(call.options) & {"offset", "lengths"}:
@@ -49,7 +49,7 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_by_a_pattern_alone(tree: Tree) -> None:
     """Where queries and keys have the same positions, too, which some patterns need no matrix for."""
-    query_and_key_masks = import_module(f"{tree.package.__name__}._masks").query_and_key_masks
+    query_and_key_masks = import_module(f"{tree.package.__name__}.attention.masks").query_and_key_masks
     for seed, t, kind in product(range(3), (6, 9), range(kernels.PATTERN_KINDS)):
         pattern, pairs = kernels.drawn_pattern(np.random.default_rng([seed, t, kind]), 2, t, 9, kind)
         pattern = pattern.map(lambda axes, x: tree.array(x))

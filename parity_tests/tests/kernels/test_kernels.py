@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from attn_np import _kernels as numpy_kernels
-from attn_np._attend import attend, attend_vjp
-from attn_np._vjp import sum_to
+from attn_np.attention.attend import attend, attend_vjp
 from attn_np.contract._tape import BackwardTape
+from attn_np.kernels import flash as numpy_kernels
+from attn_np.ops.vjp import sum_to
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.bounds.softmax import recompute

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax import _kernels, attend
-from attn_jax._ops import einsum, linear
-from attn_np._attend import attend as reference
+from attn_jax import attend
+from attn_jax.kernels import flash
+from attn_jax.ops import einsum, linear
+from attn_np.attention.attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.kernels import PATTERN_KINDS, drawn_pattern, visible
@@ -52,13 +53,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "QUERY_MULTIPLE": 1,
     }
     for name, n in sizes.items():
-        monkeypatch.setattr(_kernels, name, n)
+        monkeypatch.setattr(flash, name, n)
 
 
 def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three keys at a time, of which the last blocks have two again."""
-    monkeypatch.setattr(_kernels, "SHORT_KEY_BLOCK", 3)
-    monkeypatch.setattr(_kernels, "SHORT_UNCUT_BLOCKS", 0)
+    monkeypatch.setattr(flash, "SHORT_KEY_BLOCK", 3)
+    monkeypatch.setattr(flash, "SHORT_UNCUT_BLOCKS", 0)
 
 
 def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
@@ -111,7 +112,7 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     y = fused(inputs, causal=True)["context"]
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
-    plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, None)
+    plan = flash.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, None)
     assert sum(int(end - first) for first, end in map(plan.key_block_range, range(plan.num_query_blocks))) == 2 + 15 * 3
 
 
@@ -201,7 +202,7 @@ def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
     inputs["k"], inputs["v"] = inputs["k"][:, :5], inputs["v"][:, :5, :, :3]
     left = None if window is None else window[0]
     q, k, v = (jnp.asarray(inputs[name]) for name in "qkv")
-    y = _kernels.attend_with_cudnn(q, k, v, left, 0, 0.375, "xla")
+    y = flash.attend_with_cudnn(q, k, v, left, 0, 0.375, "xla")
     with precision(precision_of("float32")):
         arrays: dict[str, Any] = {name: ErrArray(inputs[name].astype(np.float64), 0.0) for name in "qkv"}
         want: Any = reference(**arrays, causal=True, window=window, scale=0.375)[0]
@@ -212,7 +213,7 @@ def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
 def test_no_cudnn_on_a_cpu(dtype: str) -> None:
     q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
     with jax.default_device(jax.devices("cpu")[0]):
-        assert not _kernels.cudnn_supports(q, q, q, None, None)
+        assert not flash.cudnn_supports(q, q, q, None, None)
 
 
 def close_to(got: Any, want: Any) -> None:
@@ -301,16 +302,16 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int, t: int, s: int, 
     left, right = (None, 2) if kind % 2 else (3, None)
     seen = visible(inputs["mask"], (2, 2 * shared, t, s), False, (left, right)) & pairs & (inputs["bias"] == 0)
     bare = pattern.map(lambda axes, x: None)
-    plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
-    mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
+    plan = flash.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
+    mask, bias = (flash._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
     places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
     for i, together in product(range(plan.num_query_blocks), (True, False)):
         whole = np.zeros((2, 2 * shared, plan.block_queries, s), bool)
-        first, end, key_block_at = _kernels._key_loop(plan, places, jnp.zeros(1), together)(i)
+        first, end, key_block_at = flash._key_loop(plan, places, jnp.zeros(1), together)(i)
         for n in range(first, int(end)):
             j = key_block_at(n)
-            bias_part, mask_part = (_kernels._block_of(plan, x, i, j) for x in (bias, mask))
-            allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
+            bias_part, mask_part = (flash._block_of(plan, x, i, j) for x in (bias, mask))
+            allowed = np.asarray(flash._visible(plan, i, j, bias_part, mask_part, places))
             allowed = allowed.reshape(2, 2 * shared, plan.block_queries, plan.block_keys)
             for row, start in enumerate(np.broadcast_to(plan.key_start(j), 2)):
                 assert not (whole[row, ..., start : start + plan.block_keys] & allowed[row]).any()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_np import _kernels as kernels
-from attn_np._attend import attend, attend_vjp
+from attn_np.attention.attend import attend, attend_vjp
 from attn_np.contract._tape import BackwardTape
+from attn_np.kernels import flash as kernels
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.tests.inputs import TREES, Arrays, first_difference

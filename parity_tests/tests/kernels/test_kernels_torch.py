@@ -14,10 +14,10 @@ from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attn_np import patterns
-from attn_torch import _kernels as kernels
 from attn_torch import attend
-from attn_torch._kernels import blocks, sdpa, small
-from attn_torch._ops import concrete
+from attn_torch.kernels import blocks, sdpa, small
+from attn_torch.kernels import flash as kernels
+from attn_torch.ops import concrete
 from parity_tests.judge.cases import Drawn
 from parity_tests.tests.contract import test_semantics
 from parity_tests.tests.inputs import TREES, Arrays, first_difference

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attn_np import contract, patterns
-from attn_np._masks import visible_pairs
+from attn_np.attention.masks import visible_pairs
 from attn_np.contract._intervals import TruthBounds
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree, random_inputs
@@ -147,7 +147,7 @@ def test_each_weighing_by_rows_in_jax(
 
 
 def kernel_of(tree: Tree) -> Any:
-    return import_module(f"{tree.package.__name__}._kernels" + (".blocks" if tree.name == "torch" else ""))
+    return import_module(f"{tree.package.__name__}.kernels.flash" + (".blocks" if tree.name == "torch" else ""))
 
 
 def a_stretch_too_few(patch: pytest.MonkeyPatch, tree: Tree) -> None:

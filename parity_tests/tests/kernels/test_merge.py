@@ -10,7 +10,7 @@ import torch
 
 import attn_np
 from attn_np import patterns
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge import kernels
@@ -302,7 +302,7 @@ KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name
 def test_a_planted_bug_of_a_fast_path_is_seen(name: str, bug: str) -> None:
     path, old, new = KERNEL_BUGS[name, bug]
     tree = TREES[name]
-    file = "_kernels/blocks.py" if name == "torch" else "_kernels.py"
+    file = "kernels/blocks.py" if name == "torch" else "kernels/flash.py"
     with planted(Mutant(bug, file, old, new, "", ""), tree.package.__name__) as alias:
         outputs, want = results(tree, __import__(alias), "all", path)
     assert any(not ratio(x, want[name]) <= 1 for name, x in outputs.items())

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from attn_np import _ops, _vjp
+from attn_np import ops
+from attn_np.ops import vjp as _vjp
 from parity_tests.bounds.copies import adopt, disown
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -32,7 +33,7 @@ class Function:
     """A function of x and of the arrays that it learns.
 
     Attributes:
-        call: from a tree's `_ops` and the arrays to its value.
+        call: from a tree's `ops` and the arrays to its value.
         pull: the rule: from `_vjp`, the arrays and dy to the gradients, in the order of the arrays.
         more: names of the arrays beside x, of x's last axis.
         theirs: PyTorch's own.
@@ -126,7 +127,7 @@ def given(name: str, kind: str, dtype: str = "float64", width: int = 7) -> tuple
     return {n: x.astype(dtype) for n, x in arrays.items()}, dy.astype(dtype)
 
 
-def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = _ops, vjp: Any = _vjp) -> dict[str, ErrArray]:
+def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = ops, vjp: Any = _vjp) -> dict[str, ErrArray]:
     """Value and gradients, each number with the bound for a computation in the arrays' type."""
     function, lifted = FUNCTIONS[name], [ErrArray(x, 0.0) for x in arrays.values()]
     with precision(precision_of(dy.dtype.name)), np.errstate(all="ignore"):
@@ -136,7 +137,7 @@ def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = _ops, vjp: Any =
 
 def results(tree: Tree, name: str, arrays: Arrays, dy: np.ndarray) -> Arrays:
     """What a tree gives: NumPy by its rule, the others by automatic differentiation; JAX compiled."""
-    function, core = FUNCTIONS[name], import_module(f"{tree.package.__name__}._ops")
+    function, core = FUNCTIONS[name], import_module(f"{tree.package.__name__}.ops")
     if tree.name == "numpy":
         y, grads = function.call(core, *arrays.values()), function.pull(_vjp, *arrays.values(), dy)
     elif tree.name == "torch":
@@ -149,7 +150,7 @@ def results(tree: Tree, name: str, arrays: Arrays, dy: np.ndarray) -> Arrays:
 
 
 def compiled(name: str) -> Callable[..., Any]:
-    core = import_module("attn_jax._ops")
+    core = import_module("attn_jax.ops")
 
     @jax.jit
     def run(arrays: Any, dy: Any) -> Any:
@@ -205,7 +206,7 @@ def test_scalar_loops(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_rules_are_differentiated_as_jax_does(name: str) -> None:
     """How the gradients change along a direction: forward mode over the rule, and over JAX's reverse mode."""
-    core, function = import_module("attn_jax._ops"), FUNCTIONS[name]
+    core, function = import_module("attn_jax.ops"), FUNCTIONS[name]
 
     def pulled(*arrays: Any) -> Any:
         return jax.vjp(lambda *x: function.call(core, *x), *arrays)[1](dy)
@@ -240,7 +241,7 @@ def test_a_row_of_zeros_stays_one(tree: Tree, name: str) -> None:
 
 def test_the_length_of_a_norm(tree: Tree) -> None:
     """(3, 4) has the length 5 and the mean square 12.5; its deviations from the mean are -0.5 and 0.5."""
-    core, x = import_module(f"{tree.package.__name__}._ops"), np.array([[3.0, 4.0]])
+    core, x = import_module(f"{tree.package.__name__}.ops"), np.array([[3.0, 4.0]])
     weight, bias = np.array([2.0, 0.5]), np.array([1.0, 3.0])
     calls: list[tuple[Callable[..., Any], tuple[np.ndarray, ...], list[float]]] = [
         (lambda core, x: core.l2_normalize(x, 0.0), (x,), [0.6, 0.8]),
@@ -250,7 +251,7 @@ def test_the_length_of_a_norm(tree: Tree) -> None:
     ]
     for call, arrays, known in calls:
         with precision(precision_of("float64")):
-            want = call(_ops, *(ErrArray(a, 0.0) for a in arrays))
+            want = call(ops, *(ErrArray(a, 0.0) for a in arrays))
         assert ratio([known], want) <= 1
         assert ratio(tree.numpy(call(core, *(tree.array(a) for a in arrays))), want) <= 1
 
@@ -258,10 +259,10 @@ def test_the_length_of_a_norm(tree: Tree) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_of_16_bits_are_widened(tree: Tree, dtype: str) -> None:
     """The same bits as with weights that were widened before; the result is in float32."""
-    core = import_module(f"{tree.package.__name__}._ops")
+    core = import_module(f"{tree.package.__name__}.ops")
     rng = np.random.default_rng(0)
     x = tree.array(rng.normal(size=(3, 7)).astype(np.float32))
-    low = [rng.normal(size=7).astype(_ops.DTYPES[dtype]) for _ in range(2)]
+    low = [rng.normal(size=7).astype(ops.DTYPES[dtype]) for _ in range(2)]
     wide = [tree.array(w.astype(np.float32)) for w in low]
     weight, bias = (tree.array(w) for w in low)
     pairs = [
@@ -277,14 +278,14 @@ def test_weights_of_16_bits_are_widened(tree: Tree, dtype: str) -> None:
 
 def test_softplus_and_silu_far_from_zero(tree: Tree) -> None:
     """Neither overflows, and where log(1 + exp(x)) is less than any number of its type it is 0."""
-    core, x = import_module(f"{tree.package.__name__}._ops"), np.array([-1e4, -800.0, 0.0, 800.0, 1e4])
+    core, x = import_module(f"{tree.package.__name__}.ops"), np.array([-1e4, -800.0, 0.0, 800.0, 1e4])
     assert tree.numpy(core.softplus(tree.array(x))).tolist() == [0.0, 0.0, log(2.0), 800.0, 1e4]
     assert tree.numpy(core.silu(tree.array(x))).tolist() == [0.0, 0.0, 0.0, 800.0, 1e4]
 
 
 def test_clip_and_cumsum(tree: Tree) -> None:
     """Integers stay integers; of booleans a count; of floats what NumPy's error rule allows."""
-    core = import_module(f"{tree.package.__name__}._ops")
+    core = import_module(f"{tree.package.__name__}.ops")
     numbers = tree.array(np.array([[-3, 0, 2, 7], [5, -1, 4, 3]]))
     assert tree.numpy(core.clip(numbers, 0, 4)).tolist() == [[0, 0, 2, 4], [4, 0, 4, 3]]
     assert tree.numpy(core.cumsum(numbers, 1)).tolist() == [[-3, -3, -1, 6], [5, 4, 8, 11]]
@@ -299,7 +300,7 @@ def test_clip_and_cumsum(tree: Tree) -> None:
 
 
 def test_jax_keeps_the_type_of_a_count() -> None:
-    core = import_module("attn_jax._ops")
+    core = import_module("attn_jax.ops")
     assert jnp.issubdtype(core.cumsum(jnp.ones((2, 3), bool), 1).dtype, jnp.integer)
 
 
@@ -365,7 +366,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
     wrong = []
     with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}("), package) as alias:
-        core = import_module(f"{alias}._ops")
+        core = import_module(f"{alias}.ops")
         for kind in ("usual", "small"):
             arrays, dy = given(name, kind)
             got = tree.numpy(FUNCTIONS[name].call(core, *(tree.array(x) for x in arrays.values())))
@@ -380,10 +381,10 @@ def test_a_planted_bug_of_a_rule_is_seen(bug: str) -> None:
     arrays, dy = given(name, "usual")
     want, theirs = held(name, arrays, dy), results(TREES["torch"], name, arrays, dy)
     with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}_vjp("), "attn_np") as alias:
-        for room in ("_ops", "_vjp"):  # what is imported gets the rules
+        for room in ("ops", "_vjp"):  # what is imported gets the rules
             import_module(f"{alias}.{room}")
         adopt(alias)
-        core, vjp = (import_module(f"{alias}.{module}") for module in ("_ops", "_vjp"))
+        core, vjp = (import_module(f"{alias}.{module}") for module in ("ops", "_vjp"))
         got = FUNCTIONS[name].pull(vjp, *arrays.values(), dy)
         mistaken = held(name, arrays, dy, core, vjp)
         disown(alias)

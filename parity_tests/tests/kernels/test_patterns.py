@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 import attn_np
 import attn_torch
-from attn_jax import _kernels as jax_kernels
-from attn_np import _kernels as numpy_kernels
+from attn_jax.kernels import flash as jax_kernels
 from attn_np import patterns
-from attn_np._kernel_blocks import count_of
-from attn_np._masks import block_table, visible_pairs
+from attn_np.attention.masks import block_table, visible_pairs
 from attn_np.contract._intervals import Interval
 from attn_np.contract._patterns import Pattern, from_text
-from attn_torch._kernels import blocks as torch_blocks
-from attn_torch._kernels.unseen import PackedPattern
+from attn_np.kernels import flash as numpy_kernels
+from attn_np.kernels.blocks import count_of
+from attn_torch.kernels import blocks as torch_blocks
+from attn_torch.kernels.unseen import PackedPattern
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import attn_np
-from attn_np._ops import DTYPES
 from attn_np.contract import alibi, decoder
 from attn_np.contract.rotary import Config
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted

@@ -19,7 +19,7 @@ import attn_np
 import attn_torch
 from attn_np import value_and_vjp
 from attn_torch import build
-from attn_torch._recompute import remat
+from attn_torch.ops.recompute import remat
 from parity_tests.tests.inputs import flat
 
 T, E = 96, 4
@@ -62,7 +62,7 @@ def test_nothing_of_the_size_of_all_pairs_is_kept(variant: str, monkeypatch: pyt
 
     Where many steps share an array their sums come in another order; bounds over so many steps say nothing.
     """
-    rows, ops = import_module("attn_torch._rows"), import_module("attn_torch._ops")
+    rows, ops = import_module("attn_torch.attention.row_blocks"), import_module("attn_torch.ops")
     monkeypatch.setattr(rows, "ONE_BLOCK_SCORES", 0)
     monkeypatch.setattr(rows, "CPU_BLOCK_SCORES", T * E * 16)
     kept, grads = kept_and_gradients(variant)
@@ -182,7 +182,7 @@ def bytes_of_both_passes(package: Any, fields: dict[str, Any], length: int) -> i
 @pytest.mark.parametrize("fields", LUONG.values(), ids=list(LUONG))
 @pytest.mark.parametrize("package", [attn_np, attn_jax], ids=["numpy", "jax"])
 def test_no_array_of_all_pairs(package: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, length = import_module(f"{package.__name__}._rows"), 512
+    rows, length = import_module(f"{package.__name__}.attention.row_blocks"), 512
     for name in ("BLOCK_SCORES", "ONE_BLOCK_SCORES"):
         monkeypatch.setattr(rows, name, length * E)
     numbers = length**2 * fields.get("hidden_dim", 1)
@@ -194,7 +194,7 @@ def test_no_array_of_all_pairs(package: Any, fields: dict[str, Any], monkeypatch
 @pytest.mark.parametrize("package", [attn_np, attn_torch])
 def test_chunks_are_taken_back_by_any_number(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six: the same gradients, bit for bit."""
-    recurrence: Any = import_module(f"{package.__name__}._recurrence")
+    recurrence: Any = import_module(f"{package.__name__}.recurrence.rules")
     x = np.random.default_rng(0).normal(size=(2, 11, 8))
     layer: Any = package.build("gla", d_model=8, num_heads=2, chunk_size=4, dtype="float64")
 

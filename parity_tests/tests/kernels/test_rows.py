@@ -97,10 +97,10 @@ def found_in_jax(layer: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
-    rows = import_module(f"{TREES[tree].package.__name__}._rows")
+    rows = import_module(f"{TREES[tree].package.__name__}.attention.row_blocks")
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
-    weigh = import_module(f"{TREES[tree].package.__name__}._weigh")
+    weigh = import_module(f"{TREES[tree].package.__name__}.kernels.weigh")
     small = {"BLOCK_SCORES": 4, "MIN_QUERIES": 3} if tree == "jax" else {"SCORES_PER_MAXIMUM": 3}
     for name, n in (small | {"BLOCK_KEYS": 4}).items():
         patch.setattr(weigh, name, n)
@@ -262,7 +262,7 @@ def test_a_bug_planted_in_flaxs_blocks_of_keys_is_seen(
     plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_small_blocks(monkeypatch, "jax")
-    plant(monkeypatch, import_module("attn_jax._weigh"))
+    plant(monkeypatch, import_module("attn_jax.kernels.weigh"))
     jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
     found = ratios("jax", "sigmoid_attention", "causal")
     jax.clear_caches()
@@ -274,7 +274,7 @@ def test_a_bug_planted_in_flaxs_blocks_of_keys_is_seen(
 
 def middle_of(tree: str) -> Callable[..., Any]:
     """That of `whole_numbers`, of a tree's own functions."""
-    ops = import_module(f"{TREES[tree].package.__name__}._ops")
+    ops = import_module(f"{TREES[tree].package.__name__}.ops")
 
     def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any) -> Any:
         weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.diagonals_to_pairs(
@@ -363,7 +363,7 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("tree", TREES)
 def test_blocks_without_heads_are_those_of_one_head(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However wide the queries are, which then stand where heads would."""
-    rows, lengths = import_module(f"{TREES[tree].package.__name__}._rows"), list[list[int]]()
+    rows, lengths = import_module(f"{TREES[tree].package.__name__}.attention.row_blocks"), list[list[int]]()
     for name in {"ONE_BLOCK_SCORES", "BLOCK_SCORES", "CPU_BLOCK_SCORES"} & set(vars(rows)):
         monkeypatch.setattr(rows, name, 8 * S)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import attn_np
-from attn_np._ops import DTYPES
 from attn_np.contract._package import lazy_namespace
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare

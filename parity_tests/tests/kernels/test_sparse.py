@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import _sparse_weights, _vjp
+from attn_np.normalizers import sparse as _sparse_weights
+from attn_np.ops import vjp
 from parity_tests.bounds.copies import adopt, disown
 from parity_tests.bounds.error_array import ErrArray, plain
 from parity_tests.bounds.precision import precision, precision_of
@@ -34,7 +35,7 @@ def given(kind: str, dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray
 
 def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> dict[str, Any]:
     """Weights and gradient with bounds; sparsemax's rule goes on from the weights found: the support is a decision."""
-    weigh, rule = getattr(_sparse_weights, name), getattr(_vjp, f"{name}_vjp")
+    weigh, rule = getattr(_sparse_weights, name), getattr(vjp, f"{name}vjp")
     with precision(precision_of(scores.dtype.name)):
         probs = weigh(ErrArray(scores, 0.0), allowed, axis)
         found = ErrArray(probs.v, 0.0) if name == "sparsemax" else probs
@@ -43,13 +44,13 @@ def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarr
 
 def results(name: str, tree: Tree, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> Arrays:
     sparse, seen = (
-        import_module(f"{tree.package.__name__}._sparse_weights"),
+        import_module(f"{tree.package.__name__}.normalizers.sparse"),
         None if allowed is None else tree.array(allowed),
     )
     weigh = getattr(sparse, name)
     if tree.name == "numpy":
         probs = weigh(scores, allowed, axis)
-        grad = getattr(_vjp, f"{name}_vjp")(probs, dy, axis)
+        grad = getattr(vjp, f"{name}vjp")(probs, dy, axis)
     elif tree.name == "torch":
         leaf = torch.from_numpy(scores).requires_grad_()
         probs = weigh(leaf, seen, axis)
@@ -153,7 +154,7 @@ def test_long_rows_lose_no_digits(tree: Tree, low: float) -> None:
     """Thousands share: the sums over the sorted scores alone would leave few of float32's digits."""
     n, p = 2**12, precision_of("float32")
     scores = np.where(np.arange(n) == 0, 0.0, low).astype(np.float32)
-    got = tree.numpy(import_module(f"{tree.package.__name__}._sparse_weights").entmax15(tree.array(scores))).astype(
+    got = tree.numpy(import_module(f"{tree.package.__name__}.normalizers.sparse").entmax15(tree.array(scores))).astype(
         np.float64
     )
     x, k = scores.astype(np.float64) / 2, np.arange(n) + 1.0
@@ -171,7 +172,7 @@ def test_long_rows_share_what_there_is(tree: Tree, low: float) -> None:
     """Thousands of equal scores below the largest: tau alone is rounded at 1, far above what each of them weighs."""
     n, p = 2**12, precision_of("float32")
     scores = np.where(np.arange(n) == 0, 0.0, low).astype(np.float32)
-    got = tree.numpy(import_module(f"{tree.package.__name__}._sparse_weights").sparsemax(tree.array(scores))).astype(
+    got = tree.numpy(import_module(f"{tree.package.__name__}.normalizers.sparse").sparsemax(tree.array(scores))).astype(
         np.float64
     )
     share = (1.0 + float(scores[1])) / n  # of the largest n - 1 other scores take so much each
@@ -211,7 +212,7 @@ def test_scores_that_are_no_numbers_spoil_their_row_alone(name: str, tree: Tree)
 
 def test_one_of_every_row_is_chosen(tree: Tree) -> None:
     """The largest in sight, the first of equals, in every tree to the bit; rows that see nothing have none."""
-    sparse = import_module(f"{tree.package.__name__}._sparse_weights")
+    sparse = import_module(f"{tree.package.__name__}.normalizers.sparse")
     for kind in KINDS:
         scores, allowed, _ = given(kind)
         for seen in (allowed, None):
@@ -225,7 +226,7 @@ def test_one_of_every_row_is_chosen(tree: Tree) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_row_is_chosen_from_without_numbers(tree: Tree) -> None:
-    sparse = import_module(f"{tree.package.__name__}._sparse_weights")
+    sparse = import_module(f"{tree.package.__name__}.normalizers.sparse")
     scores, allowed, _ = given("usual")
     allowed[0, 0] = np.arange(7) > 2
     want = _sparse_weights.hardmax(scores, allowed)
@@ -241,7 +242,7 @@ def test_no_row_is_chosen_from_without_numbers(tree: Tree) -> None:
 
 def test_the_value_of_one_with_the_gradient_of_another(tree: Tree) -> None:
     """Exactly: soft weights that go in and out again leave the hard ones untouched."""
-    sparse = import_module(f"{tree.package.__name__}._sparse_weights")
+    sparse = import_module(f"{tree.package.__name__}.normalizers.sparse")
     hard, soft, dy = given("far")
     hard = np.round(hard)
     assert np.array_equal(tree.numpy(sparse.straight_through(tree.array(hard), tree.array(soft / 3))), hard)
@@ -296,7 +297,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     allowed &= np.arange(7) < 3 if counted else True
     scores -= 20.0 * counted
     with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {beside}("), package) as alias:
-        got = getattr(import_module(f"{alias}._sparse_weights"), name)(tree.array(scores), tree.array(allowed))
+        got = getattr(import_module(f"{alias}.normalizers.sparse"), name)(tree.array(scores), tree.array(allowed))
     assert not ratio(tree.numpy(got), held(name, scores, allowed, dy, -1)["probs"]) <= 1
 
 
@@ -315,6 +316,6 @@ def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> Non
     want, probs = held(name, scores, allowed, dy, -1), getattr(_sparse_weights, name)(scores, allowed)
     with planted(Mutant("rule", SHARED, old, new, "", ""), "attn_np") as alias:
         adopt(alias)
-        got = getattr(import_module(f"{alias}._vjp"), f"{name}_vjp")(probs, dy)
+        got = getattr(import_module(f"{alias}.ops.vjp"), f"{name}vjp")(probs, dy)
         disown(alias)
     assert ratio(got, want["dscores"]) > 1

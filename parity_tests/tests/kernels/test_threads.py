@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from attn_np import _kernel_threads
+from attn_np.kernels import threads as _kernel_threads
 
 
 class Blas:

@@ -9,9 +9,9 @@ import torch
 
 import attn_np
 import attn_torch
-from attn_np._ops import DTYPES
-from attn_np._vjp import defvjp
 from attn_np.contract._package import FUNCTIONS
+from attn_np.ops import DTYPES
+from attn_np.ops.vjp import defvjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted

@@ -27,7 +27,7 @@ VARIANTS = NAMES | {"softmax": "talking_heads"}
 
 def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
     """By a tree's function in place."""
-    room = import_module(f"{TREES[tree].package.__name__}._weigh")
+    room = import_module(f"{TREES[tree].package.__name__}.kernels.weigh")
     array = TREES[tree].array(scores.copy())
     with np.errstate(all="ignore"):
         room.weigh_(Weighing(name, 1.0, None, 0.5), array, None if allowed is None else TREES[tree].array(allowed))
@@ -46,7 +46,7 @@ def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> N
 @pytest.mark.parametrize("name", ["sigmoid", "softmax"])
 def test_threads_in_any_order_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one writes no other reads or writes; heads that share a bias are one thread's, and all that share maps."""
-    room, rng, band = import_module("attn_np._weigh"), np.random.default_rng(0), Band.of(7, 9, False, None)
+    room, rng, band = import_module("attn_np.kernels.weigh"), np.random.default_rng(0), Band.of(7, 9, False, None)
     q, k, v = (rng.normal(size=(3, n, 2, 4)) for n in (7, 9, 9))
     blocks, maps = tuple(band.row_blocks(18, 2)), (rng.normal(size=(2, 2)), rng.normal(size=(2, 2)))
     bias = rng.normal(size=(1, 2, 7, 9))
@@ -81,7 +81,7 @@ def test_threads_in_any_order_give_the_same_bits(name: str, monkeypatch: pytest.
 def test_flaxs_steps_begin_where_those_of_the_groups_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.stack([np.tile(x, 2) for x in rows().values()])
     want = wanted(name, scores, None)
-    sparse, room = import_module("attn_jax._sparse_weights"), import_module("attn_jax._sparse_support")
+    sparse, room = import_module("attn_jax.normalizers.sparse"), import_module("attn_jax.normalizers.support")
 
     def ratio() -> float:
         return compare(np.asarray(getattr(sparse, name)(TREES["jax"].array(scores))), want)["ratio"]
@@ -137,7 +137,7 @@ def test_a_planted_bug_is_seen(
     tree: str, plant: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_small_blocks(monkeypatch, tree)
-    plant(monkeypatch, import_module(f"{TREES[tree].package.__name__}._weigh"))
+    plant(monkeypatch, import_module(f"{TREES[tree].package.__name__}.kernels.weigh"))
     variant = VARIANTS[name]
     found = [ratios(tree, variant, example) for example in contract.examples(variant)]
     assert not all(ratio <= 1 for each in found for ratio in each.values()), found
@@ -146,7 +146,7 @@ def test_a_planted_bug_is_seen(
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
 def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threshold of the groups' largest scores is not above that of all; fewer scores than groups are above it."""
-    room = import_module(f"{TREES[tree].package.__name__}._weigh")
+    room = import_module(f"{TREES[tree].package.__name__}.kernels.weigh")
     step, steps = room.threshold_from_below, []
 
     def watched(z: Any, tau: Any, *rest: Any) -> Any:

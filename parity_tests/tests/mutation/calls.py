@@ -14,7 +14,7 @@ from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.judge.judging import reference
-from parity_tests.tests.mutation.sources import plain
+from parity_tests.tests.mutation.sources import module_of, plain
 
 Arrays = dict[str, np.ndarray]
 Labelled = tuple[str, Config]  # a layer by its name, such as "mha/cross", and its config
@@ -84,7 +84,7 @@ class Parts:
     """Everything that the shared modules of a copy define, by name, whichever file it stands in; kernels aside."""
 
     def __init__(self, alias: str) -> None:
-        self._modules = [import_module(f"{alias}.{file.removesuffix('.py')}") for file in plain()]
+        self._modules = [import_module(f"{alias}.{module_of(file)}") for file in plain()]
 
     def __getattr__(self, name: str) -> Any:
         found = [module for module in self._modules if name in vars(module)]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray, widened
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer

@@ -111,7 +111,7 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     """What NumPy gives, forward and backward."""
     arrays, given, options = drawn(case)
     low, tape = 1 - arrays["k"].shape[1], BackwardTape() if tape is None else tape
-    module = import_module(f"{alias}._attend")
+    module = import_module(f"{alias}.attention.attend")
     context, _ = module.attend(
         **arrays, **options, relative_bias_fn=lambda position: picked(given["distances"], position - low), tape=tape,
         implementation=implementation, step=step,

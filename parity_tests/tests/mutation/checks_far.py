@@ -166,7 +166,7 @@ def by_numpy(package: str, case: str) -> Arrays:
         )
         return add_far_position_vjp(q, k, v, relative_position, *grads)
 
-    with small_blocks(import_module(f"{package}._rows")):
+    with small_blocks(import_module(f"{package}.attention.row_blocks")):
         context = f.attend_near_and_far(attend_rows, shift_of, tape, *arrays.values(), **masks, **options, scale=SCALE)
         dy = cotangent(context.shape)
         grads = f.attend_near_and_far_vjp(attend_rows_vjp, shift_vjp_of, tape, dy, **options)

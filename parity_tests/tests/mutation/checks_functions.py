@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _sparse_weights, contract, patterns
-from attn_np._ops import DTYPES
+from attn_np import contract, patterns
 from attn_np.contract._tape import BackwardTape
+from attn_np.normalizers import sparse as _sparse_weights
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge import kernels
 from parity_tests.judge.judging import compare
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, refuses, same
-from parity_tests.tests.mutation.sources import plain
+from parity_tests.tests.mutation.sources import module_of, plain
 
 # attend ---------------------------------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ def fused_without_heads(mask: int, bias: int, alias: str) -> None:
 def fused_for_plain_arrays(alias: str) -> None:
     """What the fast path does not support goes the textbook's way, and is refused where the fast one is asked for."""
     parts, inputs = Parts(alias), attended(2, "")
-    kernels = vars(import_module(f"{alias}._kernels"))
+    kernels = vars(import_module(f"{alias}.kernels.flash"))
     supports, kernels["supports"] = kernels["supports"], lambda q, k, v: False
     try:
         textbook = parts.attend(**inputs, implementation="textbook")[0]
@@ -397,7 +398,7 @@ class _Other(_Foreign):
 def primitives() -> tuple[tuple[str, int], ...]:
     """Functions that an array type may take over: name and how many arguments have a place."""
     found = []
-    for module in (f"attn_np.{file.removesuffix('.py')}" for file in plain()):
+    for module in (f"attn_np.{module_of(file)}" for file in plain()):
         for name, function in vars(import_module(module)).items():
             if hasattr(function, "__wrapped__") and function.__module__ == module:
                 places = signature(function.__wrapped__).parameters.values()

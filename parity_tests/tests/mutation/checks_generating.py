@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._ops import DTYPES
 from attn_np.contract import Config
+from attn_np.ops import DTYPES
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
 from parity_tests.judge.cases import given, tokens_below

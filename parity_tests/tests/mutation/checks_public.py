@@ -353,7 +353,7 @@ def attends_from_places(alias: str) -> None:
     claim(
         same(flat, package.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, offset=1)[0][:, :, 0]), "no heads"
     )
-    loaded = vars(import_module(f"{alias}._functions"))
+    loaded = vars(import_module(f"{alias}.attention.functions"))
     known, numbers = loaded["concrete"], loaded["lengths_are_numbers"]
     try:
         loaded["lengths_are_numbers"] = lambda: False

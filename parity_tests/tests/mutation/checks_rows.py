@@ -110,7 +110,7 @@ LIMITS: tuple[tuple[bool, Any], ...] = (
 
 def blocks_of_rows(alias: str) -> None:
     """By blocks and at once, for every form of mask and bias, and for windows and lengths of all kinds."""
-    rows = import_module(f"{alias}._rows")
+    rows = import_module(f"{alias}.attention.row_blocks")
     for s in (4, 9, 13):
         for form in FORMS:
             for causal, window in LIMITS:
@@ -191,7 +191,7 @@ class Own(np.ndarray):
 
 def when_rows_go_at_once(alias: str) -> None:
     """All rows at once where weights or intermediates are shown, and for arrays of types of their own."""
-    rows = import_module(f"{alias}._rows")
+    rows = import_module(f"{alias}.attention.row_blocks")
     arrays = drawn(13, "pairs")
     given, more = (arrays["q"], arrays["k"], arrays["v"]), {name: arrays[name] for name in ("mask", "bias", "keep")}
     arranged, usual = Step(None), np.arange(13)[None, None] - np.arange(T)[None, :, None] - 4

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _sparse_weights, contract
+from attn_np import contract, ops
 from attn_np.contract import Config
 from attn_np.contract._tape import BackwardTape
 from attn_np.contract._weighing import Weighing
+from attn_np.normalizers import sparse
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
@@ -50,9 +51,9 @@ def wanted(name: str, scores: np.ndarray, allowed: np.ndarray | None) -> Any:
     """The textbook's weights with their bounds."""
     with precision(precision_of("float64")), np.errstate(all="ignore"):
         if name != "sigmoid":
-            return getattr(_sparse_weights, name)(ErrArray(scores, 0.0), allowed)
-        weights = _ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
-        return weights if allowed is None else _ops.where(allowed, weights, 0.0)
+            return getattr(sparse, name)(ErrArray(scores, 0.0), allowed)
+        weights = ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
+        return weights if allowed is None else ops.where(allowed, weights, 0.0)
 
 
 @cache
@@ -63,7 +64,7 @@ def expected(name: str) -> tuple[Any, ...]:
 
 def weighed_rows(alias: str) -> None:
     """Rows of every kind get the textbook's weights."""
-    room = import_module(f"{alias}._weigh")
+    room = import_module(f"{alias}.kernels.weigh")
     for name in ("sigmoid", "sparsemax", "entmax15"):
         for allowed, want in zip(masks(), expected(name), strict=True):
             scores = np.stack(list(rows().values()))
@@ -92,11 +93,11 @@ def calls() -> tuple[tuple[str, Config, dict[str, Any], dict[str, Any], dict[str
 
 def weighed_blocks(alias: str) -> None:
     """In small blocks, forward and backward."""
-    room: Any = import_module(f"{alias}._weigh")
+    room: Any = import_module(f"{alias}.kernels.weigh")
     before = room.SCORES_PER_MAXIMUM, room.BLOCK_KEYS
     room.SCORES_PER_MAXIMUM, room.BLOCK_KEYS = GROUP, KEYS
     try:
-        with small_blocks(import_module(f"{alias}._rows")):
+        with small_blocks(import_module(f"{alias}.attention.row_blocks")):
             for name, config, inputs, params, want in calls():
                 layer = numpy_layer(Case(config.variant, "", "", "float64", given=config), params, alias)
                 tape: Any = BackwardTape()

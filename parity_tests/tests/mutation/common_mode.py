@@ -31,7 +31,7 @@ def reference_with(mutant: Mutant) -> Iterator[Subject]:
     Where a bug stands in all three trees, each twin does what this copy does, so it speaks for all of them.
     """
     with planted(mutant, "attn_np") as alias:
-        import_module(f"{alias}._attend" if mutant.variant == "attend" else f"{alias}.{mutant.variant}")
+        import_module(f"{alias}.attention.attend" if mutant.variant == "attend" else f"{alias}.{mutant.variant}")
         adopt(alias)
         try:
             yield Subject("attn_np", alias, alias)
@@ -123,4 +123,4 @@ def attended(subject: Subject, inputs: Arrays) -> tuple[ErrArray, ...]:
     """Context and weights with their bounds."""
     exact = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in inputs.items()}
     with precision(precision_of("float64")), np.errstate(all="ignore"):
-        return import_module(f"{subject.name}._attend").attend(**exact, rate=0.25)
+        return import_module(f"{subject.name}.attention.attend").attend(**exact, rate=0.25)

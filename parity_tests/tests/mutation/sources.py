@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from attn_np import contract
+from parity_tests.mistakes.plant import ROOMS
 from parity_tests.tests.mutation.operators import replacements
 
 ALIAS = "attn_np_copy_of_trees"
@@ -30,12 +31,14 @@ Lines = frozenset[tuple[str, int]]
 
 def shared() -> tuple[str, ...]:
     """The arithmetic that variants share and the package's functions."""
-    return tuple(sorted(path.name for path in root().glob("_[a-z]*.py")))
+    rooms = ((root() / room).glob("*.py") for room in (*ROOMS, "kernels"))
+    every = sorted(path.relative_to(root()).as_posix() for room in rooms for path in room)
+    return tuple(file for file in every if not file.endswith("/__init__.py") or file == "ops/__init__.py")
 
 
 def plain() -> tuple[str, ...]:
     """The shared files without the kernels, whose many lines are for speed."""
-    return tuple(file for file in shared() if not file.startswith("_kernel"))
+    return tuple(file for file in shared() if not file.startswith("kernels/") or file == "kernels/weigh.py")
 
 
 def files() -> tuple[str, ...]:
@@ -46,6 +49,11 @@ def files() -> tuple[str, ...]:
 def every() -> tuple[str, ...]:
     """What may be named: the shared files and every variant that there is."""
     return (*shared(), *(f"{variant}.py" for variant in contract.variants()))
+
+
+def module_of(file: str) -> str:
+    """The name of a file's module in the package: `ops.vjp` of `ops/vjp.py`."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def needed(names: Iterable[str]) -> tuple[str, ...]:
@@ -117,13 +125,13 @@ class _Copy(MetaPathFinder, Loader):
         self.edited, self.root = edited, root()
 
     def file(self, name: str) -> str:
-        parts = name.split(".")[1:]
-        return f"{parts[0]}.py" if len(parts) == 1 else "__init__.py" if not parts else ""
+        place = "/".join(name.split(".")[1:])
+        return f"{place}.py" if (self.root / f"{place}.py").is_file() else f"{place}/__init__.py".lstrip("/")
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname.split(".")[0] != ALIAS or not (self.root / self.file(fullname)).is_file():
             return None
-        return spec_from_loader(fullname, self, is_package=fullname == ALIAS)
+        return spec_from_loader(fullname, self, is_package=self.file(fullname).endswith("__init__.py"))
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

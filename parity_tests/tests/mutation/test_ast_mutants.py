@@ -102,7 +102,7 @@ def test_mutants_change_their_text() -> None:
     assert all(mutant.key.before != mutant.key.after for file in files() for mutant in mutants(file))
 
 
-@pytest.mark.parametrize("file", ["_vjp.py", "gru.py"])
+@pytest.mark.parametrize("file", ["ops/vjp.py", "gru.py"])
 def test_an_edit_is_undone(file: str) -> None:
     """The syntax trees are shared: compiling a mutant leaves them as they were."""
     before = ast.dump(sources.syntax(file))
@@ -222,7 +222,7 @@ def test_the_file_of_any_variant_can_be_named() -> None:
     """Its checks are its own."""
     assert sources.needed(["gqa.py"]) == ("gqa",)
     assert sources.needed(["mha.py", "gqa.py"]) == (*VARIANTS, "gqa")
-    assert sources.needed(["_vjp.py"]) == sources.needed(files()) == VARIANTS
+    assert sources.needed(["ops/vjp.py"]) == sources.needed(files()) == VARIANTS
     results = runner.run(short=True, jobs=1, only=["gqa.py"])
     assert {result.file for result in results} == {"gqa.py"}
     assert not ratchet.fallen(results, ratchet.read(), sample=True)

@@ -96,12 +96,12 @@ def test_a_mutant_that_no_longer_fits_is_an_error() -> None:
 def test_a_mutant_of_shared_files_finds_its_own() -> None:
     """Whatever the file is called; kernels say the same again, and a text of several files needs another beside it."""
     found = Mutant("root of the weights", SHARED, "root = np.sqrt(probs)", "root = probs", "mha", "cross")
-    assert file_of(found, "attn_np") == "_vjp.py"
+    assert file_of(found, "attn_np") == "ops/vjp.py"
     assert "root = probs" in edited(found, "attn_np")
     several = Mutant("types", SHARED, "from attn_np", "", "mha", "cross", many=True)
     with pytest.raises(ValueError, match=r"in one shared file of attn_np, got _api\.py and .*; mend the mutant"):
         edited(several, "attn_np")
-    assert file_of(replace(several, beside="root = np.sqrt(probs)"), "attn_np") == "_vjp.py"
+    assert file_of(replace(several, beside="root = np.sqrt(probs)"), "attn_np") == "ops/vjp.py"
     with pytest.raises(ValueError, match=r"in one shared file of attn_np, got none; mend the mutant"):
         edited(replace(found, old="root = np.cbrt(probs)"), "attn_np")
     assert not [name for tree in TREES for name in shared(tree) if "kernel" in name]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import _ops, _vjp, contract
-from attn_torch._ops import softmax
+from attn_np import contract, ops
+from attn_np.ops import vjp
+from attn_torch.ops import softmax
 from parity_tests.bounds.error_array import ErrArray, delivered, lift, widened
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, run_numpy
@@ -29,7 +30,7 @@ def test_long_sums_of_equal_terms() -> None:
     for a, b in zip(x[0], w[:, 0], strict=True):
         one_by_one = np.float32(one_by_one + a * b)
     with precision(precision_of("float32")):
-        result = _ops.einsum("ab,bc->ac", ErrArray(x, 0.0), ErrArray(w, 0.0))
+        result = ops.einsum("ab,bc->ac", ErrArray(x, 0.0), ErrArray(w, 0.0))
     assert abs(float(one_by_one) - result.v[0, 0]) <= result.b[0, 0]
 
 
@@ -39,9 +40,9 @@ def test_softmax_ignores_what_all_scores_share() -> None:
     scores, values = rng.normal(size=(3, 8)), 1000.0 + rng.normal(size=(8, 2))
     bound = 2.0**-12
     with precision(precision_of("float64")):
-        soft = _ops.softmax(ErrArray(scores, bound))
-        centred = _ops.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
-        plain = _ops.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
+        soft = ops.softmax(ErrArray(scores, bound))
+        centred = ops.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
+        plain = ops.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
     assert np.all(16 * centred.b < plain.b)
 
 
@@ -53,8 +54,8 @@ def test_a_weight_may_underflow_where_its_exponential_does_not() -> None:
     assert kept[0, 2] == 0 < got[0, 2]
     with precision(precision_of("float32")):
         probs, dprobs = ErrArray(kept.detach().numpy(), 0.0), lift(np.array([[1.0, -2.0, 40.0]] * 2))
-        whole = _vjp.softmax_vjp(probs, dprobs)
-        part = _vjp.part_of_softmax_vjp(probs, dprobs, np.sum(probs * dprobs, axis=-1, keepdims=True), 2)
+        whole = vjp.softmax_vjp(probs, dprobs)
+        part = vjp.part_of_softmax_vjp(probs, dprobs, np.sum(probs * dprobs, axis=-1, keepdims=True), 2)
     for want in (whole, part):
         assert compare(got.numpy(), want)["ratio"] <= 1
         assert not want.b[1].any()
@@ -106,7 +107,7 @@ def test_what_a_variant_makes_of_constants_is_charged_its_rounding(
 
     import_module(f"attn_np.{variant}")
     for name, module in list(sys.modules.items()):
-        if name.startswith("attn_np.") and not name.startswith(("attn_np.contract", "attn_np._ops")):
+        if name.startswith("attn_np.") and not name.startswith(("attn_np.contract", "attn_np.ops")):
             for word in set(ROUNDING) & vars(module).keys():
                 monkeypatch.setattr(module, word, watched(getattr(module, word)))
     for example, config in contract.examples(variant).items():
@@ -245,7 +246,7 @@ def test_a_compiler_may_compute_a_value_twice() -> None:
 def test_widening_is_exact() -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     for kind in ("bfloat16", "float16"):
-        x = bits.view(_ops.DTYPES[kind])
+        x = bits.view(ops.DTYPES[kind])
         back = widened(x).astype(x.dtype)
         assert np.array_equal(np.isnan(back), np.isnan(x))
         assert np.array_equal(back[~np.isnan(x)].view(np.uint16), bits[~np.isnan(x)])

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import attn_jax
 import attn_torch
-from attn_np._ops import DTYPES
+from attn_np.ops import DTYPES
 from parity_tests import compare_modules, compare_recordings, load_modules, record_modules
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT

@@ -123,7 +123,7 @@ def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.Mon
     rows = list(judge_call(case, call))
     assert all(row.ok for row in rows)
     assert {"y", "dquery", "dbias", "dw_qkv", "dw_o"} <= {row.name for row in rows}
-    kernels = import_module(f"{TREES[framework]}._kernels")
+    kernels = import_module(f"{TREES[framework]}.kernels.flash")
     attend = kernels.attend
     monkeypatch.setattr(kernels, "attend", lambda *given, **more: attend(*given, **more | {"softcap": None}))
     jax_function.cache_clear()

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_np import _masks, _ops, _simplex, _sparse_weights, _vjp
+from attn_np import ops
+from attn_np.attention import attend, masks
+from attn_np.normalizers import simplex, sparse
+from attn_np.ops import vjp
 from parity_tests.bounds import error_array, tangents
 from parity_tests.bounds.error_array import ErrArray, Flag, delivered
 from parity_tests.bounds.precision import LARGEST, UNDERFLOW, UNIT, precision, precision_of
@@ -33,13 +36,13 @@ def size_of(x: Any) -> Any:
 
 
 def part_of_softmax(x: Any) -> Any:
-    top = _ops.amax_detached(x, -1)[:, None]
-    return _vjp.part_of_softmax(x, top, np.sum(np.exp(x - top), axis=-1, keepdims=True), 2)
+    top = ops.amax_detached(x, -1)[:, None]
+    return vjp.part_of_softmax(x, top, np.sum(np.exp(x - top), axis=-1, keepdims=True), 2)
 
 
 def place(x: Any) -> Any:
     """A position among five entries: the whole number 2 where x is 0, and beyond the last entry the last."""
-    far = 5.0 * _ops.sigmoid(x) - 0.5
+    far = 5.0 * ops.sigmoid(x) - 0.5
     return np.where(far < 4.0, np.where(far > 0.0, far, 0.0), 4.0)
 
 
@@ -60,52 +63,52 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "sum": (lambda x: np.sum(x, axis=-1), ONE),
     "running sum": (lambda x: np.cumsum(x, axis=1), ONE),
     "max": (lambda x: np.max(x, axis=-1), ONE),
-    "max without a gradient": (lambda x: _ops.amax_detached(x, -1), ONE),
+    "max without a gradient": (lambda x: ops.amax_detached(x, -1), ONE),
     "where": (lambda x, y: np.where(x > y, x * 2.0, y * 3.0), TWO),
     "where not": (lambda x, y: np.where((x < y) & (x <= 1.0), x * 2.0, y * 3.0), TWO),
     "where equal": (lambda x, y: np.where(x == y, x, y * 3.0), TWO),
     "where any": (lambda x, y: np.where(np.any(x >= 1.0, axis=-1), y[:, 0] * 2.0, y[:, 1] * 3.0), TWO),
     "stack": (lambda x, y: np.stack([x, y], axis=1), TWO),
     "concatenate": (lambda x, y: np.concatenate([x, y], axis=1), TWO),
-    "einsum": (lambda x, y: _ops.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
-    "linear": (lambda x, w, b: _ops.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
-    "sum_grads": (lambda x, y, z: _vjp.sum_grads(x, y, z), (*TWO, (3, 4))),
-    "lerp": (lambda x, y, z: _ops.lerp(x, y, _ops.sigmoid(z)), (*TWO, (3, 4))),
-    "one_minus_z_times": (lambda z, d: _vjp.one_minus_z_times(_ops.sigmoid(z), d), TWO),
-    "sigmoid": (lambda x: _ops.sigmoid(x), ONE),
-    "softplus": (lambda x: _ops.softplus(x), ONE),
-    "softmax": (lambda x: _ops.softmax(x), ONE),
-    "softmax masked": (lambda x: _ops.softmax(x, ALLOWED), ONE),
-    "softmax over rows": (lambda x: _ops.softmax(x, ALLOWED, -2), ONE),
-    "softmax of what is near": (lambda x, y: _ops.softmax(x, ALLOWED & (y <= 0.5) & (y >= -0.5)), TWO),
-    "hide what is far": (lambda x, y: _masks.zero_unseen("ab->b", ALLOWED & (y <= 0.5), x), ((4,), (3, 4))),
-    "softmax then product": (lambda x, v: _ops.einsum("ab,bc->ac", _ops.softmax(x), v), ((3, 4), (4, 5))),
+    "einsum": (lambda x, y: ops.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
+    "linear": (lambda x, w, b: ops.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
+    "sum_grads": (lambda x, y, z: vjp.sum_grads(x, y, z), (*TWO, (3, 4))),
+    "lerp": (lambda x, y, z: ops.lerp(x, y, ops.sigmoid(z)), (*TWO, (3, 4))),
+    "one_minus_z_times": (lambda z, d: vjp.one_minus_z_times(ops.sigmoid(z), d), TWO),
+    "sigmoid": (lambda x: ops.sigmoid(x), ONE),
+    "softplus": (lambda x: ops.softplus(x), ONE),
+    "softmax": (lambda x: ops.softmax(x), ONE),
+    "softmax masked": (lambda x: ops.softmax(x, ALLOWED), ONE),
+    "softmax over rows": (lambda x: ops.softmax(x, ALLOWED, -2), ONE),
+    "softmax of what is near": (lambda x, y: ops.softmax(x, ALLOWED & (y <= 0.5) & (y >= -0.5)), TWO),
+    "hide what is far": (lambda x, y: masks.zero_unseen("ab->b", ALLOWED & (y <= 0.5), x), ((4,), (3, 4))),
+    "softmax then product": (lambda x, v: ops.einsum("ab,bc->ac", ops.softmax(x), v), ((3, 4), (4, 5))),
     "part_of_softmax": (part_of_softmax, ONE),
-    "log_sum_exp": (lambda x: _simplex.log_sum_exp(x, ALLOWED), ONE),
-    "sparsemax": (lambda x: _sparse_weights.sparsemax(x, ALLOWED), ONE),
-    "entmax15": (lambda x: _sparse_weights.entmax15(x, ALLOWED, -2), ONE),
-    "bisected_entmax": (lambda x: _simplex.bisected_entmax(x, ALLOWED, 1.25), ONE),
-    "steep_entmax": (lambda x: _simplex.steep_entmax(x, ALLOWED, 3.0), ONE),
-    "hardmax": (lambda x: _sparse_weights.hardmax(x, ALLOWED), ONE),
-    "straight_through": (lambda x, y: _sparse_weights.straight_through(x, y), TWO),
-    "softmax_vjp": (lambda x, d: _vjp.softmax_vjp(_ops.softmax(x, ALLOWED), d), TWO),
-    "part_of_softmax_vjp": (lambda x, d, m: _vjp.part_of_softmax_vjp(_ops.softmax(x), d, m, 2), (*TWO, (3, 1))),
-    "sparsemax_vjp": (lambda x, d: _vjp.sparsemax_vjp(_sparse_weights.sparsemax(x, ALLOWED), d), TWO),
-    "entmax15_vjp": (lambda x, d: _vjp.entmax15_vjp(_sparse_weights.entmax15(x, ALLOWED), d), TWO),
-    "entmax_vjp": (lambda x, d: _simplex.entmax_vjp(_ops.softmax(x, ALLOWED), d, 1.25), TWO),
-    "steep_entmax_vjp": (lambda x, d: _simplex.steep_entmax_vjp(_ops.softmax(x, ALLOWED), d, 3.0), TWO),
-    "tanh_vjp": (lambda x, d: _vjp.tanh_vjp(np.tanh(x), d), TWO),
-    "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_ops.sigmoid(x), d), TWO),
-    "softplus_vjp": (lambda x, d: _vjp.softplus_vjp(x, d), TWO),
-    "silu_vjp": (lambda x, d: _vjp.silu_vjp(x, d), TWO),
-    "divide_by_norm_vjp": (lambda x, d: _vjp.divide_by_norm_vjp(x, size_of(x), d, 1.0), TWO),
-    "interpolate_last": (lambda x, p: _ops.interpolate_last(x, place(p)), ROWS),
-    "slope_last": (lambda x, p: _vjp.slope_last(x, place(p)), ROWS),
-    "interpolated_entries_vjp": (lambda d, p: _vjp.interpolated_entries_vjp(place(p), d, 5), (ROWS[1], ROWS[1])),
+    "log_sum_exp": (lambda x: attend.log_sum_exp(x, ALLOWED), ONE),
+    "sparsemax": (lambda x: sparse.sparsemax(x, ALLOWED), ONE),
+    "entmax15": (lambda x: sparse.entmax15(x, ALLOWED, -2), ONE),
+    "bisected_entmax": (lambda x: simplex.bisected_entmax(x, ALLOWED, 1.25), ONE),
+    "steep_entmax": (lambda x: simplex.steep_entmax(x, ALLOWED, 3.0), ONE),
+    "hardmax": (lambda x: sparse.hardmax(x, ALLOWED), ONE),
+    "straight_through": (lambda x, y: sparse.straight_through(x, y), TWO),
+    "softmax_vjp": (lambda x, d: vjp.softmax_vjp(ops.softmax(x, ALLOWED), d), TWO),
+    "part_of_softmax_vjp": (lambda x, d, m: vjp.part_of_softmax_vjp(ops.softmax(x), d, m, 2), (*TWO, (3, 1))),
+    "sparsemax_vjp": (lambda x, d: vjp.sparsemax_vjp(sparse.sparsemax(x, ALLOWED), d), TWO),
+    "entmax15_vjp": (lambda x, d: vjp.entmax15_vjp(sparse.entmax15(x, ALLOWED), d), TWO),
+    "entmax_vjp": (lambda x, d: simplex.entmax_vjp(ops.softmax(x, ALLOWED), d, 1.25), TWO),
+    "steep_entmax_vjp": (lambda x, d: simplex.steep_entmax_vjp(ops.softmax(x, ALLOWED), d, 3.0), TWO),
+    "tanh_vjp": (lambda x, d: vjp.tanh_vjp(np.tanh(x), d), TWO),
+    "sigmoid_vjp": (lambda x, d: vjp.sigmoid_vjp(ops.sigmoid(x), d), TWO),
+    "softplus_vjp": (lambda x, d: vjp.softplus_vjp(x, d), TWO),
+    "silu_vjp": (lambda x, d: vjp.silu_vjp(x, d), TWO),
+    "divide_by_norm_vjp": (lambda x, d: vjp.divide_by_norm_vjp(x, size_of(x), d, 1.0), TWO),
+    "interpolate_last": (lambda x, p: ops.interpolate_last(x, place(p)), ROWS),
+    "slope_last": (lambda x, p: vjp.slope_last(x, place(p)), ROWS),
+    "interpolated_entries_vjp": (lambda d, p: vjp.interpolated_entries_vjp(place(p), d, 5), (ROWS[1], ROWS[1])),
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
-MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, _masks.hide_neg_inf, _ops.constants, _masks.top_k_indices}
+MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, masks.hide_neg_inf, ops.constants, masks.top_k_indices}
 
 
 def drawn(seed: int, scale: float, shapes: Shapes) -> list[np.ndarray]:
@@ -157,9 +160,9 @@ def test_softmax_holds_what_large_errors_do_where_one_weight_is_nearly_all() -> 
     """The others are below a rounding of 1, and beside what its own error does to it; together they are not."""
     scores, errors = np.array([0.0, -45.0, -50.0]), np.array([16.0, 16.0, 16.0])
     with precision(precision_of("float64")):
-        result: Any = _ops.softmax(ErrArray(scores, errors))
+        result: Any = ops.softmax(ErrArray(scores, errors))
     for signs in product((-1, 0, 1), repeat=3):
-        assert holds(_ops.softmax(scores + np.array(signs) * errors * (1 - 2.0**-10)), result), signs
+        assert holds(ops.softmax(scores + np.array(signs) * errors * (1 - 2.0**-10)), result), signs
 
 
 @pytest.mark.parametrize("error", [0.0, 2.0**-60, 2.0**-30, 0.75, 1.5])
@@ -171,14 +174,14 @@ def test_positions_beside_whole_numbers_are_held_on_either_side(error: float) ->
     x, dy = rng.normal(size=(1, n, 4, n)), rng.normal(size=position.shape)
     with precision(precision_of("float64")):
         at = ErrArray(position, error)
-        found = [_ops.interpolate_last(x, at), _vjp.slope_last(x, at), _vjp.interpolated_entries_vjp(at, dy, n)]
+        found = [ops.interpolate_last(x, at), vjp.slope_last(x, at), vjp.interpolated_entries_vjp(at, dy, n)]
     for side in (-1, 0, 1):
         moved = np.clip(position + side * error * (1 - 2.0**-10), 0.0, n - 1.0)
         low = np.floor(moved)
         shares = (low[..., None] == np.arange(n)) * dy[..., None]
         after = (low[..., None] + 1 == np.arange(n)) * (dy * (moved - low))[..., None]
         apart = shares.sum(-2) - (shares * (moved - low)[..., None]).sum(-2) + after.sum(-2)
-        got = [_ops.interpolate_last(x, moved), _vjp.slope_last(x, moved), _vjp.interpolated_entries_vjp(moved, dy, n)]
+        got = [ops.interpolate_last(x, moved), vjp.slope_last(x, moved), vjp.interpolated_entries_vjp(moved, dy, n)]
         for one, result in zip([*got, apart], [*found, found[2]], strict=True):
             assert holds(one, result), side
 
@@ -191,7 +194,7 @@ def test_what_is_delivered_is_rounded_once(dtype: str) -> None:
     values = rng.choice([-1, 1], 1000) * 2.0 ** rng.uniform(max(least, -1022), most, 1000)
     result = delivered(ErrArray(values, 0.0), dtype, always=True)
     with np.errstate(over="ignore", under="ignore"):
-        got = values.astype(_ops.DTYPES[dtype]).astype(np.float64)
+        got = values.astype(ops.DTYPES[dtype]).astype(np.float64)
     assert holds(got, result)
     assert np.all(result.b <= UNIT[dtype] * np.abs(values) + UNDERFLOW[dtype])
     assert delivered(ErrArray([0.0], 0.0), dtype, always=True).b == 0

@@ -21,7 +21,7 @@ from torch.export import Dim
 import attn_jax
 import attn_torch
 from attn_np import contract
-from attn_np._ops import amax_detached, einsum, exp, log, rms_norm, silu
+from attn_np.ops import amax_detached, einsum, exp, log, rms_norm, silu
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import UNIT, precision, precision_of
 from parity_tests.bounds.tangents import Dual

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 import attn_np
-from attn_np import _kernels, contract
-from attn_np._vjp import RecordingGenerator
+from attn_np import contract
+from attn_np.kernels import flash
+from attn_np.ops.vjp import RecordingGenerator
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
@@ -91,7 +92,7 @@ def judged(got: Arrays, want: Arrays, case: Case, drawn: Drawn) -> None:
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
     """Blocks so small that these sizes are computed by several threads."""
     for name, n in {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1}.items():
-        patch.setattr(_kernels, name, n)
+        patch.setattr(flash, name, n)
 
 
 @cells("threads")

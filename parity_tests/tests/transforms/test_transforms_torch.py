@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_np import contract
 from attn_np.contract import Config
-from attn_torch._ops import DTYPES
+from attn_torch.ops import DTYPES
 from parity_tests.bounds.precision import UNIT, Precision, fast_precision_of
 from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.cases import Case, Drawn

@@ -144,7 +144,7 @@ def test_the_fast_path_of_both_maps_keeps_the_bounds(name: str, example: str) ->
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_fast_path_of_one_map_twice_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = import_module(f"{TREES[name].package.__name__}._call")
+    room = import_module(f"{TREES[name].package.__name__}.frame.call")
     real, maps = room.attend_checked, []
 
     def first_map_twice(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -156,7 +156,7 @@ def test_a_fast_path_of_one_map_twice_is_seen(name: str, monkeypatch: pytest.Mon
 
 
 def test_a_gradient_of_the_factor_without_the_second_map_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = import_module("attn_np._call")
+    room = import_module("attn_np.frame.call")
     real = room.attend_checked
 
     def without_its_context(*arrays: Any, tape: Any, **options: Any) -> Any:

@@ -32,7 +32,7 @@ SMALL_ROWS = {"ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 8, "CPU_BLOCK_SCORES": 8, "
 @contextmanager
 def constants(tree: str, values: dict[str, int]) -> Iterator[None]:
     """A tree's `_rows` with other constants, of those that it has."""
-    module = import_module(f"{tree}._rows")
+    module = import_module(f"{tree}.attention.row_blocks")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
             if hasattr(module, name):

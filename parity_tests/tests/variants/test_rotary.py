@@ -244,7 +244,7 @@ def expected(config: Config, length: int, dtype: str) -> ErrArray:
 def made(package: str, config: Config, length: int, dtype: str) -> np.ndarray:
     """The tables of a tree."""
     like = TREES[package.removeprefix("attn_").replace("np", "numpy")].array(np.zeros(1, dtype))
-    found = import_module(f"{package}._rotary").cos_sin_table(config, length, length, dtype, like=like)
+    found = import_module(f"{package}.positions.rotary").cos_sin_table(config, length, length, dtype, like=like)
     return found.numpy() if package == "attn_torch" else np.asarray(found)
 
 
@@ -408,7 +408,7 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
     bug = Mutant("length", SHARED, "length = int((known_range(positions) or (0, 0))[1]) + 1", "length = count", "", "")
 
     def cosines(package: str) -> np.ndarray:
-        cos_sin_for = import_module(f"{package}._rotary").cos_sin_for
+        cos_sin_for = import_module(f"{package}.positions.rotary").cos_sin_for
         return tree.numpy(cos_sin_for(config, tree.array(inputs["positions"]), 5, like=tree.array(np.ones(1)))[0])
 
     with planted(bug, package) as alias:

@@ -1,0 +1,65 @@
+"""Making a layer by the name of its variant."""
+
+from importlib import import_module
+from typing import Any
+
+import jax
+from flax import nnx
+
+from attn_jax.frame.layer import Layer
+from attn_jax.ops import Device, DType, check_device, float_dtype_name, from_numpy
+from attn_np import contract
+from attn_np.contract._call import refuse_generator
+from attn_np.weights import draw
+
+TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
+
+
+def layer_class(variant: str) -> type[Layer[Any]]:
+    """The class of a variant in this package.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    return getattr(import_module(f"{TREE}.{variant}"), contract.get(variant).Config.class_name)
+
+
+def build(
+    variant: str,
+    /,
+    *,
+    seed: int | None = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    rngs: nnx.Rngs | None = None,
+    **fields: Any,
+) -> Any:
+    """A layer in evaluation mode, with weights that are the same bits in every package.
+
+    Two layers of one variant, config and seed have the same weights: give each block of a model a seed of its own, or
+    None.
+
+    Args:
+        variant: the variant's name, such as "mha".
+        seed: integer from 0; draws every parameter. None: from `rngs`, anew in
+            each call.
+        dtype: float64, float32, bfloat16 or float16.
+        device: where the parameters live, as the framework says it.
+        rngs: with `seed=None`, draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
+        fields: those of the variant's Config: `help` of the layer's `Config` tells them.
+
+    Raises:
+        ValueError: an unknown variant, or a value that cannot be right.
+        TypeError: an unknown or missing field, `rngs` beside a seed, or neither.
+    """
+    config, device = contract.config(variant, **fields), check_device(device)
+    dtype = float_dtype_name(variant, dtype)
+    if seed is None:
+        layer: Any = layer_class(config.variant)(config, rngs=rngs, param_dtype=dtype)
+        layer.eval()
+        if device is not None:
+            nnx.update(layer, jax.device_put(nnx.state(layer, nnx.Param), device))
+        return layer
+    refuse_generator(config.variant, "rngs", rngs, seed)
+    values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
+    return layer_class(config.variant).from_params(config, values, dtype, seed)

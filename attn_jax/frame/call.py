@@ -1,0 +1,301 @@
+"""The frame of every call: what a layer does before its formula and after it, written once.
+
+A call is made of four lines, and the formula between them:
+
+    call = AttentionCall(self, query, key, value, **options)    arguments checked
+    query, key, value = call.inputs()                           in one precision, 0 where nobody sees them
+    context = call.attend(q, k, v)                              cache, dropout, masks, and the way to compute it
+    return call.end(y)                                          taped, and rounded once
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypedDict
+
+from jaxtyping import Bool, Float
+
+from attn_jax.attention.attend import attend_checked, softmax_takes_fast_path
+from attn_jax.attention.decode import DecodeStep, append, read_state, real_mask, write_state
+from attn_jax.attention.masks import attention_mask, zero_unseen, zero_unseen_inputs
+from attn_jax.attention.row_blocks import AttendRows, attend_in_row_blocks
+from attn_jax.frame.layer import Output, cast_output
+from attn_jax.frame.memory import with_memory
+from attn_jax.ops import Array, Tape, dtype_name, record, to_dtype, upcast, zeros
+from attn_np.contract._band import Limits
+from attn_np.contract._patterns import Pattern
+from attn_np.contract._tape import scope
+
+
+class StateOptions(TypedDict, total=False):
+    """Options of a call without attention weights.
+
+    Attributes:
+        mask: broadcastable to `b t`, or to `b t s` where keys have an axis; True = may attend.
+        tape: a dictionary that gets every named intermediate.
+        step: the step of decoding; `Layer.step` alone passes it.
+    """
+
+    mask: Bool[Array, "..."] | None
+    tape: Tape
+    step: DecodeStep | None
+
+
+class ShownOptions(TypedDict, total=False):
+    """Options of what a call shows beside its output.
+
+    Attributes:
+        tape: a dictionary that gets every named intermediate.
+        return_weights: return the weights, too.
+    """
+
+    tape: Tape
+    return_weights: bool
+
+
+class RowOptions(TypedDict, total=False):
+    """Options of a call with attention weights.
+
+    Attributes:
+        mask: broadcastable to `b h t s`, `b t s` without heads; True = may attend.
+        bias: added to the scores, broadcastable likewise.
+        keep: broadcastable likewise; False = dropped. In training it is drawn where it is not given.
+        tape: a dictionary that gets every named intermediate.
+        return_weights: return (y, weights).
+        step: the step of decoding; `Layer.step` alone passes it.
+    """
+
+    mask: Bool[Array, "..."] | None
+    bias: Float[Array, "..."] | None
+    keep: Bool[Array, "..."] | None
+    tape: Tape
+    return_weights: bool
+    step: DecodeStep | None
+
+
+class Options(RowOptions, total=False):
+    """Options of a call that may be computed in more than one way.
+
+    Attributes:
+        implementation: "auto", "textbook" or "fused"; see `attend`.
+    """
+
+    implementation: str
+
+
+def scoring(config: Any) -> dict[str, Any]:
+    """What a config says of scores and weights, as `attend` and its backward pass take it."""
+    return {
+        "scale": config.scale,
+        "softcap": getattr(config, "softcap", None),
+        "rate": config.dropout,
+        "normalize_over": getattr(config, "normalize_over", "keys"),
+    }
+
+
+class LayerCall:
+    """A call of any layer: its arguments are checked at the beginning, its output is rounded once at the end.
+
+    Attributes:
+        sizes: the size of every axis letter.
+        dtype: the name of the output's dtype: that of the first argument, unless another is given.
+        weights: the weights that the call returns beside the output, if it was asked for them.
+    """
+
+    def __init__(
+        self, layer: Any, *, tape: Tape = None, return_weights: bool = False, dtype: str | None = None, **arguments: Any
+    ) -> None:
+        self.layer, self.tape, self.shows_weights, self.sizes = layer, tape, return_weights, layer.check(**arguments)
+        self.like = next(iter(arguments.values()))
+        self.dtype = dtype_name(self.like) if dtype is None else dtype
+        self.weights: Array | None = None
+
+    def keep_mask(self, keep: Array | None, axes: str) -> Array | None:
+        """A keep-mask with these axes: the caller's, in training a random one, or None."""
+        return self.layer.draw_keep(keep, tuple(self.sizes[letter] for letter in axes.split()), like=self.like)
+
+    def end(self, y: Array, **states: Array) -> Output:
+        """The output of the call: y, and states behind it, taped and rounded once; then the weights, if returned."""
+        outputs = record(self.tape, y=y, **states)
+        if not states:
+            return cast_output(self.dtype, outputs, self.weights, self.shows_weights)
+        shown: Any = (self.weights,) if self.shows_weights else ()
+        return tuple(to_dtype(x, self.dtype) for x in (*outputs, *shown))
+
+
+class AttentionCall(LayerCall):
+    """A call of a layer with attention weights.
+
+    Attributes:
+        masking: who may attend to whom: mask, causality, window, pattern and the step of decoding.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        keep: Array | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        step: DecodeStep | None = None,
+        **others: Any,
+    ) -> None:
+        arrays = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "keep": keep}
+        super().__init__(layer, tape=tape, return_weights=return_weights, **arrays, **others)
+        self.passed, self.mask, self.bias, self.keep = (query, key, value), mask, bias, keep
+        self.step, self.implementation = step, implementation
+
+    def inputs(
+        self,
+        *,
+        causal: bool | None = None,
+        window: Limits | None = None,
+        pattern: Pattern | None = None,
+        projected: bool = True,
+    ) -> tuple[Array, Array, Array]:
+        """Query, key and value, upcast, 0 where unseen; a missing key is the query, a missing value the key.
+
+        `attend` remembers who sees whom from here.
+
+        Args:
+            causal, window: who sees whom, if not as the config says.
+            pattern: who sees whom besides.
+            projected: False where the layer projects nothing: then `attend` sets to 0 what is unseen.
+        """
+        axes = "bhts" if "h" in self.sizes else "bts"
+        masking: Any = self.who_sees_whom(causal, window, pattern)  # remembered for `attend`, too
+        masking = masking if projected else {"step": self.step}
+        return zero_unseen_inputs(self.tape, axes, *self.passed, **masking)
+
+    def who_sees_whom(
+        self, causal: bool | None = None, window: Limits | None = None, pattern: Pattern | None = None
+    ) -> dict[str, Any]:
+        """Set `masking`, and return it."""
+        c = self.layer.config
+        causal = getattr(c, "causal", False) if causal is None else causal
+        window = getattr(c, "window", None) if window is None else window
+        self.masking = {"mask": self.mask, "causal": causal, "window": window, "pattern": pattern, "step": self.step}
+        return self.masking
+
+    def cached(self, **new: Array) -> Any:
+        """The entries of the cache under these names, and the new ones behind them; without a cache the new alone."""
+        return append(self.step, **new)
+
+    def with_cached(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values with those of the cache before them, unless the layer keeps something else or has done so."""
+        step = self.step
+        if step is None or "k" in step.arrays or "k" not in step.cache.arrays:
+            return k, v
+        return append(step, k=k, v=v)
+
+    def allowed(self, t: int, s: int, like: Array) -> Array | None:
+        """Who may attend to whom as one mask, broadcastable to the scores; None if every pair is allowed."""
+        return attention_mask(t=t, s=s, like=like, head_axis="h" in self.sizes, **self.masking)
+
+    def draw_keep(self) -> Array | None:
+        """The keep-mask: the caller's, in training a random one, drawn once, or None."""
+        self.keep = self.keep_mask(
+            self.keep, f"b {'h ' if 'h' in self.sizes else ''}t {'s' if 's' in self.sizes else 't'}"
+        )
+        return self.keep
+
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        part: str | None = None,
+        memory_k: Array | None = None,
+        memory_v: Array | None = None,
+        **more: Any,
+    ) -> Array:
+        """The context: `attend_checked` of queries, keys and values as the call and the config ask for it.
+
+        Args:
+            part: where a layer attends more than once, the name of this time: its scope on the tape. Weights are added.
+            memory_k, memory_v: learned keys and values, which every query sees beside those of the call.
+            more: further options of `attend_checked`; they replace those of the call and of the config.
+        """
+        k, v = self.with_cached(k, v)
+        options: Any = self.masking | {"bias": self.bias, "keep": self.draw_keep()} | scoring(self.layer.config)
+        options |= {"tape": self.tape, "implementation": self.implementation, "return_weights": self.shows_weights}
+        if part is not None:  # one cast of the bias for all parts: their gradients are added before they are rounded
+            self.bias, self.keep = upcast(self.bias), record(self.tape, keep=self.keep)
+            options |= {"bias": self.bias, "tape": scope(self.tape, part)}
+        s = k.shape[1]
+        if memory_k is not None and memory_v is not None:
+            q, k, v, options = with_memory(memory_k, memory_v, q, k, v, **options)
+        context, weights = attend_checked(q, k, v, **options | more)
+        weights = weights if weights is None or memory_k is None else weights[..., :s]
+        self.weights = weights if self.weights is None or weights is None else self.weights + weights
+        return context
+
+    def takes_fast_path(self, q: Array, k: Array, v: Array) -> bool:
+        """Whether `attend` with a softmax of these arrays never forms the weights."""
+        shown: Any = {"tape": self.tape, "return_weights": self.shows_weights}
+        return softmax_takes_fast_path(q, k, v, keep=self.draw_keep(), implementation=self.implementation, **shown)
+
+    def attend_in_rows(self, attend_rows: AttendRows, q: Array, k: Array, v: Array, **more: Any) -> Array:
+        """The context of a variant that says how some rows of queries attend: see `attend_in_row_blocks`."""
+        k, v = self.with_cached(k, v)
+        options: Any = {name: x for name, x in self.masking.items() if name != "pattern"}
+        options |= {"bias": self.bias, "keep": self.draw_keep(), "implementation": self.implementation} | more
+        context, self.weights = attend_in_row_blocks(
+            attend_rows, self.tape, q, k, v, return_weights=self.shows_weights, **options
+        )
+        return context
+
+    def attend_by(self, weigh: Callable[..., Array], q: Array, k: Array, v: Array, **more: Any) -> Array:
+        """The context of a variant whose weights are no softmax: (tape, scores, allowed, **arrays) -> weights.
+
+        With `weighing=`, the same weights by name, long calls without dropout and tape work in place, block by block.
+        """
+        options: Any = scoring(self.layer.config) | {"implementation": self.implementation}
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, _: Any, bias: Any, keep: Any, **arrays: Any
+        ) -> Any:
+            softmax_fn = partial(weigh, tape, **arrays)
+            shown: Any = {"tape": tape, "return_weights": self.shows_weights}
+            return attend_checked(
+                q, k, v, mask=allowed, bias=bias, keep=keep, softmax_fn=softmax_fn, **options, **shown
+            )
+
+        return self.attend_in_rows(attend_rows, q, k, v, **more)
+
+
+class RecurrentCall(LayerCall):
+    """A call of a layer whose state sums up the positions so far; it is in the cache between steps of decoding.
+
+    Attributes:
+        x: the inputs, upcast, 0 at padding.
+        real: the positions that are no padding, broadcastable to `b t`; None for all.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        query: Array,
+        *,
+        mask: Array | None = None,
+        tape: Tape = None,
+        step: DecodeStep | None = None,
+    ) -> None:
+        super().__init__(layer, tape=tape, query=query, mask=mask)
+        self.step = step
+        x, self.real = record(tape, x=upcast(query), real=real_mask(mask, step))
+        self.x = record(tape, zeroed_query=zero_unseen("bt->btd", self.real, x))
+
+    def state(self, name: str, *axes: int) -> Array:
+        """The state of these sizes behind the batch that the cache holds; outside a step zeros."""
+        return read_state(self.step, name, zeros((self.sizes["b"], *axes), self.x))
+
+    def keep_state(self, **states: Array) -> None:
+        """Put the states after the last position into the cache; outside a step nothing."""
+        write_state(self.step, **states)

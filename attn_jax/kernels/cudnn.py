@@ -1,0 +1,40 @@
+"""The calls of `attend` that cuDNN's kernel on a GPU takes, which JAX offers as a function of its own."""
+
+from typing import Any
+
+import jax
+
+from attn_jax.ops import Array, dtype_name
+
+
+def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
+    """Whether cuDNN's kernel takes these arrays and this window, and computes the same function; `attend` checks
+    the other arguments.
+
+    Its causal mask puts query 0 at key 0, it leaves its output undefined where a query sees no key, and it has neither
+    softcap nor sinks. It takes 16-bit types alone, and rounds the weights to them.
+    """
+    (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
+    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    capability = str(getattr(device, "compute_capability", ""))
+    return (
+        capability[:1].isdigit()
+        and float(capability) >= 8
+        and {dtype_name(x) for x in (q, k, v)} in ({"float16"}, {"bfloat16"})
+        and 0 not in (q.size, k.size)
+        and heads % groups == 0
+        and v.shape[-1] == width <= 128
+        and width % 8 == 0
+        and ((left, right) == (None, None) or (right == 0 and t == s))
+    )
+
+
+def attend_with_cudnn(
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
+) -> Array:
+    """The context by `jax.nn.dot_product_attention` on cuDNN; call it only if `cudnn_supports`."""
+    window = None if left is None else (left, 0)
+    causal = right == 0
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=causal, local_window_size=window, implementation=implementation
+    )

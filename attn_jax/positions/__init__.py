@@ -1,0 +1,1 @@
+"""Positions: rotations, tables of distances, and terms that are added to the scores."""

@@ -1,0 +1,1 @@
+"""Softmax attention: its definition, the choice of its path, masks, caches, and calls as others write them."""

@@ -1,0 +1,61 @@
+"""Making a layer by the name of its variant."""
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract._call import refuse_generator
+from attn_np.frame.layer import Layer
+from attn_np.ops import Device, DType, check_device, float_dtype_name, from_numpy
+from attn_np.weights import draw
+
+TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
+
+
+def layer_class(variant: str) -> type[Layer[Any]]:
+    """The class of a variant in this package.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    return getattr(import_module(f"{TREE}.{variant}"), contract.get(variant).Config.class_name)
+
+
+def build(
+    variant: str,
+    /,
+    *,
+    seed: int | None = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    rng: np.random.Generator | int | None = None,
+    **fields: Any,
+) -> Any:
+    """A layer in evaluation mode, with weights that are the same bits in every package.
+
+    Two layers of one variant, config and seed have the same weights: give each block of a model a seed of its own, or
+    None.
+
+    Args:
+        variant: the variant's name, such as "mha".
+        seed: integer from 0; draws every parameter. None: from `rng`, anew in
+            each call.
+        dtype: float64, float32, bfloat16 or float16.
+        device: where the parameters live, "cpu".
+        rng: with `seed=None`, a NumPy generator that draws the parameters and, in training, dropout; a new one by
+            default.
+        fields: those of the variant's Config: `help` of the layer's `Config` tells them.
+
+    Raises:
+        ValueError: an unknown variant, or a value that cannot be right.
+        TypeError: an unknown or missing field, or `rng` beside a seed.
+    """
+    config, device = contract.config(variant, **fields), check_device(device)
+    dtype = float_dtype_name(variant, dtype)
+    if seed is None:
+        return layer_class(config.variant)(config, rng=rng, dtype=dtype).eval()
+    refuse_generator(config.variant, "rng", rng, seed)
+    values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
+    return layer_class(config.variant).from_params(config, values, dtype, seed)

@@ -1,0 +1,162 @@
+"""Rotary positions: pairs of a head's dimensions, rotated by angles that grow with the position."""
+
+from typing import Any
+
+from jaxtyping import Float, Int
+
+from attn_np.attention.decode import DecodeStep
+from attn_np.attention.masks import token_positions
+from attn_np.ops import (
+    Array,
+    Tape,
+    any_over,
+    arange,
+    clip,
+    concatenate,
+    concrete,
+    constant_like,
+    cumsum,
+    dtype_name,
+    known_range,
+    record,
+    signed,
+    stack,
+    take,
+    where,
+)
+
+# Of tokens: integers, on one axis or several, or cosines and sines in their place.
+Positions = Int[Array, "b t"] | Int[Array, "a b t"] | tuple[Float[Array, "..."], Float[Array, "..."]]
+
+
+def record_positions(tape: Tape, positions: Any) -> Any:
+    """The positions of a call, or the cosines and sines in their place, recorded."""
+    if isinstance(positions, tuple):
+        return record(tape, cos=positions[0], sin=positions[1])
+    return record(tape, positions=positions)
+
+
+def recorded_positions(tape: dict[str, Array]) -> Any:
+    """What `record_positions` recorded."""
+    return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
+
+
+@constant_like
+def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
+    """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
+    a float32 angle would be wrong by 1e-3 at position 100 000.
+    """
+    angles = xp.arange(count, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
+    cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.cos_sin_factor()
+    return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
+
+
+def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array, length: int | None = None) -> Array:
+    """Cosines and sines of positions 0 .. max_positions - 1. "longrope" and "dynamic" depend on the length of the pass:
+    `length`, or else the largest position and one more.
+
+    Raises:
+        ValueError: "dynamic" in a compiled program, which does not know its positions.
+    """
+    count = config.max_positions
+    if not config.depends_on_length(count):
+        return cos_sin_table(config, count, count, dtype, like=like)
+    if length is None and concrete(positions):
+        length = int((known_range(positions) or (0, 0))[1]) + 1
+    if length is not None:
+        return cos_sin_table(config, count, length, dtype, like=like)
+    config.check_traced_length()
+    original = config.original_max_positions
+    short, long = (cos_sin_table(config, count, n, dtype, like=like) for n in (original, count))
+    return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
+
+
+def select_sections(x: Array, sections: tuple[int, ...], *, interleaved: bool) -> Array:
+    """From cosines or sines for every axis, `a ... r`, those of the axis that rotates each pair: `... r`."""
+    if interleaved:
+        pair, axes, selected = arange(x.shape[-1], like=x), len(sections), x[0]
+        for axis, count in enumerate(sections):
+            selected = where((pair % axes == axis) & (pair < axes * count), x[axis], selected)
+        return selected
+    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
+    parts = [x[i][..., end - n : end] for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
+    return concatenate(parts, -1)
+
+
+def cos_sin_for(
+    config: Any,
+    positions: Any,
+    t: int,
+    *,
+    like: Array,
+    step: DecodeStep | None = None,
+    real: Array | None = None,
+) -> tuple[Array | None, Array | None]:
+    """Cosines and sines of new positions, each `b t r`, with r half the rotated width; None without a base.
+
+    By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
+    `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
+    largest of them and one more. With `real`, `b t`, only real positions are counted. Positions on axes, `a b t`,
+    rotate a section of the pairs each. A pair (cos, sin), `t r` or `b t r`, comes back as it is.
+
+    Raises:
+        ValueError: positions beyond the tables, if their values are known.
+    """
+    if config.rope_base is None:
+        return None, None
+    if isinstance(positions, tuple):
+        cos, sin = (x if x.ndim == 3 else x[None] for x in positions)
+        return cos, sin
+    if positions is None:
+        length = max(t, 1) if step is None else step.cache.max_length
+        unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
+        positions = clip(unclipped, 0, length - 1)
+        cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
+    else:
+        positions = signed(positions)
+        known = known_range(positions)
+        if known is not None:
+            config.check_position_range(*known)
+        length = None if step is None else step.cache.max_length
+        cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, length=length)
+    cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
+    if positions.ndim == 2:
+        return cos, sin
+    sections, interleaved = config.rope_sections, config.rope_sections_interleaved
+    cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
+    return cos, sin
+
+
+def split_pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
+    """The first and the second numbers of the n pairs that rotate."""
+    return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
+
+
+def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
+    """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
+
+    A pair is dimension i of the first half and of the second ("half"), or two neighbours ("interleaved"). Gradients
+    rotate back, by the negative angles.
+    """
+    if cos is None or sin is None:
+        return x
+    n = cos.shape[-1]
+    if x.ndim == 4:
+        cos, sin = cos[:, :, None], sin[:, :, None]
+    a, b = split_pairs(x, n, layout)
+    sin = -sin if inverse else sin
+    a, b = a * cos - b * sin, b * cos + a * sin
+    rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
+    return rotated if x.shape[-1] == 2 * n else concatenate([rotated, x[..., 2 * n :]], -1)
+
+
+def query_scale_table(growth: float, interval: int, count: int, *, like: Array) -> Array:
+    """The factors of positions 0 .. count - 1 on queries, made in float64 and rounded once."""
+    return query_scale_constant(growth, interval, count, dtype_name(like), like=like)
+
+
+@constant_like
+def query_scale_constant(xp: Any, growth: float, interval: int, count: int, dtype: str) -> Any:
+    """The table of `query_scale_table` as a constant."""
+    numbers = xp.arange(1, count + 1, dtype=xp.float64)
+    return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))

@@ -1,0 +1,1 @@
+"""Weights from scores: softmax, sparsemax, entmax, and the one key of hard attention."""
