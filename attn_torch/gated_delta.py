@@ -54,7 +54,7 @@ def decay_from_logs(log_decay: Array) -> ChunkDecays:
     return ChunkDecays(where(visible, exp(log_matrix), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
-# The two forms below replace those of `_recurrence`, which takes decays as factors that may be 0, so that it must halve
+# The two forms below replace those of `recurrence`, which takes decays as factors that may be 0, so that it must halve
 # chunks. Here they are logarithms, one for each head: differences of their sums are enough.
 
 

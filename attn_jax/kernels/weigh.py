@@ -1,7 +1,7 @@
 """Sigmoid attention in blocks of queries and keys: a key is weighed by itself, so weights are not divided by a sum over
 the row.
 
-The backward pass computes a block's weights again, as `_kernels` does, and what is said there of sharding holds here.
+The backward pass computes a block's weights again, as `flash` does, and what is said there of sharding holds here.
 """
 
 from functools import partial

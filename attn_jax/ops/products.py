@@ -60,7 +60,7 @@ _reverse_mode_only: ContextVar[bool] = ContextVar("reverse_mode_only", default=F
 
 @contextmanager
 def reverse_mode_products() -> Iterator[None]:
-    """Within, `product`, and so `einsum` of `_ops`, has derivatives in reverse mode alone, which never transpose a
+    """Within, `product`, and so `einsum` of `ops`, has derivatives in reverse mode alone, which never transpose a
     block of scores.
 
     As JAX writes the gradient of a block's keys, XLA on a CPU transposes the gradient of the scores for it: four times

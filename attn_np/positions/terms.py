@@ -87,7 +87,7 @@ class Table(Term):
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """What the terms of a call add; its method `by_diagonal_or_pair` is a `relative_bias_fn` of `_attend.attend`.
+    """What the terms of a call add; its method `by_diagonal_or_pair` is a `relative_bias_fn` of `attention.attend`.
 
     Attributes:
         terms: one or several.

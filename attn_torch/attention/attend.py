@@ -238,7 +238,7 @@ def attend_checked(
 
 
 def attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
-    """`attend_checked`, after a check of its arguments. The public `attend`, in `_functions`, calls it with numbers
+    """`attend_checked`, after a check of its arguments. The public `attend`, in `functions`, calls it with numbers
     turned into Python's, a window into a pair, and `offset` and `lengths` into a pattern.
 
     Here the last query is at the last key, except in a step of decoding that is not like the end of a full pass

@@ -25,13 +25,13 @@ def test_every_pair_of_values_that_fit_meets() -> None:
     assert len(met) > 0.9 * sum(len(fields[a]) * len(fields[b]) for a, b in combinations(fields, 2))
 
 
-# Of `_rows`, so that every call has many scores, and blocks of few.
+# Of `row_blocks`, so that every call has many scores, and blocks of few.
 SMALL_ROWS = {"ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 8, "CPU_BLOCK_SCORES": 8, "MIN_ROWS": 2}
 
 
 @contextmanager
 def constants(tree: str, values: dict[str, int]) -> Iterator[None]:
-    """A tree's `_rows` with other constants, of those that it has."""
+    """A tree's `row_blocks` with other constants, of those that it has."""
     module = import_module(f"{tree}.attention.row_blocks")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
