@@ -36,9 +36,7 @@ def free_tree(framework: str) -> Iterator[str]:
     head, mark, body = source.partition("def zero_unseen(")
     body = body.replace("return x if allowed is None else where(any_visible(subscripts, allowed), x, 0.0)", "return x")
     if body == source.partition("def zero_unseen(")[2]:
-        raise ValueError(
-            f"free ports: expected the line of zero_unseen in the masks of {tree}, got another; mend this"
-        )
+        raise ValueError(f"free ports: expected the line of zero_unseen in the masks of {tree}, got another; mend this")
     with Copy(tree, {"attention/masks.py": head + mark + body}).importable() as alias:
         yield alias
 

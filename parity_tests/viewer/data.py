@@ -139,7 +139,7 @@ def shares(got: np.ndarray, want: ErrArray) -> np.ndarray:
 def forward(framework: str, case: Case, drawn: Drawn) -> Judged:
     """The forward pass alone of one of the trees, with its tape."""
     who, package = TREES[framework]
-    tree, ops = (import_module(f"{package}.{module}") for module in ("_api", "_ops"))
+    tree, ops = (import_module(f"{package}.{module}") for module in ("frame.api", "ops"))
     config, tape = case.config, {}
     with float64_in_jax(framework):
         params, inputs = ({n: ops.from_numpy(x) for n, x in part.items()} for part in (drawn.params, drawn.inputs))

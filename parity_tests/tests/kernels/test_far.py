@@ -89,7 +89,7 @@ def parts_weigh_alike(far: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def one_key_late(far: Any, patch: pytest.MonkeyPatch) -> None:
-    relative = import_module(far.__name__.replace("_far", "_relative"))
+    relative = import_module(far.__name__.replace("attention.far_keys", "positions.relative"))
     real = relative.diagonals_to_pairs
     if far.__name__.startswith("attn_torch"):
         patch.setattr(relative, "diagonals_to_pairs", lambda x, t, s: real(x.roll(1, -1), t, s))

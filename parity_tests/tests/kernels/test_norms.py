@@ -381,10 +381,10 @@ def test_a_planted_bug_of_a_rule_is_seen(bug: str) -> None:
     arrays, dy = given(name, "usual")
     want, theirs = held(name, arrays, dy), results(TREES["torch"], name, arrays, dy)
     with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}_vjp("), "attn_np") as alias:
-        for room in ("ops", "_vjp"):  # what is imported gets the rules
+        for room in ("ops", "ops.vjp"):  # what is imported gets the rules
             import_module(f"{alias}.{room}")
         adopt(alias)
-        core, vjp = (import_module(f"{alias}.{module}") for module in ("ops", "_vjp"))
+        core, vjp = (import_module(f"{alias}.{module}") for module in ("ops", "ops.vjp"))
         got = FUNCTIONS[name].pull(vjp, *arrays.values(), dy)
         mistaken = held(name, arrays, dy, core, vjp)
         disown(alias)

@@ -216,7 +216,7 @@ def an_edge_without_its_mask(patch: pytest.MonkeyPatch, rows: Any) -> None:
 
 def positions_from_the_block_on(patch: pytest.MonkeyPatch, rows: Any) -> None:
     near = rows.in_window
-    for room in (rows, import_module(rows.__name__.replace("_rows", "_weigh"))):
+    for room in (rows, import_module(rows.__name__.replace("attention.row_blocks", "kernels.weigh"))):
         patch.setattr(room, "in_window", lambda at, keys, left, right: near(at - at[:, :1], keys, left, right))
 
 

@@ -91,7 +91,7 @@ class Parts:
         if not found:
             raise AttributeError(f"mutants: expected {name!r} in a shared file, got none; mend the check")
         own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
-        dialect = [module for module in found if module.__name__.endswith("._ops")]  # of names that NumPy defines
+        dialect = [module for module in found if module.__name__.endswith(".ops")]  # of names that NumPy defines
         return getattr((own or dialect or found)[0], name)
 
 

@@ -55,7 +55,9 @@ def drawn(case: str) -> Arrays:
 
 def functions(package: str) -> Any:
     """What a tree's variants call, and the two functions that are tested."""
-    rooms = ("_ops", "_relative", "_masks", "_far", "_vjp")[: 5 if "np" in package else 4]
+    rooms = ("ops", "positions.relative", "attention.masks", "attention.far_keys", "ops.vjp")[
+        : 5 if "np" in package else 4
+    ]
     found: dict[str, Any] = {}
     for room in rooms:
         found |= vars(import_module(f"{package}.{room}"))

@@ -244,7 +244,7 @@ def lengths_of_positions(alias: str) -> None:
         want = np.cos(turns) * amplitude
         claim(same(package.rotary_angles(places, 6, **base, **LONG, max_positions=9)[0], want), "by the largest")
         claim(same(package.rotary_angles(places, 6, **base, **LONG)[0], want), "without a limit")
-    files = [vars(import_module(f"{alias}.{name}")) for name in ("_rotary", "_rotary_functions")]
+    files = [vars(import_module(f"{alias}.{name}")) for name in ("positions.rotary", "positions.rotary_functions")]
     known = [{name: file[name] for name in ("concrete", "known_range")} for file in files]
     for file in files:
         file |= {"concrete": lambda x: False, "known_range": lambda x: None}
