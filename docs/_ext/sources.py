@@ -390,8 +390,8 @@ def callees(names: set[str], module: ModuleType) -> list[Callable[..., Any]]:
         for name, function in found.items()
         if inspect.isfunction(function)
         and function.__name__ == name
-        and re.fullmatch(r"attn_np\._\w+", function.__module__)
-        and function.__module__.rpartition(".")[2] not in CLOSED
+        and re.match(r"attn_np\.(attention|frame|kernels|normalizers|ops|positions|recurrence)\b", function.__module__)
+        and function.__module__.removeprefix("attn_np.") not in CLOSED
         and function.__name__ not in PLUMBING
         and function.__name__ not in called_by_all(backward=False) | called_by_all(backward=True)
     ]
