@@ -20,7 +20,7 @@ from attn_np.contract.differential import Config as _DifferentialAttentionConfig
 from attn_np.contract.dilated import Config as _DilatedAttentionConfig
 from attn_np.contract.disentangled import Config as _DisentangledAttentionConfig
 from attn_np.contract.dot_product import Config as _DotProductAttentionConfig
-from attn_np.contract.entmax15 import Config as _EntmaxAttentionConfig
+from attn_np.contract.entmax_attention import Config as _EntmaxAttentionConfig
 from attn_np.contract.fused_qkv import Config as _FusedQKVAttentionConfig
 from attn_np.contract.gated import Config as _GatedAttentionConfig
 from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
@@ -45,7 +45,6 @@ from attn_np.contract.seq2seq import Config as _Seq2SeqConfig
 from attn_np.contract.shaw import Config as _ShawAttentionConfig
 from attn_np.contract.sigmoid_attention import Config as _SigmoidAttentionConfig
 from attn_np.contract.sinks import Config as _SinkAttentionConfig
-from attn_np.contract.sparsemax import Config as _SparsemaxAttentionConfig
 from attn_np.contract.swin import Config as _SwinAttentionConfig
 from attn_np.contract.t5_bias import Config as _T5AttentionConfig
 from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfig
@@ -67,7 +66,7 @@ from attn_torch.differential import DifferentialAttention as _DifferentialAttent
 from attn_torch.dilated import DilatedAttention as _DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as _DotProductAttention
-from attn_torch.entmax15 import EntmaxAttention as _EntmaxAttention
+from attn_torch.entmax_attention import EntmaxAttention as _EntmaxAttention
 from attn_torch.frame.api import load as load
 from attn_torch.frame.api import load_pretrained as load_pretrained
 from attn_torch.frame.api import save as save
@@ -105,7 +104,6 @@ from attn_torch.seq2seq import Seq2Seq as _Seq2Seq
 from attn_torch.shaw import ShawAttention as _ShawAttention
 from attn_torch.sigmoid_attention import SigmoidAttention as _SigmoidAttention
 from attn_torch.sinks import SinkAttention as _SinkAttention
-from attn_torch.sparsemax import SparsemaxAttention as _SparsemaxAttention
 from attn_torch.swin import SwinAttention as _SwinAttention
 from attn_torch.t5_bias import T5Attention as _T5Attention
 from attn_torch.talking_heads import TalkingHeadsAttention as _TalkingHeadsAttention
@@ -151,7 +149,6 @@ __all__ = [
     "ShawAttention",
     "SigmoidAttention",
     "SinkAttention",
-    "SparsemaxAttention",
     "SwinAttention",
     "T5Attention",
     "TalkingHeadsAttention",
@@ -565,16 +562,6 @@ class SinkAttention(_SinkAttention):
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, **fields: Unpack[_fields.SinkAttentionFields]
     ) -> None: ...
 
-class SparsemaxAttention(_SparsemaxAttention):
-    @overload
-    def __init__(
-        self, config: _SparsemaxAttentionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None
-    ) -> None: ...
-    @overload
-    def __init__(
-        self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, **fields: Unpack[_fields.SparsemaxAttentionFields]
-    ) -> None: ...
-
 class SwinAttention(_SwinAttention):
     @overload
     def __init__(
@@ -673,7 +660,7 @@ def build(
 ) -> DotProductAttention: ...
 @overload
 def build(
-    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["entmax_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
 def build(
@@ -773,10 +760,6 @@ def build(
 ) -> SinkAttention: ...
 @overload
 def build(
-    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.SparsemaxAttentionFields]
-) -> SparsemaxAttention: ...
-@overload
-def build(
     variant: Literal["swin"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.SwinAttentionFields]
 ) -> SwinAttention: ...
 @overload
@@ -795,6 +778,10 @@ def build(
 def build(
     variant: Literal["deberta_v3"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.DisentangledAttentionFields]
 ) -> DisentangledAttention: ...
+@overload
+def build(
+    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+) -> EntmaxAttention: ...
 @overload
 def build(
     variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.RetentionFields]
@@ -819,3 +806,7 @@ def build(
 def build(
     variant: Literal["softcap"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+) -> EntmaxAttention: ...

@@ -227,6 +227,7 @@ class EntmaxAttentionFields(TypedDict, total=False):
     softcap: float | None  # None
     dropout: float  # 0.0
     use_bias: bool  # True
+    alpha: float  # 1.5
 
 class FusedQKVAttentionFields(TypedDict, total=False):
     d_model: Required[int]
@@ -590,21 +591,6 @@ class SinkAttentionFields(TypedDict, total=False):
     dropout: float  # 0.0
     use_bias: bool  # True
     sink: Literal["learned", "zero"]  # "learned"
-
-class SparsemaxAttentionFields(TypedDict, total=False):
-    d_model: Required[int]
-    num_heads: Required[int]
-    head_dim: int | None  # None
-    value_head_dim: int | None  # None
-    key_dim: int | None  # None
-    value_dim: int | None  # None
-    output_dim: int | None  # None
-    scale: float | None  # None
-    causal: bool  # False
-    window: tuple[int | None, int | None] | None  # None
-    softcap: float | None  # None
-    dropout: float  # 0.0
-    use_bias: bool  # True
 
 class SwinAttentionFields(TypedDict, total=False):
     d_model: Required[int]

@@ -138,7 +138,7 @@ class CrossAttentionHeads(Heads):
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionConfig(CrossAttentionHeads):
     """Fields of self- or cross-attention: mha, gqa, qk_norm, sinks, gated, differential, talking_heads, and
-    those that replace the softmax: hard, sparsemax, entmax15 and sigmoid_attention.
+    those that replace the softmax: hard, entmax_attention and sigmoid_attention.
     """
 
     d_model: int

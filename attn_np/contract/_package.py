@@ -21,8 +21,9 @@ FUNCTIONS = {
 # Of a package's own functions, those that `frame/api.py` does not hold: what they need is loaded, and no more.
 MAKERS = {"build": "frame.build", "value_and_vjp": "ops.vjp"}
 
-# Names that people expect to be functions; here they are modules of variants.
+# Names that people expect; what they stand for has another.
 HINTS = {
+    "SparsemaxAttention": "EntmaxAttention with alpha=2, or build('sparsemax', ...)",
     "entmax15": "call entmax(scores, mask, alpha=1.5), or build('entmax15')",
     "sparsemax": "call entmax(scores, mask, alpha=2), or build('sparsemax')",
 }

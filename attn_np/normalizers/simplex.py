@@ -248,11 +248,16 @@ def softmax_call_vjp(tape: Tape, dy: Array, *, axis: int = -1, **_: Any) -> dict
     return {"scores": softmax_vjp(tape["y"], dy, axis)}
 
 
+def entmax_over_vjp(probs: Array, dprobs: Array, alpha: float, axis: int) -> Array:
+    """The rule of `entmax_over`, from the weights alone."""
+    rules: dict[float, Any] = {1: softmax_vjp, 1.5: entmax15_vjp, 2: sparsemax_vjp}
+    if alpha in rules:
+        return rules[alpha](probs, dprobs, axis)
+    rule = entmax_vjp if alpha < 2 else steep_entmax_vjp
+    return rule(probs.swapaxes(axis, -1), dprobs.swapaxes(axis, -1), alpha).swapaxes(axis, -1)
+
+
 @defvjp(entmax)
 def entmax_call_vjp(tape: Tape, dy: Array, *, alpha: float = 1.5, axis: int = -1, **_: Any) -> dict[str, Array]:
     """The gradient of the scores."""
-    rules: dict[float, Any] = {1: softmax_vjp, 1.5: entmax15_vjp, 2: sparsemax_vjp}
-    if alpha in rules:
-        return {"scores": rules[alpha](tape["y"], dy, axis)}
-    rule = entmax_vjp if alpha < 2 else steep_entmax_vjp
-    return {"scores": rule(tape["y"].swapaxes(axis, -1), dy.swapaxes(axis, -1), alpha).swapaxes(axis, -1)}
+    return {"scores": entmax_over_vjp(tape["y"], dy, alpha, axis)}

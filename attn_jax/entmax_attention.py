@@ -1,20 +1,14 @@
-"""1.5-entmax attention: between softmax and sparsemax, with weights of exactly 0 and a smooth way to them."""
+"""Entmax attention: sparsemax, 1.5-entmax and what lies between, with weights of exactly 0 for keys that fit badly."""
 
 from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np.contract._weighing import Weighing
-from attn_np.contract.entmax15 import Config
-from attn_torch.frame.call import AttentionCall, Options
-from attn_torch.frame.layer import Layer, Output
-from attn_torch.normalizers.sparse import entmax15
-from attn_torch.ops import Array, Tape, linear
-
-
-def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:
-    """The weights of a call's scores."""
-    return entmax15(scores, allowed)
+from attn_jax.frame.call import AttentionCall, Options
+from attn_jax.frame.layer import Layer, Output
+from attn_jax.normalizers.simplex import entmax_over
+from attn_jax.ops import Array, Tape, linear
+from attn_np.contract.entmax_attention import Config
 
 
 class EntmaxAttention(Layer[Config]):
@@ -29,18 +23,21 @@ class EntmaxAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def forward(
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
         value: Float[Array, "b s j"] | None = None,
         **options: Unpack[Options],
     ) -> Output:
-        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        call = AttentionCall(self, query, key, value, **options)
         query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        weighing = Weighing("entmax15", c.scale_or_default(call.sizes["k"]), c.softcap)
-        context = call.attend_by(weigh, q, k, v, weighing=weighing)
+        context = call.attend_by(self.weigh, q, k, v, weighing=self.config.weighing(call.sizes["k"]))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
+
+    def weigh(self, tape: Tape, scores: Array, allowed: Array | None) -> Array:
+        """The weights of a call's scores."""
+        return entmax_over(scores, allowed, self.config.alpha, -1)

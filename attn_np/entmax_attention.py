@@ -1,31 +1,20 @@
-"""Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
+"""Entmax attention: sparsemax, 1.5-entmax and what lies between, with weights of exactly 0 for keys that fit badly."""
 
 from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np.contract._weighing import Weighing
-from attn_np.contract.sparsemax import Config
+from attn_np.contract.entmax_attention import Config
 from attn_np.frame.backward import AttentionBackward
 from attn_np.frame.call import AttentionCall, Options
 from attn_np.frame.layer import Layer, Output
-from attn_np.normalizers.sparse import sparsemax
+from attn_np.normalizers.simplex import entmax_over, entmax_over_vjp
 from attn_np.ops import Array, Tape, linear
-from attn_np.ops.vjp import Grads, linear_vjp, sparsemax_vjp
+from attn_np.ops.vjp import Grads, linear_vjp
 
 
-def weigh(tape: Tape, scores: Array, allowed: Array | None) -> Array:
-    """The weights of a call's scores."""
-    return sparsemax(scores, allowed)
-
-
-def weigh_vjp(tape: Tape, probs: Array, dprobs: Array) -> tuple[Array, dict[str, Array | None]]:
-    """The gradient of the scores."""
-    return sparsemax_vjp(probs, dprobs), {}
-
-
-class SparsemaxAttention(Layer[Config]):
-    """Several heads attend in parallel; keys that fit badly weigh exactly 0."""
+class EntmaxAttention(Layer[Config]):
+    """Several heads attend in parallel; keys that fit badly fade to a weight of exactly 0."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -43,22 +32,29 @@ class SparsemaxAttention(Layer[Config]):
         value: Float[Array, "b s j"] | None = None,
         **options: Unpack[Options],
     ) -> Output:
-        c, call = self.config, AttentionCall(self, query, key, value, **options)
+        call = AttentionCall(self, query, key, value, **options)
         query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        weighing = Weighing("sparsemax", c.scale_or_default(call.sizes["k"]), c.softcap)
-        context = call.attend_by(weigh, q, k, v, weighing=weighing)
+        context = call.attend_by(self.weigh, q, k, v, weighing=self.config.weighing(call.sizes["k"]))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
+
+    def weigh(self, tape: Tape, scores: Array, allowed: Array | None) -> Array:
+        """The weights of a call's scores."""
+        return entmax_over(scores, allowed, self.config.alpha, -1)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         back = AttentionBackward(self, tape, dy)
         (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv = back.attend_by(weigh_vjp, dcontext)
+        dq, dk, dv = back.attend_by(self.weigh_vjp, dcontext)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return back.end(dquery, dkey, dvalue)
+
+    def weigh_vjp(self, tape: Tape, probs: Array, dprobs: Array) -> tuple[Array, dict[str, Array | None]]:
+        """The gradient of the scores."""
+        return entmax_over_vjp(probs, dprobs, self.config.alpha, -1), {}
