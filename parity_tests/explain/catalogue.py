@@ -115,11 +115,16 @@ def definitions(file: str) -> dict[str, Any]:
     return found
 
 
+def file_of_module(name: str) -> str:
+    place = name.removeprefix("attn_np.").replace(".", "/")
+    return f"{place}/__init__.py" if source_of(f"{place}/__init__.py") else f"{place}.py"
+
+
 @cache
 def imports(file: str) -> dict[str, tuple[str, str]]:
     """Where the names come from that a file of attn_np imports from another: (file, name)."""
     return {
-        alias.asname or alias.name: (f"{(node.module or '').removeprefix('attn_np.')}.py", alias.name)
+        alias.asname or alias.name: (file_of_module(node.module or ""), alias.name)
         for node in ast.walk(ast.parse(source_of(file)))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attn_np.")
         for alias in node.names

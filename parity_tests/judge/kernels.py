@@ -332,7 +332,7 @@ TREES = {"numpy": "attn_np", "torch": "attn_torch", "jax": "attn_jax"}
 def blocks(tree: str, setting: Mapping[str, Any]) -> Iterator[None]:
     """A tree's kernels with other constants."""
     places = [name.rpartition(".") for name in setting]
-    rooms = [vars(import_module(f"{tree}.kernels.flash.{room}".removesuffix("."))) for room, _, _ in places]
+    rooms = [vars(import_module(f"{tree}.kernels.{room or 'flash'}")) for room, _, _ in places]
     before = [room[name] for room, (_, _, name) in zip(rooms, places, strict=True)]
 
     def put(values: Iterable[Any]) -> None:

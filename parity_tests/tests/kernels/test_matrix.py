@@ -147,7 +147,7 @@ def test_each_weighing_by_rows_in_jax(
 
 
 def kernel_of(tree: Tree) -> Any:
-    return import_module(f"{tree.package.__name__}.kernels.flash" + (".blocks" if tree.name == "torch" else ""))
+    return import_module(f"{tree.package.__name__}.kernels.{'blocks' if tree.name == 'torch' else 'flash'}")
 
 
 def a_stretch_too_few(patch: pytest.MonkeyPatch, tree: Tree) -> None:

@@ -35,7 +35,7 @@ def given(kind: str, dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray
 
 def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> dict[str, Any]:
     """Weights and gradient with bounds; sparsemax's rule goes on from the weights found: the support is a decision."""
-    weigh, rule = getattr(_sparse_weights, name), getattr(vjp, f"{name}vjp")
+    weigh, rule = getattr(_sparse_weights, name), getattr(vjp, f"{name}_vjp")
     with precision(precision_of(scores.dtype.name)):
         probs = weigh(ErrArray(scores, 0.0), allowed, axis)
         found = ErrArray(probs.v, 0.0) if name == "sparsemax" else probs
@@ -50,7 +50,7 @@ def results(name: str, tree: Tree, scores: np.ndarray, allowed: np.ndarray | Non
     weigh = getattr(sparse, name)
     if tree.name == "numpy":
         probs = weigh(scores, allowed, axis)
-        grad = getattr(vjp, f"{name}vjp")(probs, dy, axis)
+        grad = getattr(vjp, f"{name}_vjp")(probs, dy, axis)
     elif tree.name == "torch":
         leaf = torch.from_numpy(scores).requires_grad_()
         probs = weigh(leaf, seen, axis)
@@ -316,6 +316,6 @@ def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> Non
     want, probs = held(name, scores, allowed, dy, -1), getattr(_sparse_weights, name)(scores, allowed)
     with planted(Mutant("rule", SHARED, old, new, "", ""), "attn_np") as alias:
         adopt(alias)
-        got = getattr(import_module(f"{alias}.ops.vjp"), f"{name}vjp")(probs, dy)
+        got = getattr(import_module(f"{alias}.ops.vjp"), f"{name}_vjp")(probs, dy)
         disown(alias)
     assert ratio(got, want["dscores"]) > 1
