@@ -1,4 +1,4 @@
-"""Entmax attention: a family between the softmax and one key, whose weights are exactly 0 for keys that fit badly."""
+"""Entmax attention: sparsemax, 1.5-entmax and what lies between, with weights of exactly 0 for keys that fit badly."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ class Config(CrossAttentionConfig):
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
         output_dim: width of the outputs; d_model by default.
-        alpha: how sparse the weights are, from 1: softmax at 1, 1.5-entmax, sparsemax at 2.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
+        alpha: how sparse the weights are, from 1: softmax at 1, 1.5-entmax, sparsemax at 2.
     """
 
     class_name = "EntmaxAttention"
@@ -38,9 +38,9 @@ class Config(CrossAttentionConfig):
         "that weight and gradient fade to 0 at the threshold; towards 1 the weights become those of the softmax."
     )
     formula = (
-        r"y = b_o + \sum_h \mathrm{entmax}_\alpha\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}, \quad "
-        r"\mathrm{entmax}_{\alpha,j}(z) = \max\!\left((\alpha - 1) z_j - \tau(z), 0\right)^{1 / (\alpha - 1)}, \quad "
-        r"\sum_j \mathrm{entmax}_{\alpha,j}(z) = 1"
+        r"y = b_o + \sum_h \mathrm{entmax}_\alpha\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}, "
+        r"\quad \mathrm{entmax}_{\alpha,j}(z) = \max\!\left((\alpha - 1) z_j - \tau(z), 0\right)^{1 / (\alpha - 1)}, "
+        r"\quad \sum_j \mathrm{entmax}_{\alpha,j}(z) = 1"
     )
     notation = {
         "z": "scores",

@@ -165,7 +165,9 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], file_variant: s
     for name in ("variant", "config", "axes", "sha256", "header_sha256"):
         if name not in metadata:
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
-    metadata_variant, expected = metadata["variant"], file_variant or request.target_variant
+    variant_in_file, expected = metadata["variant"], file_variant or request.target_variant
+    # Older files name by itself what is a preset of another variant today.
+    metadata_variant, _ = contract.presets().get(variant_in_file, (variant_in_file, None))
     if metadata_variant not in contract.variants():
         fix = did_you_mean(metadata_variant, contract.variants())
         raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(metadata_variant), fix)
@@ -180,7 +182,7 @@ def metadata_config(file: OpenFile, metadata: Mapping[str, str], file_variant: s
         raise ConfigMismatchError(file.path, "variant", repr(expected), repr(metadata_variant), ", or ".join(fix))
     fields, fix = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
-        config = contract.config(metadata_variant, **fields)
+        config = contract.config(variant_in_file, **fields)
     except (ValueError, TypeError) as error:
         raise ConfigMismatchError(file.path, "config", f"a config of {metadata_variant}", str(error), fix) from error
     axes = {name: param.axes for name, param in config.params().items()}

@@ -119,8 +119,8 @@ ROWS = tuple(product(("sigmoid_attention", "sparsemax", "entmax15", "hard"), LIM
 
 def rows_ratio(tree: str, variant: str, limits: str, with_bias: bool) -> float:
     """The largest error/bound of a layer with these weights, its mask and, where asked, a bias."""
-    cls = contract.get(variant).Config
-    config = cls(d_model=5, num_heads=2, head_dim=3, softcap=1.5 if with_bias else None, **LIMITS[limits])
+    fields: dict[str, Any] = {"d_model": 5, "num_heads": 2, "head_dim": 3, **LIMITS[limits]}
+    config = contract.config(variant, **fields, softcap=1.5 if with_bias else None)
     inputs = random_inputs(config, "full", t=11, s=11)
     used = {name: x for name, x in inputs.items() if name != "keep" and (name != "bias" or with_bias)}
     return max(layer_ratios(tree, config, used).values())

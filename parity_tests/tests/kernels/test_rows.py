@@ -24,7 +24,7 @@ from parity_tests.tests.witness import cotangent, layer_of, weights_of
 
 BY_DISTANCE = ("t5_bias", "shaw", "transformer_xl", "disentangled")
 VARIANTS = ("alibi", *BY_DISTANCE, "talking_heads", "differential")
-VARIANTS += ("sigmoid_attention", "sparsemax", "entmax15", "hard")
+VARIANTS += ("sigmoid_attention", "entmax_attention", "hard")
 VARIANTS += ("additive", "luong", "cope")
 SMALL = {"MIN_ROWS": 3, "ONE_BLOCK_SCORES": 0, "BLOCK_SCORES": 4, "CPU_BLOCK_SCORES": 4, "CAUSAL_LOOPS": 2}
 T, S = 11, 13
@@ -176,7 +176,7 @@ def test_flaxs_blocks_of_keys_keep_the_bounds(example: str, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("tree", "variant"),
     [
-        *product(("numpy", "torch"), ("sigmoid_attention", "sparsemax", "entmax15")),
+        *product(("numpy", "torch"), ("sigmoid_attention", "entmax_attention")),
         ("jax", "sigmoid_attention"),
     ],
 )

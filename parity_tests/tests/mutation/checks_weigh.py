@@ -24,7 +24,7 @@ from parity_tests.tests.witness import cotangent, weights_of
 
 WIDTH = 50  # of the rows: groups of 16 and a rest
 GROUP, KEYS = 3, 4
-VARIANTS = ("sigmoid_attention", "sparsemax", "entmax15", "talking_heads", "differential")
+VARIANTS = ("sigmoid_attention", "entmax_attention", "talking_heads", "differential")
 
 
 def rows() -> dict[str, np.ndarray]:

@@ -23,8 +23,8 @@ from parity_tests.tests.mutation.operators import replacements
 ALIAS = "attn_np_copy_of_trees"
 # Beside the shared files a run examines these; the mistakes that are planted in the others are their own.
 VARIANTS = (
-    "additive", "alibi", "delta", "dot_product", "fused_qkv", "gru", "luong", "mha", "rotary",
-    "self_attention", "seq2seq", "sparsemax",
+    "additive", "alibi", "delta", "dot_product", "entmax_attention", "fused_qkv", "gru", "luong", "mha", "rotary",
+    "self_attention", "seq2seq",
 )  # fmt: skip
 Lines = frozenset[tuple[str, int]]
 

@@ -20,7 +20,7 @@ DECODER = Free(Hard(Case("decoder", "plain", "full", "float64"), "ordinary"), "n
 @pytest.mark.parametrize("seed", range(3))
 def test_a_right_port_may_tap_what_it_likes(seed: int) -> None:
     """A few variants of each kind; `attn-parity soak --ports` judges all of them, many times."""
-    names = ("hard", "longformer", "luong", "mla", "rotary", "sparsemax")
+    names = ("hard", "longformer", "luong", "mla", "rotary", "entmax_attention")
     chosen = names[2 * seed : 2 * seed + 2]
     found = soaked_ports((chosen, ("float64", "float32", "bfloat16"), ("numpy", "torch"), seed, 1))
     assert found["alarms"] == []

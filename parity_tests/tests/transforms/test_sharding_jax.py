@@ -72,7 +72,7 @@ HEADS = {"own": 8, "shared": 4}
 # on several devices reach.
 SUMS = {"backward": {"shared", "everywhere"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
 # Their thresholds are found in steps until no row moves, about which the devices ask each other.
-STEPS = {"sparsemax", "entmax15"}
+STEPS = {"entmax_attention"}
 # Asked by default of variants in blocks and with positions, where axes are explicit and JAX refuses more: the first
 # example, and calls of a sigmoid; and of functions these calls.
 IN_BLOCKS = ("disentangled", "luong", "talking_heads")

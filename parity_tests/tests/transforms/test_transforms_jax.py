@@ -40,7 +40,7 @@ TRANSFORMS: dict[str, str] = {
     "mesh, Auto": (
         "eight devices, batch and heads sharded: the only communication is one all-reduce after the output projection "
         "(and booleans: for blocks where a pattern has arrays, `segments`, `longformer`, `prefix`; for whether a row "
-        "of `sparsemax` or `entmax15` needs another step)"
+        "of `entmax_attention` needs another step)"
     ),
     "mesh, Explicit": "the same with explicit axes, and the result's sharding",
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",

@@ -57,7 +57,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 # Known numbers --------------------------------------------------------------------------------------------------------
 
-# Scores of 0 and a bias. Sparsemax: by 1 or more ahead a key weighs 1, by 1/2 ahead of one other 3/4 and 1/4. 1.5-entmax:
+# Scores of 0 and a bias. Sparsemax: 1 ahead a key weighs 1; 1/2 ahead of one other, 3/4 and 1/4. 1.5-entmax:
 # ahead by 2 or more a key weighs 1; ahead of one other by d the roots differ by d / 2.
 KNOWN = {
     2.0: ([[1.0, 0.0, -1.0], [0.5, 0.0, -1.0], [0.0, 0.0, 0.0]], [0.75, 0.25, 0.0]),

@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 from flax import nnx
 
+import attn_np
 from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import _cast, _native, _safetensors, _shards
@@ -279,6 +280,30 @@ def sealed(header: dict[str, Any], data: bytes) -> bytes:
     stated = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
     metadata["header_sha256"] = _native.header_digest(metadata, stated)
     return assemble(header, data)
+
+
+@pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
+def test_a_file_of_what_is_a_preset_today_loads(tree: Tree, name: str, tmp_path: Path) -> None:
+    """As these were variants their files said nothing of alpha."""
+    layer = attn_np.build(name, d_model=6, num_heads=2, seed=3)
+    attn_np.save(layer, tmp_path / "new")
+    content = (tmp_path / "new").read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    fields = {field: x for field, x in layer.config.as_dict().items() if field != "alpha"}
+    header["__metadata__"] |= {"variant": name, "config": json.dumps(fields)}
+    (tmp_path / "old").write_bytes(sealed(header, content[end:]))
+    for selection in (
+        {},
+        {"variant": name},
+        {"variant": "entmax_attention"},
+        {"into": tree.package.build(name, **fields)},
+    ):
+        loaded = tree.package.load(tmp_path / "old", **selection)
+        assert loaded.config == layer.config
+        assert np.array_equal(tree.numpy(loaded.w_q), layer.w_q)
+    with pytest.raises(weights.ConfigMismatchError, match="expected 'mha', got 'entmax_attention'"):
+        tree.package.load(tmp_path / "old", variant="mha")
 
 
 Edit = Callable[[dict[str, Any], bytes], bytes]
