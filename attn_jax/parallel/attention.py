@@ -68,7 +68,7 @@ def ring_attend(
     """
     visible = visible_by_position(
         "ring_attend", q, k, v, axis_name=axis_name, sinks=sinks, layout=layout, causal=causal, window=window,
-        pattern=pattern, offset=offset, lengths=lengths,
+        pattern=pattern, offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     arrays = [] if visible is None else [x for _, x in visible.arrays()]
     q, k, v, *arrays = varying_alike(axis_name, q, k, v, *arrays)
@@ -156,7 +156,7 @@ def gather_attend(
     """
     visible = visible_by_position(
         "gather_attend", q, k, v, axis_name=axis_name, sinks=sinks, layout=layout, causal=causal, window=window,
-        pattern=pattern, offset=offset, lengths=lengths,
+        pattern=pattern, offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     keys = [gather(x, axis_name) for x in (k, v, *contract.key_arrays(visible))]
     return with_sinks(q, attend_to(q, keys, visible, (("scale", scale), ("softcap", softcap))), sinks, return_lse)
@@ -191,7 +191,7 @@ def ulysses_attend(
     """
     visible = visible_by_position(
         "ulysses_attend", q, k, v, axis_name=axis_name, sinks=sinks, layout=layout, causal=causal, window=window,
-        pattern=pattern, offset=offset, lengths=lengths,
+        pattern=pattern, offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     n = axis_size("ulysses_attend", axis_name)
     contract.check_heads("ulysses_attend", q.shape[2], n)

@@ -17,7 +17,7 @@ from attn_np.contract._patterns import At, Pattern, check_pattern
 
 def visible_by_position(
     who: str, q: Array, k: Array, v: Array, *, axis_name: AxisName, sinks: Array | None, layout: Any, causal: Any,
-    window: Any, pattern: Any, offset: Any, lengths: Array | None,
+    window: Any, pattern: Any, offset: Any, lengths: Array | None, scale: Any, softcap: Any,
 ) -> Pattern | None:  # fmt: skip
     """Who may attend to whom, for this device's queries and keys; None if everyone to everyone.
 
@@ -25,6 +25,7 @@ def visible_by_position(
     """
     contract.check_shards(who, checked_specs(who, q=q, k=k, v=v, sinks=sinks), layout)
     n, (b, t), s = axis_size(who, axis_name), q.shape[:2], k.shape[1]
+    contract.check_numbers(scale, softcap, to_python_scalar)
     causal, offset = to_python_scalar(causal), to_python_scalar(offset)
     window = functions_contract.python_window(window, to_python_scalar)
     if hasattr(offset, "shape") and offset.shape == ():

@@ -1,16 +1,17 @@
 """The contract of `parallel`: layouts, and the checks of its functions' arguments, with the standard library alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from typing import Any
 
 from attn_np.contract._base import FLOATS, Spec, check_present, field_error, is_integer, require
-from attn_np.contract._functions import as_pattern
+from attn_np.contract._attend import Options
+from attn_np.contract._functions import as_pattern, check_floats, python_numbers
 from attn_np.contract._patterns import Pattern, Prefix
 
-# Which positions of a sequence each device has. "contiguous": one piece each. "zigzag": of twice as many chunks as there
-# are devices, device i has chunk i and the ith from the end, so that all see as many keys under causality. "striped":
-# every nth position.
+# Which positions of a sequence each device has. "contiguous": one piece each. "zigzag": of twice as many chunks as
+# there are devices, device i has chunk i and the ith from the end, so that all see as many keys under causality.
+# "striped": every nth position.
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
@@ -123,6 +124,8 @@ def check_shards(who: str, specs: Mapping[str, Spec | None], layout: Any) -> Non
         allowed = FLOATS if name == "q" else (q[1],)
         if dtype not in allowed:
             raise TypeError(f"{who}: expected {name} of dtype {' or '.join(allowed)}, got {dtype}; convert it")
+    if specs.get("sinks"):
+        check_floats(who, "sinks", specs["sinks"])
     check_shard_length(who, "queries", t, layout)
     check_shard_length(who, "keys", s, layout)
 
@@ -149,6 +152,17 @@ def check_recur_shards(specs: Mapping[str, Spec | None], devices: int) -> None:
     fits = decay is None or decay[0] in shapes
     expected = f"decay of shape (g,), (g, k), (n, b, t, g) or (n, b, t, g, k), with n={devices}, b={b}, t={t}, g={g}"
     require(fits, "recur", expected, decay and decay[0], "give one for each head, or for each channel of the keys")
+
+
+def check_numbers(scale: Any, softcap: Any, to_python_scalar: Callable[[Any], Any]) -> None:
+    """Refuse a scale or a softcap that `attend` refuses, before anything is sent.
+
+    Raises:
+        ValueError: naming it.
+    """
+    numbers = python_numbers(to_python_scalar, scale, softcap, 0.0)
+    words: dict[str, Any] = {"causal": False, "window": None, "normalize_over": "keys", "implementation": "auto"}
+    Options(**words, scale=numbers["scale"], softcap=numbers["softcap"])
 
 
 def check_heads(who: str, heads: int, devices: int) -> None:

@@ -402,8 +402,8 @@ class GlobalQueries(Pattern):
 class At(Pattern):
     """What a pattern shows to queries and keys that stand at positions of their own: `b t` and `b s`.
 
-    So a call may hold some queries and keys of a longer sequence, in any order. Causality, a window and an offset of the
-    call itself still count its own queries and keys.
+    So a call may hold some queries and keys of a longer sequence, in any order. Causality, a window and an offset of
+    the call itself still count its own queries and keys.
     """
 
     pattern: Pattern

@@ -68,7 +68,7 @@ def ring_attend(
     """
     visible, keys = visible_by_position(
         "ring_attend", q, k, v, sinks=sinks, layout=layout, causal=causal, window=window, pattern=pattern,
-        offset=offset, lengths=lengths,
+        offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     travelling, parts = [k, v, *keys], list[Part]()
     for _ in range(len(q)):
@@ -84,7 +84,7 @@ def ring_attend_vjp(
     sinks: Array | None, return_lse: bool, **masking: Any,
 ) -> dict[str, Array | None]:  # fmt: skip
     """One more round. The gradients of keys and values travel with them, and after n turns they are home."""
-    visible, keys = visible_by_position("ring_attend", q, k, v, sinks=sinks, **masking)
+    visible, keys = visible_by_position("ring_attend", q, k, v, sinks=sinks, scale=scale, softcap=softcap, **masking)
     whole, dy, dlse = whole_and_cotangents(tape, dy, dlse)
     travelling, (dq, dk, dv) = [k, v, *keys], (np.zeros_like(upcast(x)) for x in (q, k, v))
     for _ in range(len(q)):
@@ -123,7 +123,7 @@ def gather_attend(
     """
     visible, keys = visible_by_position(
         "gather_attend", q, k, v, sinks=sinks, layout=layout, causal=causal, window=window, pattern=pattern,
-        offset=offset, lengths=lengths,
+        offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     part, pull = attend_to(q, [gather(x) for x in (k, v, *keys)], visible, scale, softcap)
     save_residuals(tape, (part, pull))
@@ -170,7 +170,7 @@ def ulysses_attend(
     """
     visible, keys = visible_by_position(
         "ulysses_attend", q, k, v, sinks=sinks, layout=layout, causal=causal, window=window, pattern=pattern,
-        offset=offset, lengths=lengths,
+        offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     contract.check_heads("ulysses_attend", q.shape[3], len(q))
     copies = contract.head_copies(k.shape[3], len(q))

@@ -16,13 +16,14 @@ from attn_np.parallel.messages import as_rows, by_device, gather
 
 def visible_by_position(
     who: str, q: Array, k: Array, v: Array, *, sinks: Array | None, layout: Any, causal: Any, window: Any, pattern: Any,
-    offset: Any, lengths: Array | None,
+    offset: Any, lengths: Array | None, scale: Any, softcap: Any,
 ) -> tuple[Pattern | None, list[Array]]:  # fmt: skip
     """Who may attend to whom, for the devices as rows of one batch, and the arrays of it that travel with the keys.
 
     A call that cannot be right is refused.
     """
     n, sizes = checked_sizes(who, q, k, v, sinks, layout)
+    contract.check_numbers(scale, softcap, to_python_scalar)
     causal, offset = to_python_scalar(causal), to_python_scalar(offset)
     window = functions_contract.python_window(window, to_python_scalar)
     if hasattr(offset, "shape") and offset.shape == ():

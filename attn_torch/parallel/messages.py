@@ -49,15 +49,15 @@ def same_call(who: str, group: ProcessGroup, device: Any, describe: Callable[[],
         ValueError: other words in another process.
     """
     refusal: Exception | None = None
-    words, found = "refused", None
+    words, found = "a call that it refuses", None
     try:
         words, found = describe()
     except Exception as error:
         refusal = error
-    n = dist.get_world_size(group)
-    every = [words]
+    n, every = dist.get_world_size(group), [words]
     if n > 1 and not torch.compiler.is_compiling():
-        own = torch.tensor(list(words.encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)), dtype=torch.uint8)
+        words = f"{who}; {words}".encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
+        own = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         gathered = torch.empty(n * DESCRIPTION_BYTES, dtype=torch.uint8, device=device)
         dist.all_gather_into_tensor(gathered, own.to(device), group=group)
         every = [bytes(x.tolist()).decode(errors="replace").rstrip() for x in gathered.reshape(n, -1).cpu()]

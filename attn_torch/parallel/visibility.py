@@ -19,7 +19,7 @@ from attn_torch.parallel.messages import gather, group_of, same_call
 
 def visible_by_position(
     who: str, q: Tensor, k: Tensor, v: Tensor, *, group: Any, sinks: Tensor | None, layout: Any, causal: Any,
-    window: Any, pattern: Any, offset: Any, lengths: Tensor | None, **options: Any,
+    window: Any, pattern: Any, offset: Any, lengths: Tensor | None, scale: Any, softcap: Any,
 ) -> tuple[ProcessGroup, Pattern | None]:  # fmt: skip
     """The process group, and who may attend to whom for this process's queries and keys; None if everyone to everyone.
 
@@ -29,8 +29,10 @@ def visible_by_position(
 
     def checked() -> tuple[str, Pattern | None]:
         masking = {"causal": causal, "window": window, "offset": offset, "lengths": lengths}
+        contract.check_numbers(scale, softcap, to_python_scalar)
         visible = checked_pattern(who, group, q, k, v, sinks=sinks, layout=layout, pattern=pattern, **masking)
-        given = {"q": q, "k": k, "v": v, "sinks": sinks, "layout": layout, **masking, "pattern": pattern, **options}
+        given = {"q": q, "k": k, "v": v, "sinks": sinks, "layout": layout, **masking, "pattern": pattern}
+        given |= {"scale": scale, "softcap": softcap}
         return "; ".join(described(name, x) for name, x in given.items()), visible
 
     return group, same_call(who, group, getattr(q, "device", None), checked)

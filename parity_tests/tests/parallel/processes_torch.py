@@ -1,5 +1,7 @@
 """What four processes of PyTorch do together for `test_parallel_torch`; no other framework, to start fast."""
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,12 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import attn_torch
 from parity_tests.tests.parallel import cases
 from parity_tests.tests.parallel.cases import Arrays
+from parity_tests.tests.parallel.refused import ARRAYS, REFUSED, UNCUT, arguments
 
 WORLD = 4
 
@@ -19,13 +23,16 @@ def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
     """Every row with its arrays, all processes together; the first writes the results, as "row|array"."""
     torch.set_num_threads(1)
     place = f"file://{folder}/rendezvous"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=WORLD)
-    groups = {"all": None, "mesh": init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("data", "seq"))["seq"]}
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("data", "seq"))
     try:
         found: Arrays = {}
         for row, arrays in rows.items():
-            of, function, layout, call = row.split("/")
-            results = whole(groups[of], function, layout, call, arrays)
+            of, *words = row.split("/")
+            if of == "refused":
+                results = refusals(rank, mesh, words[0])
+            else:
+                results = whole({"all": None, "mesh": mesh["seq"]}[of], *words, arrays)
             found |= {f"{row}|{name}": x for name, x in results.items()}
         if rank == 0:
             np.savez(Path(folder, "results.npz"), **found)
@@ -76,3 +83,59 @@ def joined(name: str, x: Any, axes: dict[str, int | None], recurs: bool, **cut: 
         group = cut["group"]
         distributed.all_reduce(x, group=group and group.get_group())
     return moved(attn_torch.parallel.from_devices, x, axis, **cut).numpy()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def refusals(rank: int, mesh: Any, case: str) -> Arrays:
+    """What every process is told, in the order of their ranks; "nothing" of one whose call goes through."""
+    try:
+        call_of(case, rank, mesh)()
+        words = "nothing"
+    except (ValueError, TypeError) as error:
+        words = f"{type(error).__name__}: {error}"
+    told: list[Any] = [None] * WORLD
+    distributed.all_gather_object(told, words)
+    return {"told": np.array(told)}
+
+
+def call_of(case: str, rank: int, mesh: Any) -> Callable[[], Any]:
+    """A call that cannot be right: one that no tree takes, one that processes make differently, or another group."""
+    parallel, arrays = attn_torch.parallel, tensors(ARRAYS)
+    if case in REFUSED:
+        function, given, options = arguments(case)
+        options = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+        given = {name: None if x is None else torch.from_numpy(x) for name, x in given.items()}
+        return lambda: getattr(parallel, function)(**given, **options)
+    if case.startswith("uncut, "):
+        shape, options, _ = UNCUT[case.removeprefix("uncut, ")]
+        return lambda: parallel.to_devices(torch.zeros(shape), **options)
+    second = rank == 1
+    match case:
+        case "layouts":
+            return lambda: parallel.ring_attend(**arrays, layout="striped" if second else "zigzag")
+        case "functions":
+            return lambda: (parallel.gather_attend if second else parallel.ring_attend)(**arrays)
+        case "other lengths":
+            shorter = {name: x[:, :4] if second else x for name, x in arrays.items()}
+            return lambda: parallel.ulysses_attend(**shorter)
+        case "one of them":
+            return lambda: parallel.ring_attend(**arrays, layout="spiral" if second else "zigzag")
+        case "gradients":
+            arrays["k"] = arrays["k"].clone().requires_grad_(second)
+            return lambda: parallel.ring_attend(**arrays)
+        case "rules":
+            arrays["q"] = arrays["q"][:, :, :2]
+            return lambda: parallel.recur(**arrays, rule="delta" if second else "linear")
+        case "two axes":
+            return lambda: parallel.ring_attend(**arrays, group=mesh)
+        case "no group":
+            return lambda: parallel.recur(**arrays, group="seq")
+        case "another's group":
+            group = distributed.new_group([0, 2])
+            return lambda: parallel.ring_attend(**arrays, group=group)
+        case "a DTensor":
+            whole_q = distribute_tensor(arrays["q"], mesh, [Replicate(), Replicate()])
+            return lambda: parallel.ring_attend(whole_q, arrays["k"], arrays["v"])
+    raise ValueError(f"expected a case that is refused, got {case!r}")
