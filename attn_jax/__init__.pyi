@@ -6,6 +6,7 @@ from flax import nnx
 
 from attn_jax import _terms as terms
 from attn_jax import drop_in as drop_in
+from attn_jax import parallel as parallel
 from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
@@ -164,6 +165,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

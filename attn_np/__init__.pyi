@@ -6,6 +6,7 @@ import numpy as np
 
 from attn_np import _terms as terms
 from attn_np import drop_in as drop_in
+from attn_np import parallel as parallel
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
@@ -165,6 +166,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

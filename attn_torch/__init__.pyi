@@ -52,6 +52,7 @@ from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfi
 from attn_np.contract.transformer_xl import Config as _TransformerXLAttentionConfig
 from attn_torch import _terms as terms
 from attn_torch import drop_in as drop_in
+from attn_torch import parallel as parallel
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
@@ -164,6 +165,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

@@ -73,7 +73,7 @@ def ring_attend(
     arrays = [] if visible is None else [x for _, x in visible.arrays()]
     q, k, v, *arrays = varying_alike(axis_name, q, k, v, *arrays)
     without_arrays = visible and visible.map(lambda axes, x: None)
-    whole = ring(axis_name, without_arrays, (("scale", scale), ("softcap", softcap)), q, k, v, arrays)
+    whole: Any = ring(axis_name, without_arrays, (("scale", scale), ("softcap", softcap)), q, k, v, arrays)
     return with_sinks(q, whole, sinks, return_lse)
 
 

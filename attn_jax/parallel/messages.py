@@ -57,5 +57,7 @@ def varying_alike(axis_name: AxisName, *arrays: Any) -> Any:
     along, and along that of the sequence. A rule for gradients, and the carry of a loop, need arrays that are alike so.
     """
     # An array of zeros like another one differs along the same axes.
-    zero = sum((jnp.zeros_like(x, shape=(), dtype=jnp.int32) for x in arrays), jnp.zeros_like(lax.axis_index(axis_name)))
+    zero = sum(
+        (jnp.zeros_like(x, shape=(), dtype=jnp.int32) for x in arrays), jnp.zeros_like(lax.axis_index(axis_name))
+    )
     return tuple(x | (zero != 0) if x.dtype == bool else x + zero.astype(x.dtype) for x in arrays)

@@ -1,5 +1,6 @@
 """`recur` over the positions of all devices, in parallel: what each does to the state, combined in order."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def states(axis_name: AxisName, n: int, A: Array, B: Array, first: Array) -> tup
     me, hops = lax.axis_index(axis_name), 1
     while hops < n:  # after this each pair is that of twice as many devices, up to this one
         earlier = from_earlier((A, B), axis_name, hops)
-        A, B = jax.tree.map(lambda x, y: jnp.where(me >= hops, x, y), joined(earlier, (A, B)), (A, B))
+        A, B = jax.tree.map(partial(jnp.where, me >= hops), joined(earlier, (A, B)), (A, B))
         hops *= 2
     last = lax.psum(jnp.where(me == n - 1, product(A, first) + B, 0.0), axis_name)
     A, B = from_earlier((A, B), axis_name, 1)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Spec, check_present, field_error, is_integer, require
 from attn_np.contract._attend import Options
+from attn_np.contract._base import FLOATS, Spec, check_present, field_error, is_integer, require
 from attn_np.contract._functions import as_pattern, check_floats, python_numbers
 from attn_np.contract._patterns import Pattern, Prefix
 
@@ -69,16 +69,23 @@ def check_cut(who: str, shape: tuple[int, ...], devices: Any, layout: Any) -> No
     require(shape[1] % factor == 0, who, expected, shape[1], "pad the sequence, and say lengths=")
 
 
-def check_parts(who: str, shape: tuple[int, ...], layout: Any) -> None:
-    """Refuse parts of all devices that cannot be joined.
+def check_parts(who: str, shape: tuple[int, ...], layout: Any, axes: str) -> None:
+    """Refuse parts that cannot be joined.
+
+    Args:
+        who: the function.
+        shape: that of all parts, or of one device's.
+        layout: as the call gets it.
+        axes: the first axes of the shape, "n b t" or "b t".
 
     Raises:
-        ValueError: no axis of devices or of positions, or a length that the layout does not divide.
+        ValueError: fewer axes, no devices, or a length that the layout does not divide.
     """
     check_layout(who, layout)
-    fits = len(shape) >= 3 and shape[0] > 0
-    require(fits, who, "x with the axes n b t ...", shape, "put the devices first, as to_devices does")
-    check_shard_length(who, "x", shape[2], layout)
+    letters = axes.split()
+    fits = len(shape) >= len(letters) and (axes != "n b t" or shape[0] > 0)
+    require(fits, who, f"x with the axes {axes} ...", shape, "pass what to_devices returns, or a result for it")
+    check_shard_length(who, "x", shape[len(letters) - 1], layout)
 
 
 def check_device_axes(who: str, specs: Mapping[str, Spec | None]) -> int:

@@ -267,6 +267,6 @@ def with_sinks(q: Array, whole: Part, sinks: Array | None, tape: Tape, return_ls
 
 def whole_and_cotangents(tape: Any, dy: Array | None, dlse: Array | None) -> tuple[Part, Array, Array | None]:
     """The taped context and lse, and the gradients of both, with the devices as rows."""
-    whole = tape["context"], tape["lse"]
-    dy = np.zeros_like(whole[0]) if dy is None else as_rows(upcast(dy))
-    return whole, dy, None if dlse is None else as_rows(dlse)
+    whole: Any = tape["context"], tape["lse"]
+    dy_rows = np.zeros_like(whole[0]) if dy is None else as_rows(upcast(dy))
+    return whole, dy_rows, None if dlse is None else as_rows(dlse)

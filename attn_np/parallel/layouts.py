@@ -50,7 +50,7 @@ def from_devices(x: Array, *, layout: str = "contiguous") -> Array:
         ValueError: an unknown layout, or shapes that no cut gives.
     """
     shape = check_present("from_devices", "x", checked_specs("from_devices", x=x)["x"])[0]
-    contract.check_parts("from_devices", shape, layout)
+    contract.check_parts("from_devices", shape, layout, "n b t")
     n, b, t, *rest = shape
     order = positions(t, devices=n, layout=layout).reshape(-1)
     return x.swapaxes(0, 1).reshape(b, n * t, *rest)[:, np.argsort(order)]

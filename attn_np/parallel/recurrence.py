@@ -94,8 +94,8 @@ def recur_vjp(
     """The gradients of the states go back from device to device, and those of A and B into each device's own rule."""
     (reads, pull), A, before = residuals_of(tape), tape["A"], tape["before"]
     n, b, t, g, r, width = reads.shape
-    dy = np.zeros((*q.shape[:4], v.shape[4]), A.dtype) if dy is None else upcast(dy)
-    dread = dy.reshape(n, b, t, g, r, -1)
+    upcast_dy: Any = np.zeros((*q.shape[:4], v.shape[4]), A.dtype) if dy is None else upcast(dy)
+    dread = upcast_dy.reshape(n, b, t, g, r, -1)
     dbefore = np.einsum("nbtgrk,nbtgrv->nbgkv", reads, dread)
     dA, dB = np.zeros_like(A), np.zeros_like(before)
     dafter = np.zeros_like(before[0]) if dlast is None else dlast
@@ -103,7 +103,7 @@ def recur_vjp(
         dA[i], dB[i] = dafter @ before[i].swapaxes(-1, -2), dafter
         dafter = A[i].swapaxes(-1, -2) @ dafter + dbefore[i]
     dreads = np.einsum("nbtgrv,nbgkv->nbtgrk", dread, before).reshape(*q.shape[:4], width)
-    grads = pull(as_rows(np.concatenate([dy, dreads], -1)), as_rows(np.concatenate([dB, dA], -1))).inputs
+    grads = pull(as_rows(np.concatenate([upcast_dy, dreads], -1)), as_rows(np.concatenate([dB, dA], -1))).inputs
     grads = {name: x for name, x in grads.items() if name != "state"}
     grads["v"] = grads["v"][..., : v.shape[4]]
     arrays = {"q": q, "k": k, "v": v, "beta": beta, "decay": decay}

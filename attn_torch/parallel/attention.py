@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from attn_np.contract import _parallel as contract
@@ -57,8 +58,8 @@ def ring_attend(
         return_lse: whether to return a second result, `b h t`, the lse of `attend`.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown layout, a length that it does not divide, no processes, or another
-            call in another process.
+        ValueError: shapes that do not fit, an unknown layout, a length that it does not divide, no processes, or
+            another call in another process.
         TypeError: dtypes that do not fit, or no group.
     """
     group, visible = visible_by_position(
@@ -92,8 +93,8 @@ def gather_attend(
     One message in place of n - 1, and memory for all keys. Arguments and results are those of `ring_attend`.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown layout, a length that it does not divide, no processes, or another
-            call in another process.
+        ValueError: shapes that do not fit, an unknown layout, a length that it does not divide, no processes, or
+            another call in another process.
         TypeError: dtypes that do not fit, or no group.
     """
     group, visible = visible_by_position(
@@ -154,7 +155,7 @@ def ulysses_attend(
 
 
 def attend_to(visible: Pattern | None, scale: float | None, softcap: float | None) -> Callable[..., Part]:
-    """A function of q, of k and v that a process holds, and of the tensors of the pattern for them: what q gets of it."""
+    """A function of q, and of the k, v and tensors of the pattern that a process holds: what q gets of these."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Part:
         part = contract.with_key_arrays(visible, arrays)
@@ -169,7 +170,13 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup, call: Callable[..., Part], arrays: Sequence[Tensor]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        group: ProcessGroup,
+        call: Callable[..., Part],
+        arrays: Sequence[Tensor],
     ) -> Part:
         travelling, n = [k, v, *arrays], dist.get_world_size(group)
         whole = None
@@ -183,8 +190,8 @@ class Ring(torch.autograd.Function):
         return whole  # type: ignore[return-value]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor, dlse: Tensor) -> Any:
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
         """One more round. The gradients of keys and values travel with them, and after n turns they are home."""
         q, k, v, *whole = ctx.saved_tensors
         travelling, n = [k, v, *ctx.arrays], dist.get_world_size(ctx.group)
@@ -194,7 +201,7 @@ class Ring(torch.autograd.Function):
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in (q, *travelling[:2])]
                 part = ctx.call(*leaves, *travelling[2:])
-            cotangents = part_cotangents(tuple(x.detach() for x in part), tuple(whole), (dy, dlse))
+            cotangents = part_cotangents(tuple(x.detach() for x in part), tuple(whole), grad_outputs)
             dq_part, *dkv_part = torch.autograd.grad(part, leaves, cotangents)
             dq = dq + dq_part
             wait_for_gradients = send_on([x + dx for x, dx in zip(dkv, dkv_part, strict=True)], ctx.group)

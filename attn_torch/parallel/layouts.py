@@ -63,7 +63,7 @@ def from_devices(x: Tensor, *, group: Any = None, layout: str = "contiguous") ->
     group = group_of("from_devices", group)
     shape = check_present("from_devices", "x", checked_specs("from_devices", x=x)["x"])[0]
     n = dist.get_world_size(group)
-    contract.check_parts("from_devices", (n, *shape), layout)
+    contract.check_parts("from_devices", shape, layout, "b t")
     t = shape[1]
     parts = [contract.shard_positions(i, n, t, layout, torch.arange(t, device=x.device)) for i in range(n)]
     return gather(x.detach(), group)[:, torch.argsort(torch.cat(parts))]

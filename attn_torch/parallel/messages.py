@@ -35,7 +35,9 @@ def group_of(who: str, group: Any) -> ProcessGroup:
         raise field_error(who, "a group that this process is in", "another", "call it in its members alone")
     if not isinstance(group, ProcessGroup):
         got = type(group).__name__
-        raise TypeError(f"{who}: expected group to be a process group or a DeviceMesh, got {got}; None is all processes")
+        raise TypeError(
+            f"{who}: expected group to be a process group or a DeviceMesh, got {got}; None is all processes"
+        )
     return group
 
 
@@ -114,9 +116,9 @@ class Gather(torch.autograd.Function):
         return gathered.reshape(n, *x.shape)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         # Sent as an exchange and summed here: in the dtype of the sum, and on backends without reduce-scatter.
-        return exchanged(dx, ctx.group).sum(0), None
+        return exchanged(grad_outputs[0], ctx.group).sum(0), None
 
 
 class Exchange(torch.autograd.Function):
@@ -128,8 +130,8 @@ class Exchange(torch.autograd.Function):
         return exchanged(x, group)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Any:
-        return exchanged(dx, ctx.group), None
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return exchanged(grad_outputs[0], ctx.group), None
 
 
 def exchanged(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -141,16 +143,16 @@ def exchanged(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def gather(x: Tensor, group: ProcessGroup) -> Tensor:
     """The positions of all processes, one process's after another's: `b s ...` -> `b (n s) ...`."""
-    return Gather.apply(x, group).movedim(0, 1).flatten(1, 2)  # type: ignore[union-attr]
+    return Gather.apply(x, group).movedim(0, 1).flatten(1, 2)
 
 
 def heads_for_positions(x: Tensor, group: ProcessGroup) -> Tensor:
     """All positions of some heads, from some positions of all heads: `b t (n h) k` -> `b (n t) h k`."""
     parts = x.unflatten(2, (dist.get_world_size(group), -1)).movedim(2, 0)  # n b t h k
-    return Exchange.apply(parts, group).movedim(0, 1).flatten(1, 2)  # type: ignore[union-attr]
+    return Exchange.apply(parts, group).movedim(0, 1).flatten(1, 2)
 
 
 def positions_for_heads(x: Tensor, group: ProcessGroup) -> Tensor:
     """The inverse: `b (n t) h k` -> `b t (n h) k`."""
     parts = x.unflatten(1, (dist.get_world_size(group), -1)).movedim(1, 0)  # n b t h k
-    return Exchange.apply(parts, group).movedim(0, 2).flatten(2, 3)  # type: ignore[union-attr]
+    return Exchange.apply(parts, group).movedim(0, 2).flatten(2, 3)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from attn_np.contract import _recur as recur_contract
@@ -65,7 +66,7 @@ def recur(
     same_call("recur", group, getattr(q, "device", None), checked)
     own, reads, A, B = of_this_process(q, k, v, beta, decay, options)
     first = torch.zeros_like(B) if state is None else state
-    before, last = States.apply(A, B, first, group)  # type: ignore[misc]
+    before, last = States.apply(A, B, first, group)
     y = own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape)
     return to_dtype(y, dtype_name(q)), last
 
@@ -73,8 +74,8 @@ def recur(
 def of_this_process(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What this process finds alone: the outputs from an empty state, `b t h v`, what the queries would read of a state,
-    `b t g r k`, A and B.
+    """What this process finds alone: the outputs from an empty state, `b t h v`, what the queries would read of a
+    state, `b t g r k`, A and B.
     """
     (b, t, g, width), h, value_width = k.shape, q.shape[2], v.shape[3]
     q, k, v = (upcast(x) for x in (q, k, v))
@@ -94,7 +95,7 @@ class States(torch.autograd.Function):
     def forward(ctx: Any, A: Tensor, B: Tensor, first: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
         me = dist.get_rank(group)
         pairs = Gather.apply(torch.cat([A, B], -1), group)
-        every_A, every_B = pairs.split([A.shape[-1], B.shape[-1]], -1)  # type: ignore[union-attr]
+        every_A, every_B = pairs.split([A.shape[-1], B.shape[-1]], -1)
         before, after = first, first
         for i, (A_i, B_i) in enumerate(zip(every_A, every_B, strict=True)):
             before = after if i == me else before
@@ -104,15 +105,15 @@ class States(torch.autograd.Function):
         return before.clone(), after
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dbefore: Tensor, dlast: Tensor) -> Any:
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
         """The gradients of the states go back from process to process: each gets those of all, and does it for itself.
 
         The last state of every process takes part in the loss, so its gradients are summed.
         """
         every_A, before = ctx.saved_tensors
-        gathered = Gather.apply(torch.cat([dbefore, dlast], -1), ctx.group)
-        every_dbefore, every_dlast = gathered.chunk(2, -1)  # type: ignore[union-attr]
+        gathered = Gather.apply(torch.cat(grad_outputs, -1), ctx.group)
+        every_dbefore, every_dlast = gathered.chunk(2, -1)
         dafter = every_dlast.sum(0)
         dA = dB = dafter
         for i in reversed(range(len(every_A))):

@@ -53,7 +53,9 @@ def checked_pattern(
     """Who may attend to whom; refuses what cannot be right."""
     for name, x in {"q": q, "k": k, "v": v}.items():
         if hasattr(x, "to_local"):
-            raise TypeError(f"{who}: expected {name} as this process's own tensor, got a DTensor; pass {name}.to_local()")
+            raise TypeError(
+                f"{who}: expected {name} as this process's own tensor, got a DTensor; pass {name}.to_local()"
+            )
     contract.check_shards(who, checked_specs(who, q=q, k=k, v=v, sinks=sinks), layout)
     n, (b, t), s = dist.get_world_size(group), q.shape[:2], k.shape[1]
     causal, offset = to_python_scalar(causal), to_python_scalar(offset)

@@ -98,7 +98,7 @@ def held(call: str) -> tuple[Arrays, dict[str, ErrArray]]:
     with precision(precision_of("float64")), np.errstate(invalid="ignore"):
         (y, _, lse), pull = attn_np.value_and_vjp(attn_np.attend, *(lifted[name] for name in "qkv"), **options)
         arrays["dlse"] = np.where(np.isfinite(lse.v), arrays["dlse"], 0.0)
-        grads = pull(lifted["dy"], None, ErrArray(arrays["dlse"], 0.0)).inputs
+        grads: Any = pull(lifted["dy"], None, ErrArray(arrays["dlse"], 0.0)).inputs
     return arrays, {"y": y, "lse": lse} | {f"d{name}": x for name, x in grads.items()}
 
 
@@ -149,7 +149,7 @@ def held_recurrence(call: str) -> tuple[Arrays, dict[str, ErrArray]]:
     dy, dlast = lifted.pop("dy"), lifted.pop("dlast")
     with precision(precision_of("float64")):
         (y, last), pull = attn_np.value_and_vjp(attn_np.recur, **lifted, rule=RECURRENCES[call][0], form="recurrent")
-        grads = pull(dy, dlast).inputs
+        grads: Any = pull(dy, dlast).inputs
     return arrays, {"y": y, "last": last} | {f"d{name}": x for name, x in grads.items()}
 
 

@@ -2,8 +2,8 @@
 
     python -m parity_tests.tests.parallel.devices_jax results.npz "Auto/8/ring_attend/zigzag/causal"
 
-A row names the kind of the mesh's axes, its shape, a function, a layout (of `recur` a form) and a call. After "bytes",
-a function and sizes ask for what moves, forward and in both passes.
+A row names the kind of the mesh's axes, its shape, a function, a layout (of `recur` a form) and a call. With "bytes"
+in place of a shape, a function and sizes ask for what moves, forward and in both passes.
 """
 
 import os
@@ -139,7 +139,7 @@ def both(function: Any) -> Any:
 
 
 def bytes_received(function: str, b: int, t: int, h: int, g: int, k: int, v: int, causal: bool) -> Arrays:
-    """The bytes that each of eight devices gets, forward and in both passes, of a float32 call of `t` positions each."""
+    """The bytes that each of eight devices gets, forward and in both passes, of a call in float32."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import AxisType
@@ -155,7 +155,7 @@ def bytes_received(function: str, b: int, t: int, h: int, g: int, k: int, v: int
     q, keys, values = (jax.ShapeDtypeStruct((b, 8 * t, *x), jnp.float32) for x in ((h, k), (g, k), (g, v)))
     floats, y = {"q": q, "k": keys, "v": values}, jax.eval_shape(call, {"q": q, "k": keys, "v": values})
     programs = jax.jit(call).lower(floats), jax.jit(both(call)).lower(floats, {}, y)
-    return {"received": np.array([received(program.compile().as_text(), 8) for program in programs])}
+    return {"received": np.array([received(str(program.compile().as_text()), 8) for program in programs])}
 
 
 def received(text: str, devices: int) -> int:
@@ -198,15 +198,14 @@ def main(path: str, rows: list[str]) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    found: Arrays = {}
+    found: Any = {}
     for row in rows:
         try:
-            words = row.split("/")
-            if words[0] == "bytes":
-                *sizes, causal = map(int, words[2:])
-                arrays = bytes_received(words[1], *sizes, causal=bool(causal))
-            else:
-                arrays = results(made(*words))
+            match row.split("/"):
+                case [_, "bytes", function, *sizes, causal]:
+                    arrays = bytes_received(function, *map(int, sizes), causal=causal == "1")
+                case words:
+                    arrays = results(made(*words))
         except Exception as error:
             arrays = {"error": np.array(f"{type(error).__name__}: {error}")}
         found |= {f"{row}|{name}": x for name, x in arrays.items()}

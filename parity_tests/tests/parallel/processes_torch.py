@@ -23,16 +23,20 @@ def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
     """Every row with its arrays, all processes together; the first writes the results, as "row|array"."""
     torch.set_num_threads(1)
     place = f"file://{folder}/rendezvous"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    distributed.init_process_group(
+        "gloo", init_method=place, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
     mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("data", "seq"))
     try:
-        found: Arrays = {}
+        found: Any = {}
         for row, arrays in rows.items():
-            of, *words = row.split("/")
-            if of == "refused":
-                results = refusals(rank, mesh, words[0])
-            else:
-                results = whole({"all": None, "mesh": mesh["seq"]}[of], *words, arrays)
+            match row.split("/"):
+                case ["refused", case]:
+                    results = refusals(rank, mesh, case)
+                case [of, function, layout, call]:
+                    results = whole({"all": None, "mesh": mesh["seq"]}[of], function, layout, call, arrays)
+                case _:
+                    raise ValueError(f"expected the name of a row, got {row!r}")
             found |= {f"{row}|{name}": x for name, x in results.items()}
         if rank == 0:
             np.savez(Path(folder, "results.npz"), **found)

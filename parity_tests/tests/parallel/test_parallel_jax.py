@@ -58,7 +58,7 @@ def rows() -> Iterable[Any]:
 
 
 def bytes_row(function: str) -> str:
-    return "/".join(("bytes", function, *map(str, SIZES[function])))
+    return "/".join(("Auto", "bytes", function, *map(str, SIZES[function])))
 
 
 class Results(dict[str, dict[str, np.ndarray]]):

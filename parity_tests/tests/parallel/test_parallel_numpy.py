@@ -1,6 +1,7 @@
 """`attn_np.parallel` against one device: every function, layout and option, forward and backward, and planted bugs."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -121,10 +122,12 @@ def test_a_kernel_computes_the_blocks_of_a_shard_that_are_in_sight(monkeypatch: 
 def test_positions_of_their_own_are_those_of_the_whole() -> None:
     """`At`, with queries and keys in any order, combined with others, in blocks and at once."""
     rng = np.random.default_rng(1)
-    x = {name: rng.normal(size=(2, 300, 2, 4)) for name in "qkv"}
+    x: Any = {name: rng.normal(size=(2, 300, 2, 4)) for name in "qkv"}
     whole = attn_np.attend(**x, causal=True, window=40)[0]
     order, keys = (np.stack([rng.permutation(300) for _ in range(2)]) for _ in range(2))
-    put = {name: np.take_along_axis(x[name], (order if name == "q" else keys)[..., None, None], 1) for name in "qkv"}
+    put: Any = {
+        name: np.take_along_axis(x[name], (order if name == "q" else keys)[..., None, None], 1) for name in "qkv"
+    }
     at = patterns.At(patterns.Window(40, 0), order, keys)
     want = np.take_along_axis(whole, order[..., None, None], 1)
     for pattern in (at, at & patterns.Chunks(1000), patterns.At(patterns.Causal(), order, keys) & at):
@@ -133,70 +136,81 @@ def test_positions_of_their_own_are_those_of_the_whole() -> None:
             assert np.abs(y - want).max() <= 300 * np.finfo(float).eps
 
 
+@dataclass(frozen=True)
+class Planted:
+    """A mistake: where it shows, the file of `attn_np/parallel` that has it, and the edit."""
+
+    function: str
+    call: str
+    result: str
+    file: str
+    old: str
+    new: str
+
+
 MERGED = "parts = [merge([*parts, part])]"
-# By name: the function and call that must show it, and the edit. The last two belong to `recur`.
-BUGS: dict[str, tuple[str, str, str, str, str]] = {
-    "sinks counted once for each part": (
-        "ring_attend", "sinks", "attention.py", MERGED,
+MISTAKES = {
+    "sinks counted once for each part": Planted(
+        "ring_attend", "sinks", "y", "attention.py", MERGED,
         "parts = [merge([*parts, part, *([] if sinks is None else [sink_part(part, sinks)])])]",
     ),
-    "causality counted from the first query of a shard": (
-        "ring_attend", "causal", "visibility.py", "as_rows(query_positions + start)",
+    "causality counted from the first query of a shard": Planted(
+        "ring_attend", "causal", "y", "visibility.py", "as_rows(query_positions + start)",
         "as_rows(query_positions - query_positions.min(2)[..., None] + start)",
     ),
-    "each shard sees itself alone": (
-        "ring_attend", "plain", "messages.py", "return np.roll(x, 1, 0)", "return x",
+    "each shard sees itself alone": Planted(
+        "ring_attend", "plain", "y", "messages.py", "return np.roll(x, 1, 0)", "return x",
     ),
-    "parts averaged without their lse": (
-        "ring_attend", "plain", "attention.py", MERGED,
+    "parts averaged without their lse": Planted(
+        "ring_attend", "plain", "y", "attention.py", MERGED,
         "parts = [part if not parts else ((parts[0][0] + part[0]) / 2, merge([*parts, part])[1])]",
     ),
-    "states not passed on": ("recur", "linear", "recurrence.py", "after = A[i] @ after + B[i]", "after = B[i]"),
-    "a last state without the first": ("recur", "linear, a state", "recurrence.py", "if state is None else upcast(state)", ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_mistake_is_seen(bug: str) -> None:
-    function, call, file, old, new = BUGS[bug]
-    with planted(Mutant(bug, f"parallel/{file}", old, new, "", ""), "attn_np") as alias:
-        package = __import__(alias)
-        if function == "recur":
-            found, want = recurrence(call, package), cases.held_recurrence(call)[1]
-        else:
-            found, want = attention(function, "contiguous", call, package), cases.held(call)[1]
-    assert not ratio(found["y"], want["y"]) <= 1
-
-
-BACKWARD_BUGS: dict[str, tuple[str, str, str, str, str, str]] = {
-    "gradients that stay where they arose": (
-        "ring_attend", "causal", "attention.py", "to_next(dk + dk_part), to_next(dv + dv_part)", "dk + dk_part, dv + dv_part", "dk",
+    "states not passed on": Planted(
+        "recur", "linear", "y", "recurrence.py", "after = A[i] @ after + B[i]", "after = B[i]",
     ),
-    "weights of a part left out": ("ring_attend", "causal", "attention.py", "[..., None] * dy, np", "[..., None] ** 0 * dy, np", "dv"),
-    "the gradient of a part's lse left out": ("ring_attend", "causal", "attention.py", "0.0, weight * gain)", "0.0, 0 * gain)", "dq"),
-    "the gradient of the lse left out": ("ring_attend", "causal", "attention.py", "gain + dlse\n", "gain\n", "dq"),
-    "gradients of copies not summed": ("gather_attend", "plain", "messages.py", "np.sum(dx, 0)", "dx[0]", "dk"),
-    "state gradients not passed back": ("recur", "linear", "recurrence.py", "@ dafter + dbefore[i]", "@ dafter", "dk"),
+    "a last state without the first": Planted(
+        "recur", "linear, a state", "last", "recurrence.py", " if state is None else upcast(state)", "",
+    ),
+    "gradients that stay where they arose": Planted(
+        "ring_attend", "causal", "dk", "attention.py", "to_next(dk + dk_part), to_next(dv + dv_part)",
+        "dk + dk_part, dv + dv_part",
+    ),
+    "the weight of a part left out of its gradient": Planted(
+        "ring_attend", "causal", "dv", "attention.py", "[..., None] * dy, np", "[..., None] ** 0 * dy, np",
+    ),
+    "the gradient of a part's lse left out": Planted(
+        "ring_attend", "causal", "dq", "attention.py", "0.0, weight * gain)", "0.0, 0 * gain)",
+    ),
+    "the gradient of the lse left out": Planted(
+        "ring_attend", "causal", "dq", "attention.py", "else gain + dlse", "else gain",
+    ),
+    "gradients of copies not summed": Planted(
+        "gather_attend", "plain", "dk", "messages.py", "np.sum(dx, 0)", "dx[0]",
+    ),
+    "gradients of states not passed back": Planted(
+        "recur", "linear", "dk", "recurrence.py", "@ dafter + dbefore[i]", "@ dafter",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", BACKWARD_BUGS)
-def test_a_planted_mistake_of_the_backward_pass_is_seen(bug: str) -> None:
-    function, call, file, old, new, name = BACKWARD_BUGS[bug]
-    with planted(Mutant(bug, f"parallel/{file}", old, new, "", ""), "attn_np") as alias:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_seen(mistake: str) -> None:
+    planned = MISTAKES[mistake]
+    mutant = Mutant(mistake, f"parallel/{planned.file}", planned.old, planned.new, "", "")
+    with planted(mutant, "attn_np") as alias:
         package = __import__(alias)
-        if function == "recur":
-            found, want = recurrence(call, package), cases.held_recurrence(call)[1]
+        if planned.function == "recur":
+            found, want = recurrence(planned.call, package), cases.held_recurrence(planned.call)[1]
         else:
-            found, want = attention(function, "contiguous", call, package), cases.held(call)[1]
-    assert not ratio(found[name], want[name]) <= 1
+            found, want = attention(planned.function, "contiguous", planned.call, package), cases.held(planned.call)[1]
+    assert not ratio(found[planned.result], want[planned.result]) <= 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_narrow_types_are_returned_and_computed_in_float32(dtype: str) -> None:
     """A part's context is rounded before it is merged, and the whole once: twice half a unit in the last place."""
     arrays, want = cases.held("causal")
-    parts = {n: cut(arrays[n].astype(dtype), 1, DEVICES, "zigzag") for n in "qkv"}
+    parts: Any = {n: cut(arrays[n].astype(dtype), 1, DEVICES, "zigzag") for n in "qkv"}
     wide = [arrays[n].astype(dtype).astype(np.float64) for n in "qkv"]
     exact = attn_np.attend(*wide, causal=True)[0]
     y = attn_np.parallel.ring_attend(**parts, causal=True, layout="zigzag")

@@ -79,14 +79,23 @@ def test_an_unknown_axis_is_refused(function: str, axis_name: Any) -> None:
 
 
 NUMPY: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "other devices": ({"k": np.zeros((3, 2, 6, 2, 3))}, {}, "k of 4 devices, as q, got (3, 2, 6, 2, 3); put the devices"),
+    "other devices": (
+        {"k": np.zeros((3, 2, 6, 2, 3))},
+        {},
+        "k of 4 devices, as q, got (3, 2, 6, 2, 3); put the devices",
+    ),
     "no devices": ({"q": np.zeros((0, 2, 6, 4, 3))}, {}, "q with the devices as its first axis, got (0, 2, 6, 4, 3)"),
-    "queries not cut": ({"q": np.zeros((4, 6, 4, 3))}, {}, "q with four axes on each device, got (6, 4, 3); batch, pos"),
+    "queries not cut": (
+        {"q": np.zeros((4, 6, 4, 3))},
+        {},
+        "q with four axes on each device, got (6, 4, 3); batch, pos",
+    ),
     "a pattern not cut": (
-        {}, {"pattern": patterns.Documents(*(np.zeros((2, 24), int),) * 2)},
+        {},
+        {"pattern": patterns.Documents(*(np.zeros((2, 24), int),) * 2)},
         "an array of the pattern of shape n b t = (4, 2, 6), got (2, 24); cut it by to_devices",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NUMPY)
@@ -106,7 +115,7 @@ def test_a_pattern_of_another_length_is_refused_in_jax() -> None:
 
 
 def test_parts_that_no_cut_gives_are_refused() -> None:
-    with pytest.raises(ValueError, match="from_devices: expected x with the axes n b t ..., got"):
+    with pytest.raises(ValueError, match=r"from_devices: expected x with the axes n b t \.\.\., got"):
         attn_np.parallel.from_devices(np.zeros((4, 2)))
     with pytest.raises(ValueError, match="from_devices: expected x with an even number of positions on each device"):
         attn_np.parallel.from_devices(np.zeros((4, 2, 3)), layout="zigzag")
