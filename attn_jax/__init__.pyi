@@ -5,6 +5,7 @@ from typing import Any, Literal, Unpack, overload
 from flax import nnx
 
 from attn_jax import drop_in as drop_in
+from attn_jax import parallel as parallel
 from attn_jax.additive import AdditiveAttention as _AdditiveAttention
 from attn_jax.alibi import AlibiAttention as _AlibiAttention
 from attn_jax.attention.functions import attend as attend
@@ -161,6 +162,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

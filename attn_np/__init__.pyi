@@ -5,6 +5,7 @@ from typing import Literal, Unpack, overload
 import numpy as np
 
 from attn_np import drop_in as drop_in
+from attn_np import parallel as parallel
 from attn_np.additive import AdditiveAttention as _AdditiveAttention
 from attn_np.alibi import AlibiAttention as _AlibiAttention
 from attn_np.attention.functions import attend as attend
@@ -162,6 +163,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

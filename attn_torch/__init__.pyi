@@ -50,6 +50,7 @@ from attn_np.contract.t5_bias import Config as _T5AttentionConfig
 from attn_np.contract.talking_heads import Config as _TalkingHeadsAttentionConfig
 from attn_np.contract.transformer_xl import Config as _TransformerXLAttentionConfig
 from attn_torch import drop_in as drop_in
+from attn_torch import parallel as parallel
 from attn_torch.additive import AdditiveAttention as _AdditiveAttention
 from attn_torch.alibi import AlibiAttention as _AlibiAttention
 from attn_torch.attention.functions import attend as attend
@@ -161,6 +162,7 @@ __all__ = [
     "load",
     "load_pretrained",
     "merge",
+    "parallel",
     "patterns",
     "recur",
     "relative_buckets",

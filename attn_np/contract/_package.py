@@ -55,7 +55,7 @@ def lazy_namespace(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str
     from attn_np.contract import did_you_mean, variant_by_class_name
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
-    modules["terms"] = f"{package}.positions.terms"
+    modules |= {"terms": f"{package}.positions.terms", "parallel": f"{package}.parallel"}
     functions = dict.fromkeys(api, "frame.api") | {name: MAKERS[name] for name in api if name in MAKERS} | FUNCTIONS
 
     def getattr_(name: str) -> Any:
@@ -73,6 +73,6 @@ def lazy_namespace(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str
         return getattr(import_module(f"{package}.{file}"), name)
 
     def dir_() -> list[str]:
-        return sorted([*functions, *variant_by_class_name(), "drop_in", "patterns", "terms"])
+        return sorted([*functions, *variant_by_class_name(), "drop_in", "parallel", "patterns", "terms"])
 
     return getattr_, dir_

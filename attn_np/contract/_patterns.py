@@ -396,3 +396,25 @@ class GlobalQueries(Pattern):
 
     def allows(self, query: Any, key: Any) -> Any:
         return self.marks
+
+
+@dataclass(frozen=True)
+class At(Pattern):
+    """What a pattern shows to queries and keys that stand at positions of their own: `b t` and `b s`.
+
+    So a call may hold some queries and keys of a longer sequence, in any order. Causality, a window and an offset of
+    the call itself still count its own queries and keys.
+    """
+
+    pattern: Pattern
+    query_positions: Any
+    key_positions: Any
+    axes = {"query_positions": "b t", "key_positions": "b s"}
+    kinds = {"query_positions": "integers", "key_positions": "integers"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.pattern.allows(self.query_positions, self.key_positions)
+
+    @property
+    def sees_itself(self) -> bool:
+        return self.pattern.sees_itself and self.query_positions is self.key_positions

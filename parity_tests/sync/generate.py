@@ -214,7 +214,8 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
-    homes |= {"patterns": "attn_np.contract", "drop_in": package, "terms": f"{package}.positions"}
+    homes |= {"patterns": "attn_np.contract", "drop_in": package, "parallel": package}
+    homes["terms"] = f"{package}.positions"
     classes = contract.variant_by_class_name()
     offered: set[Import] = {
         (homes.get(name, f"{package}.frame.api"), name) for name in names if name != "build" and name not in classes

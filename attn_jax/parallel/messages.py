@@ -1,0 +1,63 @@
+"""What devices send each other, inside `jax.shard_map`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from attn_np.contract._base import field_error
+
+AxisName = str | tuple[str, ...]
+
+
+def axis_size(who: str, axis_name: Any) -> int:
+    """How many devices the sequence lies on.
+
+    Raises:
+        ValueError: no such axis, or a call outside of `shard_map`.
+    """
+    try:
+        return lax.axis_size(axis_name)
+    except (NameError, TypeError, ValueError, KeyError):
+        pass
+    expected = "axis_name to be an axis of the mesh, inside jax.shard_map"
+    raise field_error(who, expected, repr(axis_name), "call jax.shard_map(partial(..., axis_name=...), mesh=...)")
+
+
+def to_next(tree: Any, axis_name: AxisName) -> Any:
+    """What this device gets from the one before it, when all send at once."""
+    n = lax.axis_size(axis_name)
+    return jax.tree.map(lambda x: lax.ppermute(x, axis_name, [(i, (i + 1) % n) for i in range(n)]), tree)
+
+
+def from_earlier(tree: Any, axis_name: AxisName, hops: int) -> Any:
+    """What the device so many places before this one sends; 0 where there is none."""
+    n = lax.axis_size(axis_name)
+    return jax.tree.map(lambda x: lax.ppermute(x, axis_name, [(i, i + hops) for i in range(n - hops)]), tree)
+
+
+def gather(x: Array, axis_name: AxisName) -> Array:
+    """The positions of all devices, one device's after another's: `b s ...` -> `b (n s) ...`."""
+    return lax.all_gather(x, axis_name, axis=1, tiled=True)
+
+
+def heads_for_positions(x: Array, axis_name: AxisName) -> Array:
+    """All positions of some heads, from some positions of all heads: `b t (n h) k` -> `b (n t) h k`."""
+    return lax.all_to_all(x, axis_name, split_axis=2, concat_axis=1, tiled=True)
+
+
+def positions_for_heads(x: Array, axis_name: AxisName) -> Array:
+    """The inverse: `b (n t) h k` -> `b t (n h) k`."""
+    return lax.all_to_all(x, axis_name, split_axis=1, concat_axis=2, tiled=True)
+
+
+def varying_alike(axis_name: AxisName, *arrays: Any) -> Any:
+    """The same arrays, each of which `shard_map` takes to differ along all axes of the mesh that one of them differs
+    along, and along that of the sequence. A rule for gradients, and the carry of a loop, need arrays that are alike so.
+    """
+    # An array of zeros like another one differs along the same axes.
+    zero = sum(
+        (jnp.zeros_like(x, shape=(), dtype=jnp.int32) for x in arrays), jnp.zeros_like(lax.axis_index(axis_name))
+    )
+    return tuple(x | (zero != 0) if x.dtype == bool else x + zero.astype(x.dtype) for x in arrays)

@@ -1,0 +1,145 @@
+"""What four processes of PyTorch do together for `test_parallel_torch`; no other framework, to start fast."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+import attn_torch
+from parity_tests.tests.parallel import cases
+from parity_tests.tests.parallel.cases import Arrays
+from parity_tests.tests.parallel.refused import ARRAYS, REFUSED, UNCUT, arguments
+
+WORLD = 4
+
+
+def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
+    """Every row with its arrays, all processes together; the first writes the results, as "row|array"."""
+    torch.set_num_threads(1)
+    place = f"file://{folder}/rendezvous"
+    distributed.init_process_group(
+        "gloo", init_method=place, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("data", "seq"))
+    try:
+        found: Any = {}
+        for row, arrays in rows.items():
+            match row.split("/"):
+                case ["refused", case]:
+                    results = refusals(rank, mesh, case)
+                case [of, function, layout, call]:
+                    results = whole({"all": None, "mesh": mesh["seq"]}[of], function, layout, call, arrays)
+                case _:
+                    raise ValueError(f"expected the name of a row, got {row!r}")
+            found |= {f"{row}|{name}": x for name, x in results.items()}
+        if rank == 0:
+            np.savez(Path(folder, "results.npz"), **found)
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def whole(group: Any, function: str, layout: str, call: str, arrays: Arrays) -> Arrays:
+    """Outputs and gradients of a call, whole in every process; of `recur` the layout is a form."""
+    recurs = function == "recur"
+    axes = {n: cases.recurrence_axis(call, n) if recurs else cases.cut_axis(n) for n in arrays}
+    cut = {"group": group, "layout": "contiguous" if recurs else layout}
+    parts = {name: moved(attn_torch.parallel.to_devices, x, axes[name], **cut) for name, x in tensors(arrays).items()}
+    outputs = ("y", "last") if recurs else ("y", "lse")
+    dys = [parts.pop(f"d{name}") for name in outputs]
+    leaves = {name: x.clone().requires_grad_() for name, x in parts.items() if x.is_floating_point()}
+    run = getattr(attn_torch.parallel, function)
+    if recurs:
+        rule = cases.RECURRENCES[call][0]
+        y = run(**parts | leaves, group=group, rule=rule, form=layout, chunk_size=5)
+        # Every process has the last state, and the loss is the sum of theirs.
+        dys[1] = dys[1] / distributed.get_world_size(group and group.get_group())
+    else:
+        asked, given = cases.CALLS[call], parts | leaves
+        options: dict[str, Any] = asked.options | {name: given[name] for name in asked.arrays.split()}
+        options |= {"pattern": asked.pattern and asked.pattern(parts), "layout": layout, "return_lse": True}
+        y = run(given["q"], given["k"], given["v"], group=group, **options)
+    torch.autograd.backward([torch.where(x.isfinite(), x, 0.0) for x in y], dys)
+    found = dict(zip(outputs, y, strict=True)) | {f"d{name}": x.grad for name, x in leaves.items()}
+    return {name: joined(name, x, axes, recurs, **cut) for name, x in found.items()}
+
+
+def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(x) for name, x in arrays.items()}
+
+
+def moved(change: Any, x: Any, axis: int | None, **options: Any) -> Any:
+    """A tensor cut or joined along an axis; one that all processes have as it is."""
+    return x if axis is None else change(x.movedim(axis, 1), **options).movedim(1, axis)
+
+
+def joined(name: str, x: Any, axes: dict[str, int | None], recurs: bool, **cut: Any) -> np.ndarray:
+    """A result of all processes: parts joined, gradients of what all have summed, and a last state as it is."""
+    axis = axes.get(name, axes.get(name.removeprefix("d"))) if name not in ("y", "lse") else {"y": 1, "lse": 2}[name]
+    x = x.detach().clone()
+    if axis is None and name != "last":
+        group = cut["group"]
+        distributed.all_reduce(x, group=group and group.get_group())
+    return moved(attn_torch.parallel.from_devices, x, axis, **cut).numpy()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def refusals(rank: int, mesh: Any, case: str) -> Arrays:
+    """What every process is told, in the order of their ranks; "nothing" of one whose call goes through."""
+    try:
+        call_of(case, rank, mesh)()
+        words = "nothing"
+    except (ValueError, TypeError) as error:
+        words = f"{type(error).__name__}: {error}"
+    told: list[Any] = [None] * WORLD
+    distributed.all_gather_object(told, words)
+    return {"told": np.array(told)}
+
+
+def call_of(case: str, rank: int, mesh: Any) -> Callable[[], Any]:
+    """A call that cannot be right: one that no tree takes, one that processes make differently, or another group."""
+    parallel, arrays = attn_torch.parallel, tensors(ARRAYS)
+    if case in REFUSED:
+        function, given, options = arguments(case)
+        options = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+        given = {name: None if x is None else torch.from_numpy(x) for name, x in given.items()}
+        return lambda: getattr(parallel, function)(**given, **options)
+    if case.startswith("uncut, "):
+        shape, options, _ = UNCUT[case.removeprefix("uncut, ")]
+        return lambda: parallel.to_devices(torch.zeros(shape), **options)
+    second = rank == 1
+    match case:
+        case "layouts":
+            return lambda: parallel.ring_attend(**arrays, layout="striped" if second else "zigzag")
+        case "functions":
+            return lambda: (parallel.gather_attend if second else parallel.ring_attend)(**arrays)
+        case "other lengths":
+            shorter = {name: x[:, :4] if second else x for name, x in arrays.items()}
+            return lambda: parallel.ulysses_attend(**shorter)
+        case "one of them":
+            return lambda: parallel.ring_attend(**arrays, layout="spiral" if second else "zigzag")
+        case "gradients":
+            arrays["k"] = arrays["k"].clone().requires_grad_(second)
+            return lambda: parallel.ring_attend(**arrays)
+        case "rules":
+            arrays["q"] = arrays["q"][:, :, :2]
+            return lambda: parallel.recur(**arrays, rule="delta" if second else "linear")
+        case "two axes":
+            return lambda: parallel.ring_attend(**arrays, group=mesh)
+        case "no group":
+            return lambda: parallel.recur(**arrays, group="seq")
+        case "another's group":
+            group = distributed.new_group([0, 2])
+            return lambda: parallel.ring_attend(**arrays, group=group)
+        case "a DTensor":
+            whole_q = distribute_tensor(arrays["q"], mesh, [Replicate(), Replicate()])
+            return lambda: parallel.ring_attend(whole_q, arrays["k"], arrays["v"])
+    raise ValueError(f"expected a case that is refused, got {case!r}")
