@@ -1,0 +1,40 @@
+"""Names of axes: what nnx needs to know to shard the parameters of layers."""
+
+from typing import Any
+
+from flax import nnx
+
+from attn_jax.frame.layer import Layer
+
+
+def name_axes(model: Any, **names: str | None) -> None:
+    """Name the axes of the parameters of all layers of ours in a model, for `nnx.get_partition_spec` and what uses it.
+
+        name_axes(model, h="model", g="model")  # heads over the mesh's axis "model"
+        specs = nnx.get_partition_spec(nnx.state(model))  # w_q `d h k`: P(None, "model", None)
+
+    An axis is named by its letter in the layer's contract (`d` width, `h` heads, `g` heads of keys and values; a
+    parameter's letters stand in `layer.config.params()`). The names are axes of a mesh, or logical names that
+    `nnx.logical_axis_rules` maps to them. Axes that get no name are whole on every device, and so are those of arrays
+    whose size the mesh's axis does not divide, if they are left out here: `g`, where there are fewer heads of keys.
+    Parameters that `nnx.vmap` has stacked keep their first axes without a name.
+
+    Raises:
+        ValueError: a letter that no parameter has.
+    """
+    params = [
+        (getattr(layer, name), given.axes.split())
+        for _, layer in nnx.iter_modules(model)
+        if isinstance(layer, Layer)
+        for name, given in layer.config.own_params().items()
+    ]
+    known = sorted({letter for _, letters in params for letter in letters})
+    for letter in names:
+        if letter not in known:
+            raise ValueError(
+                f"name_axes: expected letters of the axes of parameters, {', '.join(known) or 'of which there are none'}, "
+                f"got {letter!r}; leave it out"
+            )
+    for param, letters in params:
+        stacked = (None,) * (param.get_value().ndim - len(letters))
+        param.set_metadata(out_sharding=(*stacked, *(names.get(letter) for letter in letters)))

@@ -1,0 +1,78 @@
+"""Tensor parallelism: the heads of layers over the processes of a mesh, as PyTorch's `parallelize_module` asks for it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from attn_torch.frame.layer import Layer
+
+HEADS = "h", "g"  # query heads, and heads of keys and values
+
+
+class Heads(ParallelStyle):
+    """Every process has some of the heads of a layer of ours, and of its parameters what belongs to them.
+
+        parallelize_module(model, mesh, {"blocks.*.attention": Heads()})
+
+    The layer takes plain tensors that all processes have, the batch and the positions whole, and gives such a tensor:
+    the sum over heads in the output projection is the one all-reduce of a call. A parameter without an axis of heads,
+    or with fewer heads than would divide, as few heads of keys, is whole in every process.
+
+    Raises, as it is applied:
+        TypeError: a module that is no layer of attn_torch.
+        ValueError: a layer without heads, or with a number of heads that the processes do not divide.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        layers = dict(layers_of(module))
+        size = device_mesh.size()
+        if not isinstance(module, Layer):
+            raise TypeError(
+                f"Heads: expected a layer of attn_torch, got {type(module).__name__}; name the layer in the plan of "
+                "parallelize_module"
+            )
+        heads = {layer.config.sizes()["h"] for layer in layers.values() if "h" in layer.config.sizes()}
+        if not heads or any(n % size for n in heads):
+            got = f"{max(heads)} over {size} processes" if heads else "none"
+            raise ValueError(
+                f"Heads: expected {module.config.variant} to have heads that the processes of the mesh divide, got {got}; "
+                "choose another mesh or another num_heads="
+            )
+        for layer in layers.values():
+            for name, given in layer.config.own_params().items():
+                param = getattr(layer, name)
+                at = [i for i, x in enumerate(given.axes.split()) if x in HEADS and param.shape[i] % size == 0]
+                placement = Shard(at[0]) if at else Replicate()
+                split = distribute_tensor(param.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank)
+                layer.register_parameter(name, nn.Parameter(split, requires_grad=param.requires_grad))
+
+        def take(layer: nn.Module, given: Any, options: Any) -> Any:
+            return mapped(given, whole), mapped(options, whole)
+
+        def whole(x: Tensor) -> Tensor:
+            return x if isinstance(x, DTensor) else DTensor.from_local(x, device_mesh, [Replicate()], run_check=False)
+
+        def give(layer: nn.Module, given: Any, outputs: Any) -> Any:
+            return mapped(outputs, lambda x: x.redistribute(placements=[Replicate()]).to_local())
+
+        module.register_forward_pre_hook(take, with_kwargs=True)
+        module.register_forward_hook(give)
+        return module
+
+
+def layers_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The module and its sub-layers, those of ours."""
+    return ((name, part) for name, part in module.named_modules() if isinstance(part, Layer))
+
+
+def mapped(tree: Any, function: Any) -> Any:
+    """Tensors in tuples and dictionaries changed by a function, the rest as it is."""
+    if isinstance(tree, dict):
+        return {name: mapped(x, function) for name, x in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(mapped(x, function) for x in tree)
+    return function(tree) if isinstance(tree, Tensor) else tree
