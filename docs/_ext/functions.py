@@ -102,8 +102,8 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
             [(f"terms.{name}", getattr(terms, name)) for name in ("Slopes", "Table", "Term")],
         ),
         "On many devices": (
-            "In `attn_np.parallel`, with the devices as the first axis of every array, `n`. In the others each device has its "
-            "own arrays without it, JAX takes `axis_name=` and PyTorch `group=`: see [On many devices](parallel.md).",
+            "In `attn_np.parallel` the first axis of every array is the devices, `n`. In the others each device "
+            "has its own arrays, JAX takes `axis_name=` and PyTorch `group=`: see [On many devices](parallel.md).",
             [(f"parallel.{name}", getattr(attn_np.parallel, name)) for name in attn_np.parallel.__all__],
         ),
         "Stand-ins": (
