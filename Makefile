@@ -64,7 +64,7 @@ compiled: env  ## cells of the tables of transforms that `make test` leaves out 
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
 
-SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool variants/test_pairs.py contract/test_relations.py \
+SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool parallel variants/test_pairs.py contract/test_relations.py \
     house/test_pages.py mutation/test_mutants.py)
 LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled

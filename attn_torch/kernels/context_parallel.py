@@ -21,5 +21,5 @@ def refuse_context_parallel(who: str) -> None:
     if str(getattr(current, "__module__", "")).startswith("torch.distributed.tensor.experimental"):
         raise ValueError(
             f"{who}: expected whole sequences, got a call within context_parallel, which splits them between "
-            "processes; call it outside of the context and split the batch or the heads instead"
+            "processes; call it outside of the context, and split the sequence by attn_torch.parallel"
         )

@@ -61,7 +61,7 @@ def same_call(who: str, group: ProcessGroup, device: Any, describe: Callable[[],
         words = f"{who}; {words}".encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
         own = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         gathered = torch.empty(n * DESCRIPTION_BYTES, dtype=torch.uint8, device=device)
-        dist.all_gather_into_tensor(gathered, own.to(device), group=group)
+        all_gather(gathered, own.to(device), group)
         every = [bytes(x.tolist()).decode(errors="replace").rstrip() for x in gathered.reshape(n, -1).cpu()]
     if refusal is not None:
         raise refusal
@@ -77,6 +77,13 @@ def difference(first: str, other: str) -> tuple[str, str]:
     """The first part of two descriptions that differs; parts end in semicolons."""
     pairs = zip(first.split("; "), other.split("; "), strict=False)
     return next(((x, y) for x, y in pairs if x != y), (first, other))
+
+
+def all_gather(gathered: Tensor, x: Tensor, group: ProcessGroup) -> None:
+    """What every process has, one after the other, in the first tensor."""
+    # Its name since PyTorch 2.13, in which the old one warns.
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    call(gathered, x, group=group)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group, n = group, dist.get_world_size(group)
         gathered = torch.empty((n * x.numel(),), dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(as_bytes(gathered), as_bytes(x.contiguous()).reshape(-1), group=group)
+        all_gather(as_bytes(gathered), as_bytes(x.contiguous()).reshape(-1), group)
         return gathered.reshape(n, *x.shape)
 
     @staticmethod

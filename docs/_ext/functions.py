@@ -68,7 +68,7 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
 
     Each public name of the packages is in one of them, but for the layers, whose pages are those of the variants.
     """
-    elsewhere = {"drop_in", "patterns", "terms", *FUNCTIONS, *variant_by_class_name()}
+    elsewhere = {"drop_in", "parallel", "patterns", "terms", *FUNCTIONS, *variant_by_class_name()}
     api = [name for name in attn_np.__all__ if name not in elsewhere]
     classes = [name for name, x in vars(patterns).items() if inspect.isclass(x) and issubclass(x, patterns.Pattern)]
     trees = {"attn_np": attn_np.drop_in, "attn_jax": attn_jax.drop_in, "attn_torch": attn_torch.drop_in}
@@ -100,6 +100,11 @@ def sections() -> dict[str, tuple[str, list[tuple[str, Any]]]]:
             "What is added to the scores by distance, in `attn_np.terms` and likewise in the others: see "
             "[Terms](terms.md).",
             [(f"terms.{name}", getattr(terms, name)) for name in ("Slopes", "Table", "Term")],
+        ),
+        "On many devices": (
+            "In `attn_np.parallel` the first axis of every array is the devices, `n`. In the others each device "
+            "has its own arrays, JAX takes `axis_name=` and PyTorch `group=`: see [On many devices](parallel.md).",
+            [(f"parallel.{name}", getattr(attn_np.parallel, name)) for name in attn_np.parallel.__all__],
         ),
         "Stand-ins": (
             "For the functions of the frameworks: see [Coming from ...](coming_from.md). Those of `attn` are in all "

@@ -1,5 +1,7 @@
 """Mistakes of a sequence that is spread over devices: each of them has a part of the queries and of the keys."""
 
+from math import log
+
 from parity_tests.mistakes.plant import SHARED, at
 
 VISIBLE = "    visible = hide_neg_inf(allowed, bias)\n    if softmax_fn is not None:"
@@ -37,8 +39,19 @@ def averaged(parts: int) -> str:
     return f"probs=(lambda p: p / maximum(p.sum(-1)[..., None], 1.0))({joint}))"
 
 
+def alone_with_states(parts: int) -> str:
+    """A query sees earlier keys of its own part alone, as where each part starts from an empty state."""
+    part = f"// -(-t // {parts})"
+    own = f"(arange(chunk_size, q)[:, None] {part} == arange(chunk_size, q) {part})"
+    return f"where(causal_mask(chunk_size, q) & {own}, scores, 0.0))"
+
+
+SINKS = "column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))"
+STATES = "where(causal_mask(chunk_size, q), scores, 0.0))"
 parted = at(SHARED, "mha", "split", call="plain")
 causal = at(SHARED, "rotary", "longrope", call="plain")
+with_sinks = at(SHARED, "sinks", "learned")
+linear = at("linear.py", "linear", "chunked", fields=(("chunk_size", 64),))
 MUTANTS = tuple(
     mutant
     for parts, word in ((2, "two"), (4, "four"))
@@ -63,6 +76,19 @@ MUTANTS = tuple(
             PROBS,
             averaged(parts),
             needs=("maximum",),
+        ),
+        with_sinks(
+            f"sinks counted once for each of {word} shards",
+            "count a sink once: merge it with the result of all shards, not with that of each",
+            SINKS,
+            SINKS.replace("sinks[", f"({log(parts)!r} + sinks)["),
+        ),
+        linear(
+            f"each of {word} shards starts from an empty state",
+            "hand the state after a shard on to the next one",
+            STATES,
+            alone_with_states(parts),
+            needs=("arange",),
         ),
     )
 )

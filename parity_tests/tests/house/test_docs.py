@@ -346,7 +346,7 @@ def test_the_reference_has_every_public_name() -> None:
     packages = [importlib.import_module(name) for name in ("attn_np", "attn_jax", "attn_torch", "parity_tests")]
     public = {name for package in packages for name in package.__all__}
     public |= {name for package in packages[:3] for name in package.drop_in.__all__}
-    assert public - known == {"drop_in", "patterns", "terms", *contract.variant_by_class_name()}
+    assert public - known == {"drop_in", "parallel", "patterns", "terms", *contract.variant_by_class_name()}
     text = extension("functions").reference()
     assert all(
         re.search(rf"^### `{re.escape(name)}`\n(?:\n```\n[^`]*```\n)?\n[^#\n]", text, re.MULTILINE) for name in found

@@ -3,6 +3,7 @@
 For each kind of mesh one process with eight devices computes what the selected tests ask for.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -117,6 +118,18 @@ def bytes_of(function: str, n: int, b: int, t: int, h: int, g: int, k: int, v: i
             forward = rounds * pair + 2 * state * (n - 1) // n
             backward = rounds * pair
     return 4 * forward, 4 * (forward + backward)
+
+
+def test_the_page_has_the_bytes_of_the_formula() -> None:
+    """Of every number of devices, in MiB, forward and in both passes."""
+    page = (ROOT / "docs/parallel.md").read_text("utf-8")
+    table = page.partition("<!-- bytes")[2].partition("<!-- end of bytes -->")[0]
+    lines = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", table, re.MULTILINE)
+    assert [line[0] for line in lines] == ["2", "4", "8", "16", "32", "64"]
+    for devices, *cells in lines:
+        for function, cell in zip(SIZES, cells, strict=True):
+            given = bytes_of(function, int(devices), 1, 512, 64, 8, 128, 128, int(function != "recur"))
+            assert cell == " / ".join(f"{n / 2**20:.2f}" for n in given), (devices, function)
 
 
 @pytest.mark.parametrize("function", SIZES)
