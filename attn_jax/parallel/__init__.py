@@ -11,6 +11,8 @@ Every device has t of the n t positions. `attn_np.parallel` shows the same funct
 - `gather_attend`: each device gets the keys and values of all.
 - `ulysses_attend`: the devices trade positions for heads, and each attends over the whole sequence with its heads.
 - `recur`: each device's positions turn a state S into A S + B, and these are combined in order.
+
+`name_axes` names the axes of parameters, by which nnx shards their heads, widths or batch.
 """
 
 from attn_jax.parallel.attention import gather_attend as gather_attend
@@ -19,6 +21,16 @@ from attn_jax.parallel.attention import ulysses_attend as ulysses_attend
 from attn_jax.parallel.layouts import from_devices as from_devices
 from attn_jax.parallel.layouts import positions as positions
 from attn_jax.parallel.layouts import to_devices as to_devices
+from attn_jax.parallel.names import name_axes as name_axes
 from attn_jax.parallel.recurrence import recur as recur
 
-__all__ = ["from_devices", "gather_attend", "positions", "recur", "ring_attend", "to_devices", "ulysses_attend"]
+__all__ = [
+    "from_devices",
+    "gather_attend",
+    "name_axes",
+    "positions",
+    "recur",
+    "ring_attend",
+    "to_devices",
+    "ulysses_attend",
+]

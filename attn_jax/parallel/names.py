@@ -31,9 +31,9 @@ def name_axes(model: Any, **names: str | None) -> None:
     known = sorted({letter for _, letters in params for letter in letters})
     for letter in names:
         if letter not in known:
+            letters = ", ".join(known) or "of which this model has none"
             raise ValueError(
-                f"name_axes: expected letters of the axes of parameters, {', '.join(known) or 'of which there are none'}, "
-                f"got {letter!r}; leave it out"
+                f"name_axes: expected letters of the axes of parameters, {letters}, got {letter!r}; leave it out"
             )
     for param, letters in params:
         stacked = (None,) * (param.get_value().ndim - len(letters))

@@ -10,6 +10,7 @@ all processes by default. `attn_np.parallel` shows the same functions with the d
 - `gather_attend`: each process gets the keys and values of all.
 - `ulysses_attend`: the processes trade positions for heads, and each attends over the whole sequence with its heads.
 - `recur`: each process's positions turn a state S into A S + B, and these are combined in order.
+- `Heads`: each process has some of the heads of a layer, by `parallelize_module`.
 
 The loss is the sum of what the processes compute. So the gradient of a tensor that all of them have, such as sinks, is
 in each process that of its own part of the loss: sum it over the group, as is done with those of parameters.
@@ -18,9 +19,19 @@ in each process that of its own part of the loss: sum it over the group, as is d
 from attn_torch.parallel.attention import gather_attend as gather_attend
 from attn_torch.parallel.attention import ring_attend as ring_attend
 from attn_torch.parallel.attention import ulysses_attend as ulysses_attend
+from attn_torch.parallel.heads import Heads as Heads
 from attn_torch.parallel.layouts import from_devices as from_devices
 from attn_torch.parallel.layouts import positions as positions
 from attn_torch.parallel.layouts import to_devices as to_devices
 from attn_torch.parallel.recurrence import recur as recur
 
-__all__ = ["from_devices", "gather_attend", "positions", "recur", "ring_attend", "to_devices", "ulysses_attend"]
+__all__ = [
+    "Heads",
+    "from_devices",
+    "gather_attend",
+    "positions",
+    "recur",
+    "ring_attend",
+    "to_devices",
+    "ulysses_attend",
+]

@@ -1,6 +1,5 @@
-"""Tensor parallelism: the heads of layers over the processes of a mesh, as PyTorch's `parallelize_module` asks for it."""
+"""Tensor parallelism: the heads of layers over the processes of a mesh, by PyTorch's `parallelize_module`."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,31 +23,31 @@ class Heads(ParallelStyle):
 
     Raises, as it is applied:
         TypeError: a module that is no layer of attn_torch.
-        ValueError: a layer without heads, or with a number of heads that the processes do not divide.
+        ValueError: a layer without heads, or none of whose heads the processes divide.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layers = dict(layers_of(module))
-        size = device_mesh.size()
         if not isinstance(module, Layer):
             raise TypeError(
                 f"Heads: expected a layer of attn_torch, got {type(module).__name__}; name the layer in the plan of "
                 "parallelize_module"
             )
-        heads = {layer.config.sizes()["h"] for layer in layers.values() if "h" in layer.config.sizes()}
-        if not heads or any(n % size for n in heads):
-            got = f"{max(heads)} over {size} processes" if heads else "none"
-            raise ValueError(
-                f"Heads: expected {module.config.variant} to have heads that the processes of the mesh divide, got {got}; "
-                "choose another mesh or another num_heads="
-            )
-        for layer in layers.values():
+        size, where = device_mesh.size(), {}
+        for layer in (part for part in module.modules() if isinstance(part, Layer)):
             for name, given in layer.config.own_params().items():
-                param = getattr(layer, name)
-                at = [i for i, x in enumerate(given.axes.split()) if x in HEADS and param.shape[i] % size == 0]
-                placement = Shard(at[0]) if at else Replicate()
-                split = distribute_tensor(param.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank)
-                layer.register_parameter(name, nn.Parameter(split, requires_grad=param.requires_grad))
+                shape = getattr(layer, name).shape
+                at = [i for i, x in enumerate(given.axes.split()) if x in HEADS and shape[i] % size == 0]
+                where[layer, name] = Shard(at[0]) if at else Replicate()
+        if not any(placement.is_shard() for placement in where.values()):
+            heads = getattr(module.config, "num_heads", "no heads")
+            raise ValueError(
+                f"Heads: expected heads of {module.config.variant} that the processes of the mesh divide, got {heads} "
+                f"over {size} processes; choose another mesh or another num_heads="
+            )
+        for (layer, name), placement in where.items():
+            param = getattr(layer, name)
+            part = distribute_tensor(param.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank)
+            layer.register_parameter(name, nn.Parameter(part, requires_grad=param.requires_grad))
 
         def take(layer: nn.Module, given: Any, options: Any) -> Any:
             return mapped(given, whole), mapped(options, whole)
@@ -62,11 +61,6 @@ class Heads(ParallelStyle):
         module.register_forward_pre_hook(take, with_kwargs=True)
         module.register_forward_hook(give)
         return module
-
-
-def layers_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The module and its sub-layers, those of ours."""
-    return ((name, part) for name, part in module.named_modules() if isinstance(part, Layer))
 
 
 def mapped(tree: Any, function: Any) -> Any:

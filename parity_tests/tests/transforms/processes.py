@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import attn_torch
+from attn_torch.parallel import Heads
 
 WORLD = 2
-HEADS = "h", "g"  # the axes that are split
 
 
 def run(rank: int, folder: str, cases: dict[str, dict[str, Any]]) -> None:
@@ -55,24 +56,31 @@ def whole(x: Any) -> Any:
 def heads_sharded(
     rank: int, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
 ) -> dict[str, Any]:
-    """Parameters as DTensors, split where they have an axis of heads; inputs the same in every process."""
-    mesh = init_device_mesh("cpu", (WORLD,))
-    layer = build(variant, config, weights)
-    own = layer.config.own_params()
-    for name, param in list(layer.named_parameters()):
-        axes = own[name].axes.split()
-        split = [i for i, letter in enumerate(axes) if letter in HEADS and param.shape[i] % WORLD == 0]
-        placement = Shard(split[0]) if split else Replicate()
-        layer.register_parameter(name, torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [placement])))
-    given = {name: distribute_tensor(torch.from_numpy(x), mesh, [Replicate()]) for name, x in inputs.items()}
+    """Parameters split where they have an axis of heads; inputs and outputs the same plain tensors in every process."""
+    layer: Any = parallelize_module(build(variant, config, weights), init_device_mesh("cpu", (WORLD,)), Heads())
+    given = {name: torch.from_numpy(x) for name, x in inputs.items()}
     given = {name: x.requires_grad_(x.is_floating_point()) for name, x in given.items()}
     with CommDebugMode() as forward:
         y = layer(**given)
-    with CommDebugMode() as sum_of_heads:
-        y = y.full_tensor()
-    counts = [mode.get_total_counts() for mode in (forward, sum_of_heads)]
+    assert not isinstance(y, DTensor) and any(isinstance(p, DTensor) for p in layer.parameters())
+    counts = forward.get_comm_counts()
+    sums = sum(n for kind, n in counts.items() if "all_reduce" in str(kind))
     floats = {name: x for name, x in given.items() if x.is_floating_point()}
-    return results(layer, y, dy, floats) | {"counts": counts}
+    return results(layer, y, dy, floats) | {"counts": [sum(counts.values()) - sums, sums]}
+
+
+def heads_refused(rank: int) -> dict[str, Any]:
+    """What is said of a module that is none of ours, of a layer without heads, and of heads that do not divide."""
+    mesh, told = init_device_mesh("cpu", (WORLD,)), dict[str, Any]()
+    mha = attn_torch.build("mha", d_model=9, num_heads=3)
+    modules = {"none": torch.nn.Linear(3, 3), "no heads": attn_torch.build("self_attention", d_model=4), "three": mha}
+    for name, module in modules.items():
+        try:
+            parallelize_module(module, mesh, Heads())
+            told[name] = np.array("nothing")
+        except (TypeError, ValueError) as error:
+            told[name] = np.array(f"{type(error).__name__}: {error}")
+    return told | {"whole": np.array(not any(isinstance(p, DTensor) for p in mha.parameters()))}
 
 
 def in_context_parallel(rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Layers in two processes: DTensor parameters with the heads sharded, FSDP2 and DDP, within the reference's bounds."""
+"""Layers in two processes: the heads sharded by `parallel.Heads`, FSDP2 and DDP, within the reference's bounds."""
 
 from functools import cache
 from typing import Any
@@ -67,7 +67,7 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of every case that a selected test asks for, from one run of the processes."""
     folder = tmp_path_factory.mktemp("processes")
-    cases: dict[str, Any] = {"context_parallel": {"how": "in_context_parallel"}}
+    cases: dict[str, Any] = {"context_parallel": {"how": "in_context_parallel"}, "refused": {"how": "heads_refused"}}
     for params in selected:
         match params:
             case {"variant": variant, "wrap": wrap}:
@@ -99,15 +99,29 @@ def test_sharded_heads_agree_and_are_summed_once(variant: str, found: dict[str, 
 
 
 def agrees_and_is_summed_once(name: str, found: dict[str, Any]) -> None:
-    """Forward and backward; no communication but the sum after an output projection, which DTensor postpones to the
-    end unless positions change places after it.
-    """
+    """Forward and backward; no communication but the sum after an output projection."""
     got = dict(found[name])
-    counts = got.pop("counts")
+    others, sums = got.pop("counts")
     config, told = asked(name)
     assert set(got) >= {"y", "dquery", *(f"d{name}" for name in config.shapes())}
     judged(got, bounded(config, told["inputs"], told["weights"]))
-    assert counts[1] == 1 if name in TALK else counts.sum() == SUMS.get(name, 1)
+    if name in TALK:
+        assert sums >= 1
+    else:
+        assert (others, sums) == ((1, 0) if name == "fused_qkv" else (0, SUMS.get(name, 1)))  # it has no projection
+
+
+def test_heads_that_cannot_be_split_are_refused(found: dict[str, Any]) -> None:
+    """Before any parameter is changed."""
+    told = dict(found["refused"])
+    assert told.pop("whole")
+    words = {
+        "none": "TypeError: Heads: expected a layer of attn_torch, got Linear; name the layer",
+        "no heads": "self_attention that the processes of the mesh divide, got no heads over 2",
+        "three": "ValueError: Heads: expected heads of mha that the processes of the mesh divide, got 3 over 2",
+    }
+    for name, part in words.items():
+        assert part in str(told[name])
 
 
 @pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
