@@ -135,11 +135,46 @@ def both(function: Any) -> Any:
     return call
 
 
+def in_form(form: str) -> Arrays:
+    """The gradients of a causal ring in one of the ways in which programs are written."""
+    import jax
+    from jax.sharding import AxisType
+    from jax.sharding import PartitionSpec as P
+
+    from attn_jax.parallel import ring_attend
+
+    arrays = cases.held("causal")[0]
+    mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
+    axis = ("data", "seq") if form == "two axes" else "seq"
+    cut, of_lse = P(None, axis), P(None, None, axis)
+    more: dict[str, Any] = {"axis_names": {"seq"}} if form == "one of two axes" else {}
+    more |= {"check_vma": False} if form == "unchecked" else {}
+
+    def ring(q: Any, k: Any, v: Any) -> Any:
+        return ring_attend(q, k, v, axis_name=axis, causal=True, return_lse=True)
+
+    def gradients(call: Any, arrays: list[Any]) -> Any:
+        *inputs, dy, dlse = arrays
+        return jax.vjp(call, *inputs)[1]((dy, dlse))
+
+    given = [arrays[name] for name in ("q", "k", "v", "dy", "dlse")]
+    if form == "gradients inside":
+        specs = (cut,) * 4 + (of_lse,)
+        inside = jax.shard_map(lambda *x: gradients(ring, list(x)), mesh=mesh, in_specs=specs, out_specs=(cut,) * 3)
+        grads = jax.jit(inside)(*given)
+    else:
+        ring = jax.checkpoint(ring) if form == "recomputed" else ring
+        call = jax.shard_map(ring, mesh=mesh, in_specs=(cut,) * 3, out_specs=(cut, of_lse), **more)
+        outside = partial(gradients, call)
+        grads = outside(given) if form == "not compiled" else jax.jit(outside)(given)
+    return {f"d{name}": np.asarray(x) for name, x in zip("qkv", grads, strict=True)}
+
+
 # What moves -----------------------------------------------------------------------------------------------------------
 
 
-def bytes_received(function: str, b: int, t: int, h: int, g: int, k: int, v: int, causal: bool) -> Arrays:
-    """The bytes that each of eight devices gets, forward and in both passes, of a call in float32."""
+def bytes_received(function: str, devices: int, b: int, t: int, h: int, g: int, k: int, v: int, causal: bool) -> Arrays:
+    """The bytes that a device gets, forward and in both passes, of a call in float32, and those of temporary arrays."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import AxisType
@@ -147,15 +182,19 @@ def bytes_received(function: str, b: int, t: int, h: int, g: int, k: int, v: int
 
     import attn_jax
 
-    mesh = jax.make_mesh((8,), ("seq",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((devices,), ("seq",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
     run = partial(getattr(attn_jax.parallel, function), axis_name="seq")
     run = run if function == "recur" else partial(run, causal=causal)
     out_specs = (P(None, "seq"), P()) if function == "recur" else P(None, "seq")
     call = jax.shard_map(lambda x: run(**x), mesh=mesh, in_specs=P(None, "seq"), out_specs=out_specs)
-    q, keys, values = (jax.ShapeDtypeStruct((b, 8 * t, *x), jnp.float32) for x in ((h, k), (g, k), (g, v)))
+    q, keys, values = (jax.ShapeDtypeStruct((b, devices * t, *x), jnp.float32) for x in ((h, k), (g, k), (g, v)))
     floats, y = {"q": q, "k": keys, "v": values}, jax.eval_shape(call, {"q": q, "k": keys, "v": values})
-    programs = jax.jit(call).lower(floats), jax.jit(both(call)).lower(floats, {}, y)
-    return {"received": np.array([received(str(program.compile().as_text()), 8) for program in programs])}
+    lowered = jax.jit(call).lower(floats), jax.jit(both(call)).lower(floats, {}, y)
+    programs: list[Any] = [program.compile() for program in lowered]
+    return {
+        "received": np.array([received(program.as_text(), devices) for program in programs]),
+        "temporary": np.array([program.memory_analysis().temp_size_in_bytes for program in programs]),
+    }
 
 
 def received(text: str, devices: int) -> int:
@@ -202,6 +241,8 @@ def main(path: str, rows: list[str]) -> None:
     for row in rows:
         try:
             match row.split("/"):
+                case [_, "form", form]:
+                    arrays = in_form(form)
                 case [_, "bytes", function, *sizes, causal]:
                     arrays = bytes_received(function, *map(int, sizes), causal=causal == "1")
                 case words:

@@ -37,6 +37,8 @@ ASKED = (
     "Auto/2 x 4/recur/recurrent/gated, of heads",
     "Explicit/8/recur/recurrent/gated_delta, channels",
 )
+# Ways to write a program with a ring; the first two are asked by default.
+FORMS = ("gradients inside", "two axes", "one of two axes", "recomputed", "unchecked", "not compiled")
 # b, t on each device, h, g, k, v, and whether the call is causal, so that positions travel too.
 SIZES = {
     "ring_attend": (2, 24, 4, 2, 3, 5, 1),
@@ -58,8 +60,8 @@ def rows() -> Iterable[Any]:
     return [*ASKED, *(pytest.param(name, marks=pytest.mark.left_out) for name in left)]
 
 
-def bytes_row(function: str) -> str:
-    return "/".join(("Auto", "bytes", function, *map(str, SIZES[function])))
+def bytes_row(function: str, devices: int = 8) -> str:
+    return "/".join(("Auto", "bytes", function, *map(str, (devices, *SIZES[function]))))
 
 
 class Results(dict[str, dict[str, np.ndarray]]):
@@ -85,8 +87,11 @@ class Results(dict[str, dict[str, np.ndarray]]):
 @pytest.fixture(scope="module")
 def results(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Of every row that a selected test asks for."""
-    names = dict.fromkeys(told.get("row") or bytes_row(told["function"]) for told in selected if told)
-    return Results(names, tmp_path_factory.mktemp("devices"))
+    names = [told["row"] for told in selected if "row" in told]
+    names += [f"Auto/form/{told['form']}" for told in selected if "form" in told]
+    names += [bytes_row(told["function"]) for told in selected if "function" in told]
+    names += [bytes_row(told["ring"], devices) for told in selected if "ring" in told for devices in (4, 8)]
+    return Results(dict.fromkeys(names), tmp_path_factory.mktemp("devices"))
 
 
 @pytest.mark.parametrize("row", rows())
@@ -95,6 +100,15 @@ def test_devices_agree_with_one(row: str, results: Results) -> None:
     assert "error" not in found, found["error"]
     want = (cases.held_recurrence if function == "recur" else cases.held)(call)[1]
     assert set(found) == set(want)
+    ratios = {name: ratio(x, want[name]) for name, x in found.items()}
+    assert max(ratios.values()) <= 1, ratios
+
+
+@pytest.mark.parametrize("form", [*FORMS[:2], *(pytest.param(form, marks=pytest.mark.left_out) for form in FORMS[2:])])
+def test_a_ring_has_its_gradients_in_every_form_of_program(form: str, results: Results) -> None:
+    found, want = results[f"Auto/form/{form}"], cases.held("causal")[1]
+    assert "error" not in found, found["error"]
+    assert set(found) == {"dq", "dk", "dv"}
     ratios = {name: ratio(x, want[name]) for name, x in found.items()}
     assert max(ratios.values()) <= 1, ratios
 
@@ -138,3 +152,10 @@ def test_what_moves_is_what_the_formula_says(function: str, results: Results) ->
     found = results[bytes_row(function)]
     assert "error" not in found, found["error"]
     assert found["received"].tolist() == list(bytes_of(function, 8, *SIZES[function]))
+
+
+@pytest.mark.parametrize("ring", ["ring_attend"])
+def test_a_ring_takes_no_more_memory_on_more_devices(ring: str, results: Results) -> None:
+    """Temporary arrays of a device, forward and in both passes, on 4 devices and on 8 with as many positions each."""
+    four, eight = (results[bytes_row(ring, devices)]["temporary"] for devices in (4, 8))
+    assert np.all(eight <= 1.02 * four), (four, eight)
