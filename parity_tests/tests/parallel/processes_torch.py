@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
 
 import attn_torch
 from parity_tests.tests.parallel import cases
@@ -31,6 +34,8 @@ def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
         found: Any = {}
         for row, arrays in rows.items():
             match row.split("/"):
+                case ["heads and rows"]:
+                    results = heads_and_rows(rank, mesh, Path(folder, "checkpoint"), arrays)
                 case ["refused", case]:
                     results = refusals(rank, mesh, case)
                 case [of, function, layout, call]:
@@ -68,6 +73,31 @@ def whole(group: Any, function: str, layout: str, call: str, arrays: Arrays) -> 
     torch.autograd.backward([torch.where(x.isfinite(), x, 0.0) for x in y], dys)
     found = dict(zip(outputs, y, strict=True)) | {f"d{name}": x.grad for name, x in leaves.items()}
     return {name: joined(name, x, axes, recurs, **cut) for name, x in found.items()}
+
+
+def heads_and_rows(rank: int, mesh: DeviceMesh, folder: Path, arrays: Arrays) -> Arrays:
+    """A layer whose heads lie on one axis of a mesh and whose batch, by FSDP2, on the other: the output, gradients, and
+    its parameters as they are read from a distributed checkpoint into a layer with heads in all processes.
+    """
+    fields: dict[str, Any] = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4, "dtype": "float64"}
+    layer: Any = parallelize_module(attn_torch.build("gqa", **fields), mesh["seq"], attn_torch.parallel.Heads())
+    fully_shard(layer, mesh=mesh["data"])
+    x = torch.from_numpy(arrays["x"]).chunk(mesh["data"].size())[mesh["data"].get_local_rank()]
+    y = layer(x)
+    y.backward(torch.from_numpy(arrays["dy"]).chunk(mesh["data"].size())[mesh["data"].get_local_rank()])
+    parts: list[Any] = [None] * WORLD
+    distributed.all_gather_object(parts, y.detach())
+    found = {"y": torch.cat(parts[:: mesh["seq"].size()])}
+    found |= {f"d{n}": mesh["data"].size() * p.grad.full_tensor() for n, p in layer.named_parameters()}  # FSDP's mean
+    checkpoint.save(layer.state_dict(), checkpoint_id=folder)
+    other: Any = parallelize_module(
+        attn_torch.build("gqa", **fields, seed=1), init_device_mesh("cpu", (WORLD,)), attn_torch.parallel.Heads()
+    )
+    read = other.state_dict()
+    checkpoint.load(read, checkpoint_id=folder)
+    other.load_state_dict(read)
+    found |= {name: p.full_tensor() for name, p in other.named_parameters()}
+    return {name: x.detach().numpy() for name, x in found.items()}
 
 
 def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:

@@ -97,7 +97,8 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         text = call.lower(state, given).compile().as_text()
         moved = re.findall(r" (all-\\w+|collective-\\w+|reduce-scatter)\\(", text)
         y = call(state, given)
-    print(kind, tuple(state["attention"]["w_q"].get_value().sharding.spec), moved, np.abs(np.asarray(y) - want).max() < 1e-5)
+    spec = tuple(state["attention"]["w_q"].get_value().sharding.spec)
+    print(kind, spec, moved, np.abs(np.asarray(y) - want).max() < 1e-5)
 
 def model():
     block = Block(0)

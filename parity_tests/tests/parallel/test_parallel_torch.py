@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+import attn_np
 import attn_torch
 from parity_tests.tests.parallel import cases, processes_torch
 from parity_tests.tests.parallel.cases import CALLS, FUNCTIONS, LAYOUTS, RECURRENCES
 from parity_tests.tests.parallel.refused import REFUSED, UNCUT
-from parity_tests.tests.witness import ratio
+from parity_tests.tests.witness import bounded, cotangent, ratio
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all that the processes do
 
@@ -31,6 +32,8 @@ def rows() -> Iterable[Any]:
     for call, form in product(RECURRENCES, ("recurrent", "chunked")):
         yield pytest.param(f"all/recur/{form}/{call}", marks=() if form == "recurrent" else pytest.mark.left_out)
 
+
+X = np.random.default_rng(0).normal(size=(4, 5, 16))  # of a layer with heads over one axis of a mesh, rows over another
 
 # Of each case what the first process is told and what the second is.
 SAME = "expected the same call in every process, got"
@@ -69,7 +72,7 @@ def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFacto
             rows[params["row"]] = (cases.held_recurrence if function == "recur" else cases.held)(call)[0]
         elif "case" in params:
             rows[f"refused/{params['case']}"] = {}
-    rows["refused/another's group"] = {}
+    rows |= {"refused/another's group": {}, "heads and rows": {"x": X, "dy": cotangent(X.shape)}}
     # What the processes import takes seconds: one server imports it, and they are its copies.
     set_forkserver_preload([processes_torch.__name__])
     mp.start_processes(processes_torch.run, (str(folder), rows), processes_torch.WORLD, start_method="forkserver")
@@ -110,6 +113,15 @@ def test_calls_that_differ_between_processes_are_refused(case: str, found: dict[
         DIFFERENT[case],
     )
     assert all(one.startswith((of_second or words) if i == 1 else words) for i, one in enumerate(told)), told
+
+
+def test_heads_over_one_axis_and_rows_over_another(found: dict[str, dict[str, np.ndarray]]) -> None:
+    """With FSDP2, on two by two processes; and a checkpoint of that is read by a layer with heads in all four."""
+    got = found["heads and rows"]
+    one = attn_np.build("gqa", d_model=16, num_heads=8, num_kv_heads=4, dtype="float64")
+    want = bounded(one.config, {"query": X}, one.params())
+    assert max(ratio(got[name], want[name]) for name in ("y", *(f"d{name}" for name in one.params()))) <= 1
+    assert all(np.array_equal(got[name], param) for name, param in one.params().items())
 
 
 def test_a_group_of_others_is_refused(found: dict[str, dict[str, np.ndarray]]) -> None:
