@@ -18,6 +18,7 @@ Every device has t of the n t positions. `attn_np.parallel` shows the same funct
 from attn_jax.parallel.attention import gather_attend as gather_attend
 from attn_jax.parallel.attention import ring_attend as ring_attend
 from attn_jax.parallel.attention import ulysses_attend as ulysses_attend
+from attn_jax.parallel.layers import apply as apply
 from attn_jax.parallel.layouts import from_devices as from_devices
 from attn_jax.parallel.layouts import positions as positions
 from attn_jax.parallel.layouts import to_devices as to_devices
@@ -25,6 +26,7 @@ from attn_jax.parallel.names import name_axes as name_axes
 from attn_jax.parallel.recurrence import recur as recur
 
 __all__ = [
+    "apply",
     "from_devices",
     "gather_attend",
     "name_axes",

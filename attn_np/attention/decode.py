@@ -81,6 +81,8 @@ class DecodeStep:
         concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
+        gather: where the sequence lies on several devices, what brings the entries of all together; there is no cache.
+        ring: there, `attend` over the keys of all devices.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -96,6 +98,8 @@ class DecodeStep:
     key_positions: Any = None
     concatenated: bool = False
     head_axis: bool = False
+    gather: Any = None
+    ring: Any = None
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -187,6 +191,10 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
         return results[0] if len(results) == 1 else results
     results = ()
     for name, x in new.items():
+        if step.gather is not None:
+            step.arrays[name] = x
+            results += (step.gather(x),)
+            continue
         old = step.cache.arrays[name]
         entry = to_dtype(x, dtype_name(old))
         old_and_new = concatenate([old[:, : step.max_filled], entry], 1) if step.concatenated else None

@@ -215,3 +215,43 @@ def with_key_arrays(pattern: Pattern | None, arrays: Sequence[Any]) -> Any:
     """The pattern with those of other keys."""
     remaining = iter(arrays)
     return pattern and pattern.map(lambda axes, x: next(remaining) if axes == "b s" else x)
+
+
+# Whole layers ---------------------------------------------------------------------------------------------------------
+
+
+def check_layer(config: Any, training: bool, options: Mapping[str, Any]) -> None:
+    """Refuse a layer that cannot run with its sequence on several devices, and arguments that know no devices.
+
+    Raises:
+        ValueError: a layer that is not causal or keeps states, masks and biases, or dropout in training.
+    """
+    who, axes = f"apply: {config.variant}", config.cache_axes()
+    require(bool(axes), who, "a causal layer", "one without a cache", "set causal=True, or shard its batch and heads")
+    states = [name for name, letters in axes.items() if "s" not in letters.split()]
+    require(not states, who, "keys in the cache", f"a state, {' and '.join(states)}", "call parallel.recur by hand")
+    given = [name for name in ("mask", "bias", "keep", "step") if options.get(name) is not None]
+    require(not given, who, "arguments that know of devices", f"{' and '.join(given)}=", "leave them out")
+    is_random = training and getattr(config, "dropout", 0) > 0
+    require(not is_random, who, "a layer without dropout", "training mode and dropout", "call eval(), or set dropout=0")
+
+
+def check_query(variant: str, spec: Spec | None, layout: Any) -> tuple[int, int]:
+    """How many sequences and positions one device has; a zigzag needs an even number.
+
+    Raises:
+        ValueError: other axes than `b t d`, an unknown layout, or an odd number.
+        TypeError: no array.
+    """
+    who = f"apply: {variant}"
+    check_layout(who, layout)
+    shape = check_present(who, "query", spec)[0]
+    require(len(shape) == 3, who, "query with the axes b t d", shape, "pass this device's part of the inputs")
+    check_shard_length(who, "query", shape[1], layout)
+    return shape[0], shape[1]
+
+
+def has_head_axis(config: Any) -> bool:
+    """Whether attention matrices are `b h t s`, not `b t s`."""
+    mask = config.arguments().get("mask")
+    return mask is not None and "h" in mask.axes.split()

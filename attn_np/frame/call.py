@@ -222,6 +222,10 @@ class AttentionCall(LayerCall):
             memory_k, memory_v: learned keys and values, which every query sees beside those of the call.
             more: further options of `attend_checked`; they replace those of the call and of the config.
         """
+        if part is None and memory_k is None and self.goes_round(more):
+            asked: Any = scoring(self.layer.config) | self.masking | more
+            names = ("causal", "window", "pattern", "scale", "softcap", "sinks")
+            return self.step.ring(q, k, v, **{name: asked.get(name) for name in names})  # type: ignore[union-attr]
         k, v = self.with_cached(k, v)
         options: Any = self.masking | {"bias": self.bias, "keep": self.draw_keep()} | scoring(self.layer.config)
         options |= {"tape": self.tape, "implementation": self.implementation, "return_weights": self.shows_weights}
@@ -235,6 +239,13 @@ class AttentionCall(LayerCall):
         weights = weights if weights is None or memory_k is None else weights[..., :s]
         self.weights = weights if self.weights is None or weights is None else self.weights + weights
         return context
+
+    def goes_round(self, more: dict[str, Any]) -> bool:
+        """Whether keys travel from device to device instead of being gathered: plain attention by position."""
+        if self.step is None or self.step.ring is None or self.step.arrays:
+            return False
+        is_plain = self.tape is None and not self.shows_weights and self.implementation == "auto"
+        return is_plain and more.keys() <= {"scale", "sinks"}
 
     def takes_fast_path(self, q: Array, k: Array, v: Array) -> bool:
         """Whether `attend` with a softmax of these arrays never forms the weights."""

@@ -20,6 +20,7 @@ from attn_torch.parallel.attention import gather_attend as gather_attend
 from attn_torch.parallel.attention import ring_attend as ring_attend
 from attn_torch.parallel.attention import ulysses_attend as ulysses_attend
 from attn_torch.parallel.heads import Heads as Heads
+from attn_torch.parallel.layers import apply as apply
 from attn_torch.parallel.layouts import from_devices as from_devices
 from attn_torch.parallel.layouts import positions as positions
 from attn_torch.parallel.layouts import to_devices as to_devices
@@ -27,6 +28,7 @@ from attn_torch.parallel.recurrence import recur as recur
 
 __all__ = [
     "Heads",
+    "apply",
     "from_devices",
     "gather_attend",
     "positions",

@@ -1,0 +1,54 @@
+"""Whole layers over a sequence that lies on several devices, inside `jax.shard_map`."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from attn_jax.attention.decode import DecodeStep
+from attn_jax.ops.specs import spec_of
+from attn_jax.parallel.attention import ring_attend
+from attn_jax.parallel.layouts import positions
+from attn_jax.parallel.messages import AxisName, axis_size, gather
+from attn_np.contract import _parallel as contract
+
+
+def apply(
+    layer: Any, query: Array, *inputs: Any, axis_name: AxisName, layout: str = "contiguous", **options: Any
+) -> Any:
+    """What a causal layer that caches keys gives for a whole sequence, of which this device has a part.
+
+    Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
+    own, there are learned keys, or weights are shown, each device gets the keys of all. Nothing else is sent.
+
+    Args:
+        layer: a layer of ours, in the same state on every device.
+        query: this device's inputs, `b t d`, as `to_devices` orders them.
+        inputs, options: further arguments of the layer's call, this device's part of those with positions; no masks
+            and no biases, whose pairs lie on several devices.
+        axis_name: the axis of the mesh that the sequence lies on, or several.
+        layout: which positions each device has: "contiguous", "zigzag" or "striped".
+
+    Returns:
+        What the layer returns, for this device's queries.
+
+    Raises:
+        ValueError: a layer that is not causal or keeps states, a mask or a bias, dropout in training, an unknown axis
+            or layout, or a length that it does not divide.
+    """
+    config = layer.config
+    contract.check_layer(config, not layer.deterministic, options)
+    b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
+    n, here = axis_size("apply", axis_name), positions(t, axis_name=axis_name, layout=layout)
+    cache: Any = SimpleNamespace(arrays=dict.fromkeys(config.cache_axes()), max_length=n * t)
+    step = DecodeStep(
+        cache, None, None, jnp.full(b, n * t), jnp.ones((b, t), bool),
+        query_positions=jnp.broadcast_to(here, (b, t)),
+        key_positions=jnp.broadcast_to(gather(here[None], axis_name), (b, n * t)),
+        head_axis=contract.has_head_axis(config),
+        gather=partial(gather, axis_name=axis_name),
+        ring=partial(ring_attend, axis_name=axis_name, layout=layout),
+    )  # fmt: skip
+    return layer(query, *inputs, **options, step=step)

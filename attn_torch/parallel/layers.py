@@ -1,0 +1,61 @@
+"""Whole layers over a sequence that lies on several processes of `torch.distributed`."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attn_np.contract import _parallel as contract
+from attn_torch.attention.decode import DecodeStep
+from attn_torch.ops.specs import spec_of
+from attn_torch.parallel.attention import ring_attend
+from attn_torch.parallel.layouts import positions
+from attn_torch.parallel.messages import gather, group_of, same_call
+
+
+def apply(
+    layer: Any, query: Tensor, *inputs: Any, group: Any = None, layout: str = "contiguous", **options: Any
+) -> Any:
+    """What a causal layer that caches keys gives for a whole sequence, of which this process has a part.
+
+    Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
+    own, there are learned keys, or weights are shown, each process gets the keys of all. Nothing else is sent.
+
+    Args:
+        layer: a layer of ours, in the same state in every process.
+        query: this process's inputs, `b t d`, as `to_devices` cuts them.
+        inputs, options: further arguments of the layer's call, this process's part of those with positions; no masks
+            and no biases, whose pairs lie in several processes.
+        group: a process group, or a `DeviceMesh` with one axis; all processes by default.
+        layout: which positions each process has: "contiguous", "zigzag" or "striped".
+
+    Returns:
+        What the layer returns, for this process's queries.
+
+    Raises:
+        ValueError: a layer that is not causal or keeps states, a mask or a bias, dropout in training, an unknown
+            layout, a length that it does not divide, or another call in another process.
+    """
+    config, group = layer.config, group_of("apply", group)
+
+    def describe() -> tuple[str, tuple[int, int]]:
+        contract.check_layer(config, layer.training, options)
+        b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
+        return f"{config.variant} of queries {b, t}; layout={layout!r}", (b, t)
+
+    b, t = same_call("apply", group, query.device, describe)
+    n, here = dist.get_world_size(group), positions(t, group=group, layout=layout, device=query.device)
+    cache: Any = SimpleNamespace(arrays=dict.fromkeys(config.cache_axes()), max_length=n * t)
+    step = DecodeStep(
+        cache, None, None, torch.full((b,), n * t, device=query.device),
+        torch.ones((b, t), dtype=torch.bool, device=query.device),
+        query_positions=here.expand(b, t),
+        key_positions=gather(here[None], group).expand(b, n * t),
+        head_axis=contract.has_head_axis(config),
+        gather=partial(gather, group=group),
+        ring=partial(ring_attend, group=group, layout=layout),
+    )  # fmt: skip
+    return layer(query, *inputs, **options, step=step)
