@@ -222,7 +222,7 @@ class AttentionCall(LayerCall):
             memory_k, memory_v: learned keys and values, which every query sees beside those of the call.
             more: further options of `attend_checked`; they replace those of the call and of the config.
         """
-        if part is None and memory_k is None and self.goes_round(more):
+        if q.ndim == 4 and part is None and memory_k is None and self.goes_round(more):
             asked: Any = scoring(self.layer.config) | self.masking | more
             names = ("causal", "window", "pattern", "scale", "softcap", "sinks")
             return self.step.ring(q, k, v, **{name: asked.get(name) for name in names})  # type: ignore[union-attr]

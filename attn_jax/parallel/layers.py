@@ -10,7 +10,7 @@ from jax import Array
 from attn_jax.attention.decode import DecodeStep
 from attn_jax.ops.specs import spec_of
 from attn_jax.parallel.attention import ring_attend
-from attn_jax.parallel.layouts import positions
+from attn_jax.parallel.layouts import from_devices, positions
 from attn_jax.parallel.messages import AxisName, axis_size, gather
 from attn_np.contract import _parallel as contract
 
@@ -46,9 +46,9 @@ def apply(
     step = DecodeStep(
         cache, None, None, jnp.full(b, n * t), jnp.ones((b, t), bool),
         query_positions=jnp.broadcast_to(here, (b, t)),
-        key_positions=jnp.broadcast_to(gather(here[None], axis_name), (b, n * t)),
+        key_positions=jnp.broadcast_to(jnp.arange(n * t), (b, n * t)),
         head_axis=contract.has_head_axis(config),
-        gather=partial(gather, axis_name=axis_name),
+        gather=lambda x: from_devices(gather(x, axis_name), devices=n, layout=layout),
         ring=partial(ring_attend, axis_name=axis_name, layout=layout),
     )  # fmt: skip
     return layer(query, *inputs, **options, step=step)

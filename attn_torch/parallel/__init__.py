@@ -10,6 +10,7 @@ all processes by default. `attn_np.parallel` shows the same functions with the d
 - `gather_attend`: each process gets the keys and values of all.
 - `ulysses_attend`: the processes trade positions for heads, and each attends over the whole sequence with its heads.
 - `recur`: each process's positions turn a state S into A S + B, and these are combined in order.
+- `apply`: a causal layer with its sequence on all processes.
 - `Heads`: each process has some of the heads of a layer, by `parallelize_module`.
 
 The loss is the sum of what the processes compute. So the gradient of a tensor that all of them have, such as sinks, is

@@ -12,8 +12,8 @@ from attn_np.contract import _parallel as contract
 from attn_torch.attention.decode import DecodeStep
 from attn_torch.ops.specs import spec_of
 from attn_torch.parallel.attention import ring_attend
-from attn_torch.parallel.layouts import positions
-from attn_torch.parallel.messages import gather, group_of, same_call
+from attn_torch.parallel.layouts import in_order, positions
+from attn_torch.parallel.messages import group_of, same_call
 
 
 def apply(
@@ -53,9 +53,9 @@ def apply(
         cache, None, None, torch.full((b,), n * t, device=query.device),
         torch.ones((b, t), dtype=torch.bool, device=query.device),
         query_positions=here.expand(b, t),
-        key_positions=gather(here[None], group).expand(b, n * t),
+        key_positions=torch.arange(n * t, device=query.device).expand(b, n * t),
         head_axis=contract.has_head_axis(config),
-        gather=partial(gather, group=group),
+        gather=partial(in_order, group=group, layout=layout),
         ring=partial(ring_attend, group=group, layout=layout),
     )  # fmt: skip
     return layer(query, *inputs, **options, step=step)

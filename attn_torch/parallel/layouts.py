@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from attn_np.contract import _parallel as contract
 from attn_np.contract._base import check_present
@@ -62,8 +63,12 @@ def from_devices(x: Tensor, *, group: Any = None, layout: str = "contiguous") ->
     """
     group = group_of("from_devices", group)
     shape = check_present("from_devices", "x", checked_specs("from_devices", x=x)["x"])[0]
-    n = dist.get_world_size(group)
     contract.check_parts("from_devices", shape, layout, "b t")
-    t = shape[1]
+    return in_order(x.detach(), group, layout)
+
+
+def in_order(x: Tensor, group: ProcessGroup, layout: str) -> Tensor:
+    """The whole tensor in every process, whose gradient goes back to the parts."""
+    n, t = dist.get_world_size(group), x.shape[1]
     parts = [contract.shard_positions(i, n, t, layout, torch.arange(t, device=x.device)) for i in range(n)]
-    return gather(x.detach(), group)[:, torch.argsort(torch.cat(parts))]
+    return gather(x, group)[:, torch.argsort(torch.cat(parts))]

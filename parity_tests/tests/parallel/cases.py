@@ -169,3 +169,9 @@ def joined(x: np.ndarray, axis: int | None, layout: str) -> np.ndarray:
     if axis is None:
         return x
     return np.moveaxis(from_devices(np.moveaxis(x, axis + 1, 2), layout=layout), 1, axis)
+
+
+def position_axis(config: Any, name: str) -> int | None:
+    """The axis of a layer's argument that is positions."""
+    letters = config.arguments()[name].axes.split()
+    return next((i for i, letter in enumerate(letters) if letter in "ts"), None)

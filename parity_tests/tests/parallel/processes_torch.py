@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import attn_torch
+from attn_np import contract
 from parity_tests.tests.parallel import cases
 from parity_tests.tests.parallel.cases import Arrays
 from parity_tests.tests.parallel.refused import ARRAYS, REFUSED, UNCUT, arguments
@@ -34,6 +36,8 @@ def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
         found: Any = {}
         for row, arrays in rows.items():
             match row.split("/"):
+                case ["layer", variant, example, layout]:
+                    results = whole_layer(variant, example, layout, arrays)
                 case ["heads and rows"]:
                     results = heads_and_rows(rank, mesh, Path(folder, "checkpoint"), arrays)
                 case ["refused", case]:
@@ -73,6 +77,27 @@ def whole(group: Any, function: str, layout: str, call: str, arrays: Arrays) -> 
     torch.autograd.backward([torch.where(x.isfinite(), x, 0.0) for x in y], dys)
     found = dict(zip(outputs, y, strict=True)) | {f"d{name}": x.grad for name, x in leaves.items()}
     return {name: joined(name, x, axes, recurs, **cut) for name, x in found.items()}
+
+
+def whole_layer(variant: Any, example: str, layout: str, arrays: Arrays) -> Arrays:
+    """The output of a layer whose sequence lies on all processes, whole, and its gradients."""
+    config = contract.examples(variant)[example]
+    layer: Any = attn_torch.build(variant, dtype="float64", **{name: getattr(config, name) for name in config.fields()})
+    layer.set_params({name: torch.from_numpy(x) for name, x in arrays.items() if name in config.shapes()})
+    cut = partial(attn_torch.parallel.to_devices, layout=layout)
+    axes = {name: cases.position_axis(config, name) for name in config.arguments() if name in arrays}
+    given = {name: moved(cut, torch.from_numpy(arrays[name]), axis) for name, axis in axes.items()}
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items() if x.is_floating_point()}
+    y = attn_torch.parallel.apply(layer, **given | leaves, layout=layout)
+    y = y[0] if isinstance(y, tuple) else y
+    y.backward(cut(torch.from_numpy(arrays["dy"])))
+    found = {"y": attn_torch.parallel.from_devices(y, layout=layout)}
+    for name, x in leaves.items():
+        found[f"d{name}"] = moved(partial(attn_torch.parallel.from_devices, layout=layout), x.grad, axes[name])
+    for name, param in layer.named_parameters():
+        found[f"d{name}"] = torch.zeros_like(param) if param.grad is None else param.grad
+        distributed.all_reduce(found[f"d{name}"])
+    return {name: x.detach().numpy() for name, x in found.items()}
 
 
 def heads_and_rows(rank: int, mesh: DeviceMesh, folder: Path, arrays: Arrays) -> Arrays:

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 import attn_np
 import attn_torch
-from parity_tests.tests.parallel import cases, processes_torch
+from parity_tests.tests.parallel import cases, layer_cases, processes_torch
 from parity_tests.tests.parallel.cases import CALLS, FUNCTIONS, LAYOUTS, RECURRENCES
 from parity_tests.tests.parallel.refused import REFUSED, UNCUT
 from parity_tests.tests.witness import bounded, cotangent, ratio
@@ -67,7 +67,9 @@ def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFacto
     """The results of every row and case that a selected test asks for, from one run of the processes."""
     folder, rows = tmp_path_factory.mktemp("processes"), dict[str, Any]()
     for params in selected:
-        if "row" in params:
+        if "layer" in params:
+            rows[f"layer/{params['layer']}"] = layer_cases.held_layer(params["layer"])[0]
+        elif "row" in params:
             _, function, _, call = params["row"].split("/")
             rows[params["row"]] = (cases.held_recurrence if function == "recur" else cases.held)(call)[0]
         elif "case" in params:
@@ -113,6 +115,13 @@ def test_calls_that_differ_between_processes_are_refused(case: str, found: dict[
         DIFFERENT[case],
     )
     assert all(one.startswith((of_second or words) if i == 1 else words) for i, one in enumerate(told)), told
+
+
+@pytest.mark.parametrize("layer", layer_cases.layers())
+def test_a_layer_over_processes_is_that_of_one(layer: str, found: dict[str, dict[str, np.ndarray]]) -> None:
+    want = layer_cases.held_layer(layer)[1]
+    ratios = {name: ratio(x, want[name]) for name, x in found[f"layer/{layer}"].items()}
+    assert set(ratios) >= {"y", "dquery"} and max(ratios.values()) <= 1, ratios
 
 
 def test_heads_over_one_axis_and_rows_over_another(found: dict[str, dict[str, np.ndarray]]) -> None:
