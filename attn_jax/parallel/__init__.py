@@ -12,7 +12,7 @@ Every device has t of the n t positions. `attn_np.parallel` shows the same funct
 - `ulysses_attend`: the devices trade positions for heads, and each attends over the whole sequence with its heads.
 - `recur`: each device's positions turn a state S into A S + B, and these are combined in order.
 
-`apply` runs a causal layer so. `name_axes` names the axes of parameters, by which nnx shards their heads, widths or batch.
+`apply` runs a causal layer so. `name_axes` names the axes of parameters, by which nnx shards heads and widths.
 """
 
 from attn_jax.parallel.attention import gather_attend as gather_attend

@@ -230,7 +230,9 @@ def check_layer(config: Any, training: bool, options: Mapping[str, Any]) -> None
     require(bool(axes), who, "a causal layer", "one without a cache", "set causal=True, or shard its batch and heads")
     states = [name for name, letters in axes.items() if "s" not in letters.split()]
     require(not states, who, "keys in the cache", f"a state, {' and '.join(states)}", "call parallel.recur by hand")
-    given = [name for name in ("mask", "bias", "keep", "step") if options.get(name) is not None]
+    by_pair = {name for name, arg in config.arguments().items() if {"t", "s"} <= set(arg.axes.split())}
+    refused = {"mask", "bias", "keep", "step"} | by_pair
+    given = [name for name, x in options.items() if name in refused and x is not None]
     require(not given, who, "arguments that know of devices", f"{' and '.join(given)}=", "leave them out")
     is_random = training and getattr(config, "dropout", 0) > 0
     require(not is_random, who, "a layer without dropout", "training mode and dropout", "call eval(), or set dropout=0")

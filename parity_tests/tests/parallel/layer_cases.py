@@ -32,7 +32,7 @@ def held_layer(name: str) -> tuple[Arrays, dict[str, Any]]:
     """The arrays of a call without masks, its parameters and the gradient of its output; and what one device gives."""
     variant, example, _ = name.split("/")
     config = contract.examples(variant)[example]
-    names = [n for n, arg in config.arguments().items() if n not in ("mask", "bias", "keep")]
+    names = [n for n in config.arguments() if n not in ("mask", "bias", "keep", "noise")]
     inputs, weights = random_inputs(config, names, b=2, t=16, s=16), weights_of(config)
     config = replace(config, dropout=0.0) if getattr(config, "dropout", 0) else config
     want = bounded(config, inputs, weights)

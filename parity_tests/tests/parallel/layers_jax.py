@@ -71,4 +71,5 @@ def on_devices(name: str, kind: AxisType) -> Arrays:
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     results = {name: on_devices(name, KINDS[i % 2]) for i, name in enumerate(sys.argv[2:])}
-    np.savez(sys.argv[1], **{f"{name}|{n}": x for name, found in results.items() for n, x in found.items()})
+    arrays: Any = {f"{name}|{n}": x for name, found in results.items() for n, x in found.items()}
+    np.savez(sys.argv[1], **arrays)
