@@ -159,3 +159,16 @@ def test_the_command_fails_where_a_bug_lives(
         "y: error/bound 3",
         seen,
     ]
+
+
+# Generic ones ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.left_out
+def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
+    """`run` begins with the original, and raises where it fails a check. As many die as the ratchet lets expect."""
+    results = runner.run(short=True, jobs=1)
+    assert {result.file for result in results} == set(files())
+    fallen = ratchet.fallen(results, ratchet.read(), sample=True)
+    assert ratchet.read(), "nothing is recorded"
+    assert not fallen, "\n".join([*fallen, *(str(result.key) for result in results if not result.killed)])
