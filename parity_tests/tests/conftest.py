@@ -19,7 +19,7 @@ import jaxtyping
 import pytest
 
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import EVERY, FIRST, LONG, WHOLE, left_out
+from parity_tests.tests.everything import EVERY, FIRST, LONG, asked_of_twins, left_out
 
 # What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
 gc.set_threshold(200_000, 50, 50)
@@ -85,8 +85,8 @@ def stands_back(item: pytest.Item) -> bool:
     variant, example, row = params.get("variant"), params.get("example"), params.get("row")
     file, test = item.path.stem, getattr(item, "originalname", item.name)
     trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
-    if item.path.parent.name == "variants" and trees == {"attn_jax"} and file.removeprefix("test_") not in WHOLE:
-        return file.removeprefix("test_") in examples()
+    if file.removeprefix("test_") in examples() and item.path.parent.name == "variants" and asked_of_twins(file, trees):
+        return True
     if isinstance(row, str) and test in LONG:
         return left_out(file, test, row, first=True, tree="")
     if not isinstance(variant, str) or variant not in examples():
@@ -217,7 +217,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
         def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
-            """Groups that are done are forgotten: to count through them after each test takes longer than most tests."""
+            """Groups that are done are forgotten: to count through all of them takes longer than most tests do."""
             for group in [name for name, tests in workload.items() if all(tests.values())]:
                 del workload[group]
             return sum(list(tests.values()).count(False) for tests in workload.values())

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, planted
 from parity_tests.mistakes.plant import edited, shared
-from parity_tests.tests.mutation import planting
+from parity_tests.tests.mutation import planting, ratchet, runner
 from parity_tests.tests.mutation.__main__ import app
 from parity_tests.tests.mutation.common_mode import oracle_free
 from parity_tests.tests.mutation.planting import MODES, Verdict, missed, places
+from parity_tests.tests.mutation.sources import files
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
