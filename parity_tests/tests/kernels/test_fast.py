@@ -61,7 +61,7 @@ HALVES = {f"seed {seed}, half {half}": (seed, half) for seed in range(2, 6) for 
 def test_plain_calls_keep_them_too(framework: str, row: str) -> None:
     """Every combination of heads, padding and windows alone: those that go the shortest ways.
 
-    By default each in small blocks once and in the path's own once; of all rows twice.
+    By default one half in small blocks, the other in the path's own; of all rows each twice in both.
     """
     seed, half = HALVES[row]
     every = enumerate(kernels.combinations())

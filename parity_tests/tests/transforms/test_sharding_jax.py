@@ -119,7 +119,7 @@ def rows(names: dict[str, bool]) -> pytest.MarkDecorator:
 
 
 def attention_rows() -> dict[str, bool]:
-    """Cases of attention: mesh, path, case and heads. By default one of each path on one, all in blocks on the other."""
+    """Cases of attention: mesh, path, case, heads. By default one of each path on one, all in blocks on the other."""
     named: dict[str, bool] = {}
     for kind, path, case, heads in product(MESHES, PATHS, CASES, HEADS):
         if path in MANY:
