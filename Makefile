@@ -59,13 +59,13 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 .PHONY: compiled
 compiled: env  ## cells of the tables of transforms that `make test` leaves out (PART=1/6: the first of six parts)
 	$(RUN) -m pytest -n $(JOBS) -m compile --left-out --part $(PART) \
-	    $(addprefix parity_tests/tests/transforms/test_,transforms_torch.py transforms_functions.py dynamic_functions.py)
+	    $(addprefix parity_tests/tests/transforms/test_,transforms_torch.py transforms_functions.py dynamic_functions.py compile.py) \
+	    parity_tests/tests/contract/test_decoding.py
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out --part $(PART) \
-	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
-	    parity_tests/tests/transforms/test_distributed_torch.py parity_tests/tests/transforms/test_transforms_functions.py
+	    parity_tests/tests/transforms
 
-SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool parallel variants/test_pairs.py contract/test_relations.py \
-    house/test_pages.py mutation/test_mutants.py)
+SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool parallel variants contract/test_relations.py \
+    house/test_docs.py house/test_pages.py mutation/test_mutants.py)
 LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled
 sampled: env  ## numbers, sizes, names and mistakes that `make test` leaves out (PART=1/6: the first of six parts)

@@ -19,10 +19,10 @@ import jaxtyping
 import pytest
 
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.everything import EVERY, FIRST, LONG, left_out
+from parity_tests.tests.everything import EVERY, FIRST, LONG, asked_of_twins, left_out
 
 # What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(200_000, 50, 50)
 
 # The tests compile some thousand small JAX functions once each. `attn-parity run` judges what XLA makes by default;
 # set XLA_FLAGS to do so here.
@@ -84,11 +84,13 @@ def stands_back(item: pytest.Item) -> bool:
     params = params_of(item)
     variant, example, row = params.get("variant"), params.get("example"), params.get("row")
     file, test = item.path.stem, getattr(item, "originalname", item.name)
+    trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
+    if file.removeprefix("test_") in examples() and item.path.parent.name == "variants" and asked_of_twins(file, trees):
+        return True
     if isinstance(row, str) and test in LONG:
         return left_out(file, test, row, first=True, tree="")
     if not isinstance(variant, str) or variant not in examples():
         return False
-    trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
     tree = "attn_jax" if "attn_jax" in trees else trees.pop() if len(trees) == 1 else ""
     names = decoding_examples() if file in FIRST and tree == "attn_torch" else examples()
     first = not isinstance(example, str) or example == names[variant][0]
@@ -147,6 +149,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = kept
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no search for circles need go through it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What is cached to the end stays too: pytest's own last searches would go through it several times."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where the tests with one mark are asked, files that do not speak of it are not even loaded."""
     mark = str(config.getoption("markexpr"))
@@ -159,6 +173,7 @@ OF_A_VARIANT = ("test_transforms_jax.py::test_one_layer",)
 MESH = re.compile(r"\b(Auto|Explicit)\b")
 
 
+@cache
 def group_of(nodeid: str) -> str:
     """What tests that go to one process share: an example, for which JAX compiles, a variant, a mesh, or their file.
 
@@ -200,6 +215,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
+
+        def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+            """Groups that are done are forgotten: to count through all of them takes longer than most tests do."""
+            for group in [name for name, tests in workload.items() if all(tests.values())]:
+                del workload[group]
+            return sum(list(tests.values()).count(False) for tests in workload.values())
 
     config.option.loadscopereorder = False  # few tests may take long, and the last files are short
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None

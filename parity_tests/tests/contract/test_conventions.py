@@ -17,8 +17,9 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import UNIT, precision_of
 from parity_tests.judge.candidates import extras
-from parity_tests.judge.cases import Case, Drawn, draw, given, tokens_below
+from parity_tests.judge.cases import Case, Drawn, draw, tokens_below
 from parity_tests.judge.judging import compare, reference
+from parity_tests.tests import laws
 from parity_tests.tests.inputs import (
     EXAMPLES,
     TREES,
@@ -34,6 +35,7 @@ from parity_tests.tests.inputs import (
     same,
     without,
 )
+from parity_tests.tests.laws import attends_to_itself, keyed, masked, overwritten
 
 VARIANTS = contract.variants()
 
@@ -52,17 +54,6 @@ def over(*conditions: Callable[[Config], Any], jax_examples: int = 2, skip: str 
                 pytest.param(tree, variant, e, id=f"{tree.name}-{variant}-{e}") for e in some if tree.name != skip
             ]
     return found
-
-
-def masked(config: Config) -> bool:
-    """Queries meet keys under a mask."""
-    arg = config.arguments().get("mask")
-    return arg is not None and (arg.axes.endswith("t s") or arg.axes.endswith("t t"))
-
-
-def keyed(config: Config) -> bool:
-    """Keys are an input of their own."""
-    return masked(config) and config.arguments()["mask"].axes.endswith("t s")
 
 
 def dropping(config: Config) -> bool:
@@ -192,18 +183,6 @@ def test_a_tape_adds_nothing_to_the_jaxpr(variant: str, example: str) -> None:
 # Who sees whom --------------------------------------------------------------------------------------------------------
 
 
-def poisoned(config: Config, inputs: Arrays, row: int, place: int, value: float, names: tuple[str, ...]) -> Arrays:
-    """The inputs with one key of one batch row overwritten, in the arrays named."""
-    out = dict(inputs)
-    for name in names:
-        x = out[name] = inputs[name].copy()
-        where = axis(config, name, "s")
-        where = axis(config, name, "t") if where is None else where
-        index = at(x, {axis(config, name, "b"): row, where: place})
-        x[index] = value if x.dtype.kind == "f" else (x[index] + 1) % tokens_below(config, name)
-    return out
-
-
 def seen_by_nobody(config: Config, inputs: Arrays, row: int, place: int) -> Arrays:
     """The inputs with a mask that hides one key of one batch row from every query."""
     mask = inputs["mask"].copy()
@@ -211,40 +190,18 @@ def seen_by_nobody(config: Config, inputs: Arrays, row: int, place: int) -> Arra
     return inputs | {"mask": mask}
 
 
-def compare_under_poison(tree: Tree, layer: Any, clean: Arrays, dirty: Arrays) -> None:
-    assert all(same(a, b) for a, b in zip(tree(layer, dirty), tree(layer, clean), strict=True))
-    dy = cotangent(tree, layer, clean)
-    want, got = tree.gradients(layer, clean, dy), tree.gradients(layer, dirty, dy)
-    assert all(np.isfinite(x).all() for x in got.values())
-    difference = first_difference(got, want)
-    assert difference is None, difference
-
-
 @pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
 @pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, jax_examples=2))
 def test_hidden_keys_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
-    """Outputs and every gradient are the same to the bit, whatever stands at a key, value or bias nobody may see."""
-    config, layer = config_of(variant, example), tree.layer(variant, example)
-    clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
-    names = tuple(name for name in clean if axis(config, name, "s") is not None and clean[name].dtype != bool)
-    assert names
-    compare_under_poison(tree, layer, clean, poisoned(config, clean, 1, 2, value, names))
+    laws.hidden_keys_influence_nothing(
+        laws.of_tree(tree, variant, example), inputs_for(variant, example, "full"), value
+    )
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, lambda c: getattr(c, "window", None)))
 def test_keys_outside_every_window_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
-    """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
-    config, layer = config_of(variant, example), tree.layer(variant, example)
-    left = config.window[0]  # type: ignore[attr-defined]
-    clean = random_inputs(config, "plain", t=3, s=11)
-    if "key" not in clean:
-        clean |= {n: x for n, x in random_inputs(config, "full", t=3, s=11).items() if n in ("key", "value")}
-    names = tuple(name for name in clean if axis(config, name, "s") is not None)
-    first = 11 - 3 - left
-    compare_under_poison(tree, layer, clean, poisoned(config, clean, 0, first - 1, value, names))
-    shown = tree(layer, poisoned(config, clean, 0, first, 1e3, names))
-    assert not same(shown[0], tree(layer, clean)[0]), "the key beside it is seen"
+    laws.keys_beyond_the_window_influence_nothing(laws.of_tree(tree, variant, example), value)
 
 
 @pytest.mark.parametrize(("tree", "variant", "example"), over(masked, lambda c: not keyed(c), jax_examples=2))
@@ -252,7 +209,7 @@ def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: 
     """A token that nobody attends to changes its own row only, and no gradient of the others."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
     clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
-    dirty = poisoned(config, clean, 1, 2, 1e3, ("query",))
+    dirty = overwritten(config, clean, 2, 1e3, ("query",))
     want, got = tree(layer, clean)[0], tree(layer, dirty)[0]
     dy = cotangent(tree, layer, clean)
     others = np.arange(want.shape[1]) != 2
@@ -263,27 +220,11 @@ def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: 
     assert difference is None, difference
 
 
-def alone(config: Config) -> bool:
-    """Takes a mask and attends from one sequence to itself when nothing else is given."""
-    return masked(config) and config.family != "recurrent" and "key" not in given(config, "plain")
-
-
 @pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
-@pytest.mark.parametrize(("tree", "variant", "example"), over(alone, jax_examples=1))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(attends_to_itself, jax_examples=1))
 def test_padding_that_sees_nothing_and_nobody_sees(tree: Tree, variant: str, example: str, value: float) -> None:
-    """A padded position masked as a key and as a query: its content changes no output and no gradient at all."""
-    config, layer = config_of(variant, example), tree.layer(variant, example)
-    clean = random_inputs(config, "plain")
-    t = clean["query"].shape[1]
-    mask = np.ones((2, 1, t, t) if "h" in config.arguments()["mask"].axes else (2, t, t), bool)
-    mask[1, ..., 2, :] = mask[1, ..., :, 2] = False
-    clean["mask"] = mask
-    dirty = dict(clean, query=clean["query"].copy())
-    dirty["query"][1, 2] = value
-    assert same(tree(layer, dirty)[0], tree(layer, clean)[0])
-    dy = cotangent(tree, layer, clean)
-    difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
-    assert difference is None, difference
+    config = config_of(variant, example)
+    laws.padding_influences_nothing(laws.of_tree(tree, variant, example), random_inputs(config, "plain"), value)
 
 
 @pytest.mark.parametrize("value", [1e3, np.inf, np.nan])

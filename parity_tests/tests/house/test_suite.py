@@ -78,6 +78,14 @@ def test_little_is_asked_twice_of_what_reads_the_same() -> None:
     assert not left_out("test_conventions", "test_strides_do_not_matter", "gru", True, "attn_jax")
 
 
+def test_jax_is_asked_for_its_own_part_of_each_variant() -> None:
+    assert everything.asked_of_twins("test_gqa", {"attn_jax"})
+    assert not everything.asked_of_twins("test_gqa", {"attn_torch"}) and not everything.asked_of_twins(
+        "test_gqa", set()
+    )
+    assert not everything.asked_of_twins("test_mha", {"attn_jax"})
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [

@@ -14,6 +14,7 @@ import numpy as np
 
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import given
+from parity_tests.tests.laws import attends_to_itself, keyed, masked
 from parity_tests.tests.mutation import checks_decoding as decoding
 from parity_tests.tests.mutation import checks_distances as distances
 from parity_tests.tests.mutation import checks_drop_in as drop_in
@@ -29,12 +30,9 @@ from parity_tests.tests.mutation import checks_weigh as weigh
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
-    alone_in_itself,
     chief,
-    keyed,
     kinds,
     layers,
-    masked,
     scenes,
 )
 
@@ -189,7 +187,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
     for value in (np.nan, np.inf, 1e3) if first else (np.nan,):
         if keyed(config):
             yield of_layers.hidden_keys, layer, value
-        if alone_in_itself(config):
+        if attends_to_itself(config):
             yield of_layers.padding, layer, value
         if keyed(config) and getattr(config, "window", None):
             yield of_layers.beyond_the_window, layer, value

@@ -1,8 +1,8 @@
 """What the checks share: claims, layers of a copy with random inputs, and the calls that are judged."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -12,11 +12,12 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
-from parity_tests.judge.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
+from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.judge.judging import reference
+from parity_tests.tests.inputs import Arrays, random_inputs, same
+from parity_tests.tests.laws import Asked, alone, attends_to_itself
 from parity_tests.tests.mutation.sources import module_of, plain
 
-Arrays = dict[str, np.ndarray]
 Labelled = tuple[str, Config]  # a layer by its name, such as "mha/cross", and its config
 PADDED = ", padded"
 SMALL = {"t": 4, "s": 6}  # where lengths do not matter, short ones: scans take their time
@@ -31,11 +32,6 @@ class Caught(Exception):
 def claim(holds: Any, words: str) -> None:
     if not holds:
         raise Caught(words)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in shape, dtype and every number; NaN equals NaN."""
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def claim_same(got: Mapping[str, Any], want: Mapping[str, Any], words: str) -> None:
@@ -124,65 +120,13 @@ def gradients(layer: Any, inputs: Arrays, dy: np.ndarray | None = None) -> Array
     return {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
 
 
+def asked(layer: Any) -> Asked:
+    """A layer of a copy, to ask a law of."""
+    return Asked(layer.config, partial(results, layer), partial(gradients, layer))
+
+
 def kinds(config: Config, *wanted: str) -> list[str]:
     return [name for name, arg in config.arguments().items() if arg.kind in wanted]
-
-
-def axis(config: Config, argument: str, letter: str) -> int | None:
-    letters = config.arguments()[argument].axes.split()
-    return letters.index(letter) if letter in letters else None
-
-
-def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
-    """Random inputs of these names, some axes of another size; nothing is masked or dropped on purpose."""
-    arguments, known, rng = config.arguments(), call_sizes(config) | sizes, np.random.default_rng(3)
-    for name, arg in arguments.items():  # an input that stands in for another gives it its length
-        if name not in names and arg.falls_back_to is not None:
-            theirs = [known[letter] for letter in arguments[arg.falls_back_to].axes.split()]
-            known |= {mine: n for mine, n in zip(arg.axes.split(), theirs, strict=True) if mine not in config.sizes()}
-    found: Arrays = {}
-    for name in (n for n in arguments if n in names):
-        kind, shape = arguments[name].kind, tuple(known[x] for x in arguments[name].axes.split())
-        if kind in ("array", "bias"):
-            found[name] = rng.normal(size=shape)
-        else:
-            below = tokens_below(config, name)
-            found[name] = rng.integers(0, below, size=shape) if kind == "integers" else rng.random(shape) < TRUE[kind]
-    return found
-
-
-def masked(config: Config) -> bool:
-    """Queries meet keys under a mask."""
-    return "mask" in config.arguments() and config.arguments()["mask"].axes.split()[-2] == "t"
-
-
-def alone_in_itself(config: Config) -> bool:
-    """Attends from one sequence to itself when nothing else is given."""
-    return masked(config) and "query" in config.arguments() and "key" not in given(config, "plain")
-
-
-def keyed(config: Config) -> bool:
-    """Keys are an input of their own."""
-    return masked(config) and config.arguments()["mask"].axes.endswith("t s")
-
-
-def shown(config: Config, t: int, s: int) -> np.ndarray:
-    """Which keys the config itself shows to which queries: causality and window, counted from the last key."""
-    ahead = np.arange(s)[None, :] - (np.arange(t)[:, None] + s - t)
-    left, right = getattr(config, "window", None) or (None, None)
-    right = 0 if getattr(config, "causal", False) else right
-    return (ahead >= -(s + t if left is None else left)) & (ahead <= (s + t if right is None else right))
-
-
-def alone(config: Config, t: int) -> np.ndarray:
-    """A mask for two rows in which position 2 of the second sees nothing and is seen by nobody.
-
-    It hides only what the config itself does not hide, so that only both together leave the position alone.
-    """
-    near = np.zeros((t, t), bool)
-    near[2, :] = near[:, 2] = True
-    mask = np.stack([np.ones((t, t), bool), ~(near & shown(config, t, t))])
-    return mask if axis(config, "mask", "h") is None else mask[:, None]
 
 
 # Judged calls ---------------------------------------------------------------------------------------------------------
@@ -217,22 +161,22 @@ def scenes(variants: tuple[str, ...]) -> tuple[Scene, ...]:
         for call in CALLS:
             add(layer, call, "", dict(drawn_for(layer, call).inputs))
         add(layer, "full", "", dict(drawn_for(layer, "full", "bfloat16").inputs), "bfloat16")
-        if alone_in_itself(layer[1]):
+        if attends_to_itself(layer[1]):
             plain = dict(drawn_for(layer, "plain").inputs)
             add(layer, "plain", PADDED, plain | {"mask": alone(layer[1], plain["query"].shape[1])})
     for layer in chief(variants):
         for dtype in ("float32", "float16"):
             add(layer, "full", "", dict(drawn_for(layer, "full", dtype).inputs), dtype)
         config = layer[1]
-        full, plain = sized(config, config.arguments(), **SMALL), given(config, "plain")
+        full, plain = random_inputs(config, config.arguments(), **SMALL), given(config, "plain")
         for name in (n for n in full if n not in plain):
-            add(layer, "full", f" without {name}", sized(config, set(full) - {name}, **SMALL))
-            add(layer, "full", f" with {name} alone", sized(config, {*plain, name}, **SMALL))
+            add(layer, "full", f" without {name}", random_inputs(config, set(full) - {name}, **SMALL))
+            add(layer, "full", f" with {name} alone", random_inputs(config, {*plain, name}, **SMALL))
         for what, inputs in broadcast(config, full):
             add(layer, "full", what, inputs)
         for letter in "bts":
             if letter not in config.sizes() and any(letter in a.axes.split() for a in config.arguments().values()):
-                add(layer, "full", f", {letter} = 1", sized(config, full, **SMALL | {letter: 1}))
+                add(layer, "full", f", {letter} = 1", random_inputs(config, full, **SMALL | {letter: 1}))
     return tuple(found.values())
 
 

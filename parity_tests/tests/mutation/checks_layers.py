@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np.contract import Config
 from attn_np.ops import DTYPES
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
-from parity_tests.judge.cases import given, tokens_below
+from parity_tests.judge.cases import given
 from parity_tests.judge.judging import judge_ends, judge_tape
+from parity_tests.tests import laws
+from parity_tests.tests.inputs import Arrays, axis, random_inputs, same
 from parity_tests.tests.mutation.calls import (
     SMALL,
-    Arrays,
     Labelled,
     Parts,
     Scene,
-    alone,
-    axis,
+    asked,
     built,
     case_of,
     claim,
@@ -34,9 +33,6 @@ from parity_tests.tests.mutation.calls import (
     made,
     refuses,
     results,
-    same,
-    shown,
-    sized,
 )
 
 # Judged calls ---------------------------------------------------------------------------------------------------------
@@ -63,13 +59,13 @@ def stages(scene: Scene, alias: str) -> None:
 def shapes_at(layer: Labelled, call: str, letter: str, size: int) -> list[tuple[int, ...]]:
     """Shapes that the whole reference returns with one axis of another size."""
     whole = numpy_layer(case_of(layer, call), dict(drawn_for(layer, call).params))
-    return [x.shape for x in results(whole, sized(layer[1], given(layer[1], call), **{letter: size})).values()]
+    return [x.shape for x in results(whole, random_inputs(layer[1], given(layer[1], call), **{letter: size})).values()]
 
 
 def empty(layer: Labelled, call: str, letter: str, alias: str) -> None:
     """An axis of length 0 is an axis like any other: its length shows where a length of 31 would."""
     module, _ = made(alias, layer, call)
-    inputs = sized(layer[1], given(layer[1], call), **{letter: 0})
+    inputs = random_inputs(layer[1], given(layer[1], call), **{letter: 0})
     want = [tuple(0 if n == 31 else n for n in shape) for shape in shapes_at(layer, call, letter, 31)]
     got = results(module, inputs)
     claim([x.shape for x in got.values()] == want, f"shapes with {letter}=0")
@@ -153,34 +149,9 @@ def taped_dtypes(layer: Labelled, alias: str) -> None:
 # Who sees whom --------------------------------------------------------------------------------------------------------
 
 
-def poisoned(config: Config, inputs: Arrays, place: int, value: float, names: tuple[str, ...]) -> Arrays:
-    """The inputs with one position of the second batch row overwritten, in the arrays named."""
-    out = dict(inputs)
-    for name in names:
-        x = out[name] = inputs[name].copy()
-        where = axis(config, name, "s")
-        where = axis(config, name, "t") if where is None else where
-        index: list[Any] = [slice(None)] * x.ndim
-        index[axis(config, name, "b") or 0], index[where or 0] = 1, place
-        x[tuple(index)] = value if x.dtype.kind == "f" else (x[tuple(index)] + 1) % tokens_below(config, name)
-    return out
-
-
-def claim_clean(module: Any, clean: Arrays, dirty: Arrays, dy: np.ndarray | None = None) -> None:
-    claim_same(results(module, dirty), results(module, clean), "poisoned")
-    got = gradients(module, dirty, dy)
-    claim(all(np.isfinite(x).all() for x in got.values()), "a gradient is not finite")
-    claim_same(got, gradients(module, clean, dy), "poisoned")
-
-
 def hidden_keys(layer: Labelled, value: float, alias: str) -> None:
-    """A key that no query sees influences nothing, whatever it holds; the mask hides what the config still shows."""
-    (module, clean), config = made(alias, layer), layer[1]
-    mask = clean["mask"] = clean["mask"].copy()
-    place = mask.shape[-1] - 2
-    mask[1, ..., place] = ~shown(config, *mask.shape[-2:])[:, place]
-    names = tuple(n for n, x in clean.items() if axis(config, n, "s") is not None and x.dtype != bool)
-    claim_clean(module, clean, poisoned(config, clean, place, value, names))
+    module, full = made(alias, layer)
+    laws.hidden_keys_influence_nothing(asked(module), full, value)
 
 
 def hiding_bias(layer: Labelled, alias: str) -> None:
@@ -199,21 +170,12 @@ def hiding_bias(layer: Labelled, alias: str) -> None:
 
 
 def padding(layer: Labelled, value: float, alias: str) -> None:
-    """A position that sees nothing and that nobody sees influences nothing."""
-    (module, clean), config = made(alias, layer, "plain"), layer[1]
-    clean["mask"] = alone(config, clean["query"].shape[1])
-    claim_clean(module, clean, poisoned(config, clean, 2, value, ("query",)))
+    module, plain = made(alias, layer, "plain")
+    laws.padding_influences_nothing(asked(module), plain, value)
 
 
 def beyond_the_window(layer: Labelled, value: float, alias: str) -> None:
-    """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
-    module, config = made(alias, layer)[0], layer[1]
-    inputs = sized(config, {*given(config, "plain"), "key", "value"}, t=3, s=11)
-    names = tuple(name for name in inputs if axis(config, name, "s") is not None)
-    first = 11 - 3 - config.window[0]  # type: ignore[attr-defined]
-    claim_clean(module, inputs, poisoned(config, inputs, first - 1, value, names))
-    shown = results(module, poisoned(config, inputs, first, 1e3, names))
-    claim(not same(shown["y"], results(module, inputs)["y"]), "the key beside it is seen")
+    laws.keys_beyond_the_window_influence_nothing(asked(made(alias, layer)[0]), value)
 
 
 def query_without_keys(layer: Labelled, alias: str) -> None:
@@ -333,7 +295,7 @@ class _Constant:
 def dropping(layer: Labelled, alias: str) -> None:
     """In training the keep-masks come from the layer's generator, entry by entry; one that is given counts instead."""
     config = layer[1]
-    params, inputs = drawn_for(layer, "full").params, sized(config, config.arguments(), b=3, **SMALL)
+    params, inputs = drawn_for(layer, "full").params, random_inputs(config, config.arguments(), b=3, **SMALL)
     keeps = kinds(config, "keep")
     plain = {name: x for name, x in inputs.items() if name not in keeps}
     cls = getattr(import_module(f"{alias}.{config.variant}"), config.class_name)

@@ -118,15 +118,6 @@ def test_a_copy_leaves_no_trace() -> None:
     assert not [name for name in sys.modules if name.startswith(ALIAS)]
 
 
-def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
-    """`run` begins with the original, and raises where it fails a check. As many die as the ratchet lets expect."""
-    results = runner.run(short=True, jobs=1)
-    assert {result.file for result in results} == set(files())
-    fallen = ratchet.fallen(results, ratchet.read(), sample=True)
-    assert ratchet.read(), "nothing is recorded"
-    assert not fallen, "\n".join([*fallen, *(str(result.key) for result in results if not result.killed)])
-
-
 def test_every_line_is_reached() -> None:
     """A line that no check runs hides its mutants: a new function of a shared file needs a check in `checks_*`."""
     reached = runner.reach(VARIANTS)

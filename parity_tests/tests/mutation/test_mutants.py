@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, planted
 from parity_tests.mistakes.plant import edited, shared
-from parity_tests.tests.mutation import planting
+from parity_tests.tests.mutation import planting, ratchet, runner
 from parity_tests.tests.mutation.__main__ import app
 from parity_tests.tests.mutation.common_mode import oracle_free
 from parity_tests.tests.mutation.planting import MODES, Verdict, missed, places
+from parity_tests.tests.mutation.sources import files
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
@@ -161,3 +162,16 @@ def test_the_command_fails_where_a_bug_lives(
         "y: error/bound 3",
         seen,
     ]
+
+
+# Generic ones ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.left_out
+def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
+    """`run` begins with the original, and raises where it fails a check. As many die as the ratchet lets expect."""
+    results = runner.run(short=True, jobs=1)
+    assert {result.file for result in results} == set(files())
+    fallen = ratchet.fallen(results, ratchet.read(), sample=True)
+    assert ratchet.read(), "nothing is recorded"
+    assert not fallen, "\n".join([*fallen, *(str(result.key) for result in results if not result.killed)])

@@ -141,6 +141,7 @@ def root_norm(self: Any, x: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("call", ["plain", "full"])
+@pytest.mark.left_out
 def test_an_eps_in_one_of_two_norms_is_one_mistake_without_taps(call: str) -> None:
     with pytest.raises(ParityError) as caught:
         judged("decoder", {"norm": one_norm}, ("torch", "float64", False), calls=(call,))
@@ -196,6 +197,7 @@ def test_a_cause_is_told_once_and_nothing_else(name: str) -> None:
     assert finding.after is None and finding.explains_all and finding.causes[0].fix
 
 
+@pytest.mark.left_out
 def test_two_mistakes_are_told_where_one_stands_at_one_stage_alone() -> None:
     methods = {"norm": root_norm, "cap": lambda self, x: 6.0 * self.lib.tanh(x / 6.0)}
     with pytest.raises(ParityError) as caught:

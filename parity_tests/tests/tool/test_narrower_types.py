@@ -270,6 +270,7 @@ BIASED |= {"w_o": ("o.kernel", "(h v) o -> h v o"), "w_bias": "table.embedding"}
 T5: dict[str, Any] = {"d_model": 12, "num_heads": 3, "num_buckets": 4, "max_distance": 2, "weights": BIASED}
 
 
+@pytest.mark.left_out
 def test_an_embedding_of_a_type_of_its_own_leaves_the_outputs_to_float64() -> None:
     """Its weights are those of float32, so what it looks up is exact; its gradients are rounded, and named."""
     verdict = assert_parity(Biased(), "t5_bias", **T5)

@@ -24,16 +24,17 @@ EXAMPLES = [(variant, example) for variant in contract.variants() for example in
 def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """What the command judges with `--all`, or a part of it.
 
-    NumPy and PyTorch are asked for the first example of each variant as by the command, and for the others in float64
-    and the full call. JAX is asked for the first example of `mha`, and in float64 alone for that of one of each kind
-    and of those that `test_decoding` does not compute step by step.
+    NumPy and PyTorch are asked for every example in float64 and the full call, for the first of each variant in every
+    type, and for that of one of each kind as by the command. JAX is asked for the first example of `mha`, and in
+    float64 alone for that of one of each kind and of those that `test_decoding` does not compute step by step.
     """
     examples = contract.examples(case.variant)
     first, last = next(iter(examples)), list(examples)[-1]
     if everything or (case.variant == "mha" and case.example == first):
         return selected(case, framework, mode, True)
     if framework != "jax":
-        return case.example == first or (case.call, case.dtype) == ("full", "float64")
+        whole = case.example == first and (case.call == "full" or case.variant in (*WHOLE, *KINDS))
+        return whole or (case.call, case.dtype) == ("full", "float64")
     alone = case.variant in (*WHOLE, *KINDS) or not examples[first].cache_axes()
     types = DTYPES[2:] if case.variant in IN_16_BITS else ()
     wanted = (case.example == first and case.dtype == "float64" and alone) or (

@@ -175,6 +175,7 @@ DENSE |= {f"b_{n}": (f"{n}.bias", "(h k) -> h k") for n in "qkv"}
 DENSE |= {"w_o": ("o.kernel", "(h v) o -> h v o"), "b_o": "o.bias"}
 
 
+@pytest.mark.left_out
 def test_a_linen_module_is_taken_with_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = Linen().init(jax.random.key(0), jnp.ones((1, 2, 12)))
     options: dict[str, Any] = {"weights": DENSE, "empty_rows": False, "calls": ("plain",)}

@@ -182,6 +182,7 @@ def test_a_bound_that_says_little_is_counted(bound: float) -> None:
 # Annotations ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.left_out
 def test_a_failing_test_shows_what_was_found(tmp_path: Path) -> None:
     """Its own line and the message, without the library's; on GitHub also as an annotation at that line, only there."""
     test = f"{PORT}\n\ndef test_port(attn_parity):\n    attn_parity(wrong, 'mha', d_model=12, num_heads=3)\n"

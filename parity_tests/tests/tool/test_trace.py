@@ -173,6 +173,7 @@ def test_nothing_in_common_is_no_agreement(tmp_path: Path) -> None:
     assert said.exit_code == 1 and "no array was recorded by both" in said.output
 
 
+@pytest.mark.left_out
 def test_the_wrong_side_is_told_where_both_have_one_name(tmp_path: Path) -> None:
     good, bad = made(), made()
     bad.outcome.tape["probs"] = 1.01 * bad.outcome.tape["probs"]

@@ -119,7 +119,7 @@ def rows(names: dict[str, bool]) -> pytest.MarkDecorator:
 
 
 def attention_rows() -> dict[str, bool]:
-    """Cases of attention: mesh, path, case and heads. By default one of each path, on each mesh, and all in blocks."""
+    """Cases of attention: mesh, path, case, heads. By default one of each path on one, all in blocks on the other."""
     named: dict[str, bool] = {}
     for kind, path, case, heads in product(MESHES, PATHS, CASES, HEADS):
         if path in MANY:
@@ -130,7 +130,8 @@ def attention_rows() -> dict[str, bool]:
             asked = heads == "own" or case == "plain" or (path, case) == ("blocks", "all")
         if asked:
             all_cases = (kind, path, heads) == ("Auto", "blocks", "own")
-            named[f"{kind}/{path}/{case}/{heads}"] = all_cases or path in MANY or (case, heads) == ("all", "own")
+            one = kind == "Explicit" and (path in MANY or (case, heads) == ("all", "own"))
+            named[f"{kind}/{path}/{case}/{heads}"] = all_cases or one
     return named
 
 

@@ -433,7 +433,9 @@ print(resident("VmHWM") - before, sum(x.nbytes for x in layer.params().values())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for a process's peak")
-@pytest.mark.parametrize("package", ["attn_np", "attn_torch", "attn_jax"])
+@pytest.mark.parametrize(
+    "package", ["attn_np", *(pytest.param(name, marks=pytest.mark.left_out) for name in ("attn_torch", "attn_jax"))]
+)
 def test_peak_memory(package: str, tmp_path: Path) -> None:
     """Less than twice the layer, out of a checkpoint of 2 GB in two shards whose other tensors are holes."""
     width = 2048
