@@ -238,19 +238,19 @@ def check_layer(config: Any, training: bool, options: Mapping[str, Any]) -> None
     require(not is_random, who, "a layer without dropout", "training mode and dropout", "call eval(), or set dropout=0")
 
 
-def check_query(variant: str, spec: Spec | None, layout: Any) -> tuple[int, int]:
-    """How many sequences and positions one device has; a zigzag needs an even number.
+def check_query(variant: str, spec: Spec | None, layout: Any, axes: str = "b t d") -> tuple[int, ...]:
+    """How many sequences and positions one device has, in NumPy behind the number of devices; even in a zigzag.
 
     Raises:
-        ValueError: other axes than `b t d`, an unknown layout, or an odd number.
+        ValueError: other axes, an unknown layout, or an odd number.
         TypeError: no array.
     """
     who = f"apply: {variant}"
     check_layout(who, layout)
     shape = check_present(who, "query", spec)[0]
-    require(len(shape) == 3, who, "query with the axes b t d", shape, "pass this device's part of the inputs")
-    check_shard_length(who, "query", shape[1], layout)
-    return shape[0], shape[1]
+    require(len(shape) == len(axes.split()), who, f"query with the axes {axes}", shape, "pass what to_devices returns")
+    check_shard_length(who, "query", shape[-2], layout)
+    return shape[:-1]
 
 
 def has_head_axis(config: Any) -> bool:

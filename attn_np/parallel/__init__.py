@@ -11,14 +11,25 @@ real devices, each with its own arrays.
 - `gather_attend`: each device gets the keys and values of all.
 - `ulysses_attend`: the devices trade positions for heads, and each attends over the whole sequence with its heads.
 - `recur`: each device's positions turn a state S into A S + B, and these are combined in order.
+- `apply`: a causal layer with its sequence on all devices, forward.
 """
 
 from attn_np.parallel.attention import gather_attend as gather_attend
 from attn_np.parallel.attention import ring_attend as ring_attend
 from attn_np.parallel.attention import ulysses_attend as ulysses_attend
+from attn_np.parallel.layers import apply as apply
 from attn_np.parallel.layouts import from_devices as from_devices
 from attn_np.parallel.layouts import positions as positions
 from attn_np.parallel.layouts import to_devices as to_devices
 from attn_np.parallel.recurrence import recur as recur
 
-__all__ = ["from_devices", "gather_attend", "positions", "recur", "ring_attend", "to_devices", "ulysses_attend"]
+__all__ = [
+    "apply",
+    "from_devices",
+    "gather_attend",
+    "positions",
+    "recur",
+    "ring_attend",
+    "to_devices",
+    "ulysses_attend",
+]

@@ -118,7 +118,7 @@ def test_every_module_of_two_trees_is_a_twin_or_their_own() -> None:
     for tree in twins.TREES:
         found = {path.relative_to(ROOT / tree).with_suffix("").as_posix() for path in files(tree)}
         own = {"__init__", "drop_in", "attention/row_blocks", "frame/build", "frame/layer", "normalizers/support"}
-        own |= {name for name in found if name.startswith(("kernels/", "ops/"))} - {"kernels/__init__"}
+        own |= {name for name in found if name.startswith(("kernels/", "ops/", "parallel/"))} - {"kernels/__init__"}
         assert found - own == set(twins.modules())
 
 

@@ -103,6 +103,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     for layer in layers(("mla", "linear")):  # some parameters are not drawn, or from a normal distribution
         add(of_layers.constructor, layer)
     add(of_layers.who_is_visible, next(x for x in layers(("mha",)) if x[0] == "mha/cross"))
+    add(decoding.over_devices)
     add(decoding.written)
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)

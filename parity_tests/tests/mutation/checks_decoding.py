@@ -30,6 +30,7 @@ from parity_tests.tests.mutation.calls import (
     refuses,
     same,
 )
+from parity_tests.tests.witness import bounded
 
 B, T, WIDTH = 2, 7, 11  # WIDTH: of values whose width the config leaves open
 CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
@@ -547,3 +548,25 @@ def refused_calls(alias: str) -> None:
     refuses(partial(step, key=x[:, :2], value=x[:, :2]), ValueError, "keys of the new positions")
     dropping.train()
     refuses(step, ValueError, "evaluation mode")
+
+
+def over_devices(alias: str) -> None:
+    """A layer whose sequence lies on two devices gives what it gives whole: with keys in a ring, and gathered."""
+    package = import_module(alias)
+    parallel: Any = import_module(f"{alias}.parallel")
+    x = np.random.default_rng(5).normal(size=(2, 8, 6))
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("mha", {"window": (3, None)}, {}),
+        ("mha", {"memory_keys": 3}, {}),
+        ("mha", {"scale": 1.0}, {"implementation": "textbook"}),
+        ("mha", {"softcap": 1.5}, {"tape": {}}),
+        ("self_attention", {}, {}),
+        ("alibi", {}, {}),
+    )
+    for variant, more, options in ways:
+        fields = {"d_model": 6, "causal": True, "dtype": "float64", **more}
+        layer = package.build(variant, **fields, **({} if variant == "self_attention" else {"num_heads": 2}))
+        want = bounded(layer.config, {"query": x}, layer.params())["y"]
+        y = parallel.apply(layer, parallel.to_devices(x, devices=2, layout="zigzag"), layout="zigzag", **options)
+        found = compare(parallel.from_devices(y, layout="zigzag"), want)
+        claim(found["ratio"] <= 1, f"{variant} {more} {found}")

@@ -107,7 +107,7 @@ def test_a_mutant_of_shared_files_finds_its_own() -> None:
     assert file_of(replace(several, beside="root = np.sqrt(probs)"), "attn_np") == "ops/vjp.py"
     with pytest.raises(ValueError, match=r"in one shared file of attn_np, got none; mend the mutant"):
         edited(replace(found, old="root = np.cbrt(probs)"), "attn_np")
-    assert not [name for tree in TREES for name in shared(tree) if "kernel" in name]
+    assert {name for tree in TREES for name in shared(tree) if "kernel" in name} == {"kernels/weigh.py"}
 
 
 def test_planting_leaves_no_trace() -> None:

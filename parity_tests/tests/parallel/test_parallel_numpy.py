@@ -10,12 +10,12 @@ import pytest
 
 import attn_np
 import attn_np.kernels.flash as kernels
-from attn_np import patterns
+from attn_np import contract, patterns
 from attn_np.attention.masks import block_table
 from attn_np.contract._band import Span
 from attn_np.parallel import from_devices, positions, to_devices
 from parity_tests.mistakes import Mutant, planted
-from parity_tests.tests.parallel import cases
+from parity_tests.tests.parallel import cases, layer_cases
 from parity_tests.tests.parallel.cases import CALLS, FUNCTIONS, LAYOUTS, RECURRENCES, Arrays, cut, cut_axis, joined
 from parity_tests.tests.witness import ratio
 
@@ -63,6 +63,24 @@ def test_attention_agrees_with_one_device(function: str, layout: str, call: str)
 def test_recurrences_agree_with_one_device(call: str, form: str) -> None:
     ratios = worst(recurrence(call, form=form, chunk_size=5), cases.held_recurrence(call)[1])
     assert max(ratios.values()) <= 1, ratios
+
+
+@pytest.mark.parametrize("layer", layer_cases.layers())
+def test_a_layer_over_devices_is_that_of_one(layer: str) -> None:
+    """Forward; each device is a row of the batch."""
+    variant, example, layout = layer.split("/")
+    config = contract.examples(variant)[example]
+    arrays, want = layer_cases.held_layer(layer)
+    build: Any = attn_np.build
+    one = build(variant, dtype="float64", **{name: getattr(config, name) for name in config.fields()})
+    one.set_params({name: arrays[name] for name in config.shapes()})
+    axes = {name: cases.position_axis(config, name) for name in config.arguments() if name in arrays}
+    assert all(axis in (None, 1) for axis in axes.values())
+    given = {
+        n: arrays[n] if axis is None else to_devices(arrays[n], devices=4, layout=layout) for n, axis in axes.items()
+    }
+    y = attn_np.parallel.apply(one, **given, layout=layout)
+    assert ratio(from_devices(y, layout=layout), want["y"]) <= 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,62 @@
+"""Whole layers over a sequence that lies on several devices, which are the first axis of every array."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from attn_np.attention.decode import DecodeStep
+from attn_np.contract import _parallel as contract
+from attn_np.ops import Array
+from attn_np.ops.specs import spec_of
+from attn_np.parallel.attention import ring_attend
+from attn_np.parallel.layouts import from_devices, positions
+
+
+def apply(layer: Any, query: Array, *inputs: Array, layout: str = "contiguous", **options: Any) -> Array:
+    """What a causal layer that caches keys gives for a whole sequence, of which each device has a part: `n b t o`.
+
+    Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
+    own, or there are learned keys, each device gets the keys of all. Nothing else is sent. There is no backward pass.
+
+    Args:
+        layer: a layer of ours.
+        query: the inputs, `n b t d`, as `to_devices` cuts them.
+        inputs, options: further arguments of the layer's call, those with positions with the devices first; no masks
+            and no biases, whose pairs lie on several devices.
+        layout: which positions each device has: "contiguous", "zigzag" or "striped".
+
+    Raises:
+        ValueError: a layer that is not causal or keeps states, a mask or a bias, dropout in training, an unknown
+            layout, or a length that it does not divide.
+    """
+    config = layer.config
+    contract.check_layer(config, layer.training, options)
+    spec = spec_of(config.variant, "query", query)
+    n, b, t = contract.check_query(config.variant, spec, layout, axes="n b t d")
+    here = positions(t, devices=n, layout=layout)
+
+    def rows(x: Any) -> Any:
+        """The devices as rows of the batch, which compute at once."""
+        return x.reshape(-1, *x.shape[2:]) if isinstance(x, np.ndarray) and x.shape[:3] == (n, b, t) else x
+
+    def devices(x: Array) -> Array:
+        return x.reshape(n, b, *x.shape[1:])
+
+    def gather(x: Array) -> Array:
+        whole = from_devices(devices(x), layout=layout)
+        return np.broadcast_to(whole, (n, *whole.shape)).reshape(-1, *whole.shape[1:])
+
+    def ring(q: Array, k: Array, v: Array, pattern: Any, **asked: Any) -> Array:
+        by_device = pattern and pattern.map(lambda axes, x: devices(x))
+        return rows(ring_attend(devices(q), devices(k), devices(v), pattern=by_device, layout=layout, **asked))
+
+    cache: Any = SimpleNamespace(arrays=dict.fromkeys(config.cache_axes()), max_length=n * t)
+    step = DecodeStep(
+        cache, None, None, np.full(n * b, n * t), np.ones((n * b, t), np.bool_),
+        query_positions=np.repeat(here, b, 0),
+        key_positions=np.broadcast_to(np.arange(n * t), (n * b, n * t)),
+        head_axis=contract.has_head_axis(config), gather=gather, ring=ring,
+    )  # fmt: skip
+    y = layer(rows(query), *map(rows, inputs), **{name: rows(x) for name, x in options.items()}, step=step)
+    return devices(y)
