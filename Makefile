@@ -14,6 +14,9 @@ MUTANTS_ARGS =
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
 
+# Hundreds of processes of the tests import these packages: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -285,7 +285,8 @@ def sealed(header: dict[str, Any], data: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
 def test_a_file_of_what_is_a_preset_today_loads(tree: Tree, name: str, tmp_path: Path) -> None:
     """As these were variants their files said nothing of alpha."""
-    layer = attn_np.build(name, d_model=6, num_heads=2, seed=3)
+    build: Any = attn_np.build
+    layer = build(name, d_model=6, num_heads=2, seed=3)
     attn_np.save(layer, tmp_path / "new")
     content = (tmp_path / "new").read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
