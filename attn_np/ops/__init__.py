@@ -105,6 +105,11 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return np.array(values, np.float64).astype(like.dtype)
 
 
+def lookup(values: Sequence[int], index: Array) -> Array:
+    """Given integers by an index that must fit, in its dtype."""
+    return constants(values, index)[index]
+
+
 def take(table: Array, index: Array) -> Array:
     """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
     check_index(known_range(index), table.shape[0])

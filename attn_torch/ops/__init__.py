@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, by the names that all three packages have."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -20,6 +20,8 @@ from attn_np import contract
 from attn_np.contract import Config, check_index, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
+from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
+from attn_torch.ops.autocast import without_autocast as without_autocast
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
 from attn_torch.ops.tracing import is_longer as is_longer
@@ -107,6 +109,11 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return to_device_of(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
+
+
+def lookup(values: Sequence[int], index: Array) -> Array:
+    """Given integers by an index that must fit, in its dtype."""
+    return constants(values, index)[index]
 
 
 def take(table: Array, index: Array) -> Array:
@@ -257,27 +264,6 @@ def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], 
 
 def dtype_name(x: Array) -> str:
     return DTYPE_NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
-
-
-def autocast_dtype(x: Array) -> str | None:
-    """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return None
-    return DTYPE_NAMES[torch.get_autocast_dtype(device)]
-
-
-def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays whose products `torch.autocast` does not round."""
-
-    @wraps(function)
-    def run(x: Array, *rest: Any) -> Any:
-        if autocast_dtype(x) is None:
-            return function(x, *rest)
-        with torch.autocast(x.device.type, enabled=False):
-            return function(x, *rest)
-
-    return run
 
 
 def check_device(device: Device) -> Device:

@@ -11,11 +11,11 @@ from attn_torch.ops import (
     clip,
     concatenate,
     constant_like,
-    constants,
     diagonals_to_pairs,
     dtype_name,
     einsum,
     gather_last,
+    lookup,
     pairs_to_diagonals,
     record,
     reorder,
@@ -88,7 +88,7 @@ def relative_buckets(
         **{name: functions_contract.numpy_scalar_to_python(x) for name, x in options.items()}
     )
     index = clip(signed(relative_positions), -max_distance, max_distance) + max_distance
-    return constants(config.buckets(), relative_positions)[index]
+    return to_dtype(lookup(config.buckets(), index), dtype_name(relative_positions))
 
 
 def is_by_diagonal(relative_index: Array, s: int) -> bool:

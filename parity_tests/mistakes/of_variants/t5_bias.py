@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import SHARED, at
 
 encoder, decoder = at("t5_bias.py", "t5_bias", "encoder"), at("t5_bias.py", "t5_bias", "decoder")
-BUCKET = "bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])"
+BUCKET = "bucket=lookup(c.buckets(), relative_position + c.max_distance))"
 # The bucket of each distance, with the logarithm rounded.
 ROUNDED = (
     "(lambda side, log: tuple((side if r > 0 and c.bidirectional else 0) + (a if a < side // 2 else min(side - 1, "
