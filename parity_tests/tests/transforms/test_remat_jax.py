@@ -13,11 +13,12 @@ import attn_jax
 from attn_jax.ops import named
 
 B, T, D, H, G, K = 2, 8, 12, 6, 2, 5
+build: Any = attn_jax.build
 FIELDS: dict[str, Any] = {"d_model": D, "num_heads": H, "head_dim": K}
 LAYERS: dict[str, Any] = {
-    "mha": lambda: attn_jax.build("mha", **FIELDS),
-    "gqa": lambda: attn_jax.build("gqa", num_kv_heads=G, **FIELDS),
-    "decoder": lambda: attn_jax.build("decoder", num_kv_heads=G, **FIELDS | {"head_dim": 4}),
+    "mha": lambda: build("mha", **FIELDS),
+    "gqa": lambda: build("gqa", num_kv_heads=G, **FIELDS),
+    "decoder": lambda: build("decoder", num_kv_heads=G, **FIELDS | {"head_dim": 4}),
 }
 
 
