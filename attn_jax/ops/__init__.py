@@ -18,10 +18,10 @@ from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
 from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import register_dataclass
 
 from attn_jax.ops.named import record as record
 from attn_jax.ops.products import product, projection
+from attn_jax.ops.pytrees import pytree as pytree
 from attn_jax.ops.sharded import sharded_as_after, with_heads_of
 from attn_np import contract
 from attn_np.contract import check_index
@@ -270,14 +270,20 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     return buffer.at[:, start:stop].set(jnp.arange(start, stop))
 
 
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`; a traced one outside gives the last row."""
+    sharding = jax.typeof(x).sharding
+    out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+    return x.at[index].get(mode="clip", out_sharding=out_sharding)
+
+
+def use_up(cache: Any) -> None:
+    """Nothing: arrays of JAX stay what they are unless they are donated."""
+
+
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`."""
     return zeros(shape, like)
-
-
-def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator that makes a dataclass a pytree of some fields; the others are static."""
-    return lambda cls: register_dataclass(cls, arrays, static)
 
 
 def dtype_name(x: Any) -> str:

@@ -253,6 +253,16 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     return buffer
 
 
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`."""
+    return x[index]
+
+
+def use_up(cache: Any) -> None:
+    """Mark a cache as used up: its arrays are those of the next one, which writes into them."""
+    object.__setattr__(cache, "spent", True)
+
+
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`; the entries of one head, of `b s h k`, are contiguous in memory."""
     if len(shape) != 4:

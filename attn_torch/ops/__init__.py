@@ -22,6 +22,7 @@ from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
 from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
 from attn_torch.ops.autocast import without_autocast as without_autocast
+from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
 from attn_torch.ops.tracing import is_longer as is_longer
@@ -242,6 +243,18 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     return buffer
 
 
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`, laid out in memory as `empty_slots` are."""
+    heads_first = x.ndim == 4 and x.stride(1) < x.stride(2)
+    return x.transpose(1, 2).index_select(0, index).transpose(1, 2) if heads_first else x.index_select(0, index)
+
+
+def use_up(cache: Any) -> None:
+    """Mark a cache as used up: its arrays are those of the next one, which writes into them. Not while compiling."""
+    if not torch.compiler.is_compiling():
+        object.__setattr__(cache, "spent", True)
+
+
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`; the entries of one head, of `b s h k`, are contiguous in memory."""
     if len(shape) != 4:
@@ -255,11 +268,6 @@ def memoized_check(config: Config, dtype: str | None, specs: Mapping[str, Any]) 
     return (
         config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.memoized_check(config, dtype, specs)
     )
-
-
-def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator for dataclasses that says which fields are arrays and which are static, as JAX needs to know."""
-    return lambda cls: cls
 
 
 def dtype_name(x: Array) -> str:
