@@ -17,7 +17,9 @@ from attn_jax.ops import (
     dtype_name,
     empty_slots,
     known_range,
+    note_lengths,
     pytree,
+    read_lengths,
     signed,
     take_rows,
     to_dtype,
@@ -187,6 +189,7 @@ class DecodeStep:
         concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
+        lengths: the same as `length`, where it is known without reading the array back from its device.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -202,6 +205,7 @@ class DecodeStep:
     key_positions: Any = None
     concatenated: bool = False
     head_axis: bool = False
+    lengths: list[int] | None = None
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -231,7 +235,7 @@ def empty_cache(
     }
     positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
     states = " ".join(name for name in shapes if "s" not in axes[name].split())
-    return Cache(arrays, positions, zero, zero > 0, max_length, states)
+    return note_lengths(Cache(arrays, positions, zero, zero > 0, max_length, states), [0] * batch_size)
 
 
 def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
@@ -242,16 +246,20 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     """
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     max_filled = None
+    lengths_after = None
     if allows_data_dependent_shapes(cache.length):
-        lengths = cache.length.tolist()
+        lengths = read_lengths(cache)
         start, longest = min(lengths), max(lengths)
+        lengths_after = None if valid is not None else [n + t for n in lengths]
         if valid is None and start == longest and start + t <= num_slots:
-            return DecodeStep(cache, start, start + t, cache.length + t)
+            return DecodeStep(cache, start, start + t, cache.length + t, lengths=lengths_after)
         max_filled = min(longest + t, num_slots)
     is_real = broadcast_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
-    if concrete(length):
+    if lengths_after is not None:
+        check_room(config.variant, max(lengths_after), max_length)
+    elif concrete(length):
         check_room(config.variant, int(length.max()), max_length)
     length = where(length < max_length, length, max_length)
     is_appended = is_real & (query_positions < max_length)
@@ -269,7 +277,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
         cache, None, max_filled, length, is_appended, is_real & ~is_appended, slot, slot_positions,
-        query_positions, key_positions, concatenated, head_axis,
+        query_positions, key_positions, concatenated, head_axis, lengths_after,
     )  # fmt: skip
 
 
@@ -279,10 +287,12 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     if step.start is not None:
         positions = write_positions(old_cache.positions, step.start, step.start + y.shape[1])
         overflowed, max_length = old_cache.overflowed, old_cache.max_length
-        return y, Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+        after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+        return y, note_lengths(after, step.lengths)
     overflowed = old_cache.overflowed | (step.overflowing.sum(1) > 0)
     positions, max_length = step.slot_positions, old_cache.max_length
     after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+    after = note_lengths(after, step.lengths)
     return to_dtype(where(step.overflowing[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 

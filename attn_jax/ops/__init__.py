@@ -126,13 +126,13 @@ def lookup(values: Sequence[int], index: Array) -> Array:
     return constants(values, index).at[index].get(out_sharding=out_sharding)
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`.
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`.
 
     A traced index outside the table gives NaN, never another row. On a mesh with explicit axes a row lies where its
     index does.
     """
-    check_index(known_range(index), table.shape[0])
+    check_index(None if fits else known_range(index), table.shape[0])
     table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
     shardings = jax.typeof(table).sharding, jax.typeof(index).sharding
     mesh = next((x.mesh for x in shardings if AxisType.Explicit in x.mesh.axis_types), None)
@@ -275,6 +275,16 @@ def take_rows(x: Array, index: Array) -> Array:
     sharding = jax.typeof(x).sharding
     out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
     return x.at[index].get(mode="clip", out_sharding=out_sharding)
+
+
+def read_lengths(cache: Any) -> list[int]:
+    """The lengths of a cache as Python's numbers."""
+    return cache.length.tolist()
+
+
+def note_lengths(cache: Any, lengths: list[int] | None) -> Any:
+    """The cache itself; in PyTorch it carries its lengths, so that they need not be read from a device."""
+    return cache
 
 
 def use_up(cache: Any) -> None:

@@ -110,9 +110,9 @@ def lookup(values: Sequence[int], index: Array) -> Array:
     return constants(values, index)[index]
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
-    check_index(known_range(index), table.shape[0])
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`."""
+    check_index(None if fits else known_range(index), table.shape[0])
     return upcast(table)[index]
 
 
@@ -256,6 +256,16 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
 def take_rows(x: Array, index: Array) -> Array:
     """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`."""
     return x[index]
+
+
+def read_lengths(cache: Any) -> list[int]:
+    """The lengths of a cache as Python's numbers."""
+    return cache.length.tolist()
+
+
+def note_lengths(cache: Any, lengths: list[int] | None) -> Any:
+    """The cache itself; in PyTorch it carries its lengths, so that they need not be read from a device."""
+    return cache
 
 
 def use_up(cache: Any) -> None:

@@ -22,6 +22,9 @@ from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
 from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
 from attn_torch.ops.autocast import without_autocast as without_autocast
+from attn_torch.ops.caches import note_lengths as note_lengths
+from attn_torch.ops.caches import read_lengths as read_lengths
+from attn_torch.ops.caches import use_up as use_up
 from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
@@ -117,9 +120,9 @@ def lookup(values: Sequence[int], index: Array) -> Array:
     return constants(values, index)[index]
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
-    check_index(known_range(index), table.shape[0])
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`."""
+    check_index(None if fits else known_range(index), table.shape[0])
     return upcast(table)[index.long()]
 
 
@@ -247,12 +250,6 @@ def take_rows(x: Array, index: Array) -> Array:
     """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`, laid out in memory as `empty_slots` are."""
     heads_first = x.ndim == 4 and x.stride(1) < x.stride(2)
     return x.transpose(1, 2).index_select(0, index).transpose(1, 2) if heads_first else x.index_select(0, index)
-
-
-def use_up(cache: Any) -> None:
-    """Mark a cache as used up: its arrays are those of the next one, which writes into them. Not while compiling."""
-    if not torch.compiler.is_compiling():
-        object.__setattr__(cache, "spent", True)
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:

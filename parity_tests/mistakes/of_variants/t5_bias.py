@@ -39,8 +39,8 @@ MUTANTS = (
     encoder(
         "table of biases scaled with the scores",
         "add the table's numbers after the scores were scaled",
-        "take(self.w_bias, bucket).swapaxes(1, 3))\n",
-        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5)\n",
+        "take(self.w_bias, bucket, fits=True).swapaxes(1, 3))\n",
+        "take(self.w_bias, bucket, fits=True).swapaxes(1, 3) * q.shape[-1] ** -0.5)\n",
     ),
     encoder(
         "gradient of the table from one sequence",

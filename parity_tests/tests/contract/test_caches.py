@@ -151,6 +151,43 @@ def test_rows_may_be_traced(variant: str) -> None:
         assert all(np.array_equal(found[name], want[name]) for name in want)
 
 
+# What is read back from a device --------------------------------------------------------------------------------------
+
+READS = ("tolist", "item", "__int__", "__float__", "__bool__", "__index__")
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+@pytest.mark.parametrize("variant", ["mha", "rotary", "mla", "shaw", "linear", "retention", "gated_delta", "chunked"])
+def test_a_loop_reads_nothing_back(variant: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of PyTorch's arrays, while every position is real: each time a GPU would be waited for."""
+    config = next(config for config in contract.examples(variant).values() if config.cache_axes())
+    layer = import_module("attn_torch").build(variant, **config.as_dict())
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 4, config.sizes()["d"])).astype(np.float32))
+    read: list[str] = []
+    for name in READS:
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, name=name, real=real: (read.append(name), real(x))[1])
+    with getattr(torch, mode)():
+        cache = layer.init_cache(2, 8)
+        for i in range(4):
+            _, cache = layer.step(x[:, i : i + 1], cache)
+    assert not read
+    assert cache.length.tolist() == [4, 4] and read == ["tolist"]
+
+
+def test_a_length_that_is_written_to_is_read_again() -> None:
+    """What a cache carries of its lengths is what the array was then."""
+    layer = import_module("attn_torch").build("mha", d_model=6, num_heads=2, causal=True)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 4, 6)).astype(np.float32))
+    with torch.no_grad():
+        _, cache = layer.step(x, layer.init_cache(1, 8))
+        cache.length.fill_(2)
+        cache.positions[:, 2:] = -1
+        y, _ = layer.step(x[:, 2:3], cache)
+        want, _ = layer.step(x[:, 2:3], layer.step(x[:, :2], layer.init_cache(1, 8))[1])
+    assert torch.equal(y, want)
+
+
 # Files ----------------------------------------------------------------------------------------------------------------
 
 

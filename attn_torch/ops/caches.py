@@ -1,0 +1,32 @@
+"""What a cache says of itself outside compiled programs: that it is used up, and its lengths."""
+
+from typing import Any
+
+import torch
+
+
+def use_up(cache: Any) -> None:
+    """Mark a cache as used up: its arrays are those of the next one, which writes into them. Not while compiling."""
+    if not torch.compiler.is_compiling():
+        object.__setattr__(cache, "spent", True)
+
+
+def read_lengths(cache: Any) -> list[int]:
+    """The lengths of a cache as Python's numbers: those that were noted, where the array is what it was then.
+
+    To read an array back from a device waits for all that the device has to do.
+    """
+    lengths, version = getattr(cache, "noted_lengths", (None, None))
+    return cache.length.tolist() if lengths is None or version != version_of(cache.length) else lengths
+
+
+def note_lengths(cache: Any, lengths: list[int] | None) -> Any:
+    """The cache itself, which carries its lengths from now on."""
+    if lengths is not None and not torch.compiler.is_compiling():
+        object.__setattr__(cache, "noted_lengths", (lengths, version_of(cache.length)))
+    return cache
+
+
+def version_of(x: torch.Tensor) -> int:
+    """How often an array was written to; 0 in inference mode, which does not count."""
+    return 0 if x.is_inference() else x._version
