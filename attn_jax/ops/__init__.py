@@ -282,7 +282,7 @@ def read_lengths(cache: Any) -> list[int]:
     return cache.length.tolist()
 
 
-def note_lengths(cache: Any, lengths: list[int] | None) -> Any:
+def note_lengths(cache: Any, lengths: list[int] | int | None) -> Any:
     """The cache itself; in PyTorch it carries its lengths, so that they need not be read from a device."""
     return cache
 

@@ -235,7 +235,7 @@ def empty_cache(
     }
     positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
     states = " ".join(name for name in shapes if "s" not in axes[name].split())
-    return note_lengths(Cache(arrays, positions, zero, zero > 0, max_length, states), [0] * batch_size)
+    return note_lengths(Cache(arrays, positions, zero, zero > 0, max_length, states), 0)
 
 
 def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:

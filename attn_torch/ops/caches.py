@@ -20,9 +20,10 @@ def read_lengths(cache: Any) -> list[int]:
     return cache.length.tolist() if lengths is None or version != version_of(cache.length) else lengths
 
 
-def note_lengths(cache: Any, lengths: list[int] | None) -> Any:
-    """The cache itself, which carries its lengths from now on."""
+def note_lengths(cache: Any, lengths: list[int] | int | None) -> Any:
+    """The cache itself, which carries its lengths from now on; one number is that of every sequence."""
     if lengths is not None and not torch.compiler.is_compiling():
+        lengths = [lengths] * cache.length.shape[0] if isinstance(lengths, int) else lengths
         object.__setattr__(cache, "noted_lengths", (lengths, version_of(cache.length)))
     return cache
 

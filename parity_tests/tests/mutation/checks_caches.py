@@ -58,7 +58,9 @@ def rows_of_a_cache(alias: str) -> None:
     ):
         refuses(partial(begun.crop, length), error, f"cache: expected {words}")
     crop = states.init_cache(2, 8).crop
-    refuses(partial(crop, 1), ValueError, "cache: expected keys and values of all positions to crop, got states (state, ")
+    refuses(
+        partial(crop, 1), ValueError, "cache: expected keys and values of all positions to crop, got states (state, "
+    )
     ring = package.build("mha", d_model=6, num_heads=2, causal=True, window=(2, None)).init_cache(2, 8)
     refuses(partial(ring.crop, 1), ValueError, "got the last 3 of up to 8 positions; copy() the cache before")
     begun.copy().crop(2)
