@@ -257,10 +257,9 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     is_real = broadcast_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
-    if lengths_after is not None:
-        check_room(config.variant, max(lengths_after), max_length)
-    elif concrete(length):
-        check_room(config.variant, int(length.max()), max_length)
+    if concrete(length):
+        longest_after = int(length.max()) if lengths_after is None else max(lengths_after)
+        check_room(config.variant, longest_after, max_length)
     length = where(length < max_length, length, max_length)
     is_appended = is_real & (query_positions < max_length)
     stored = is_appended & (query_positions >= length[:, None] - num_slots)

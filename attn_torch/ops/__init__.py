@@ -24,6 +24,7 @@ from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
 from attn_torch.ops.autocast import without_autocast as without_autocast
 from attn_torch.ops.caches import note_lengths as note_lengths
 from attn_torch.ops.caches import read_lengths as read_lengths
+from attn_torch.ops.caches import refuse_plain_cache
 from attn_torch.ops.caches import use_up as use_up
 from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
@@ -223,6 +224,7 @@ def reverse_cumsum(x: Array) -> Array:
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place unless gradients flow."""
+    refuse_plain_cache(buffer, x)
     rows = arange(buffer.shape[0], buffer)[:, None]
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
     return buffer.index_put((rows, slot), x) if needs_grad else buffer.index_put_((rows, slot), x)
@@ -230,6 +232,7 @@ def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
     """The buffer with entries from slot `start` on: `b s ...`, `b t ...` -> `b s ...`. In place as `write_slots` is."""
+    refuse_plain_cache(buffer, x)
     if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
         return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
     buffer.narrow(1, start, x.shape[1]).copy_(x)

@@ -28,6 +28,19 @@ def note_lengths(cache: Any, lengths: list[int] | int | None) -> Any:
     return cache
 
 
+def refuse_plain_cache(buffer: torch.Tensor, entry: torch.Tensor) -> None:
+    """Refuse a cache of plain arrays for keys that are sharded over processes.
+
+    Raises:
+        ValueError: if it is one.
+    """
+    if hasattr(entry, "device_mesh") and not hasattr(buffer, "device_mesh"):
+        raise ValueError(
+            "cache: expected DTensors, as the new keys are, got plain tensors; distribute its arrays as the keys are "
+            "and pass dataclasses.replace(cache, arrays=...)"
+        )
+
+
 def version_of(x: torch.Tensor) -> int:
     """How often an array was written to; 0 in inference mode, which does not count."""
     return 0 if x.is_inference() else x._version

@@ -1,5 +1,6 @@
 """What two processes of PyTorch do together for `test_distributed_torch`; no other framework, to start fast."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,33 @@ def heads_sharded(
     counts = [mode.get_total_counts() for mode in (forward, sum_of_heads)]
     floats = {name: x for name, x in given.items() if x.is_floating_point()}
     return results(layer, y, dy, floats) | {"counts": counts}
+
+
+def steps_with_heads_sharded(rank: int, weights: dict[str, Any], config: dict[str, Any], x: Any) -> dict[str, Any]:
+    """Two steps of a decoder whose heads are split: with a cache that is split as its keys are, and with a plain one."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    layer = build("decoder", config, weights)
+    own, cached = layer.config.own_params(), layer.config.cache_axes()
+    for name, param in list(layer.named_parameters()):
+        split = [i for i, letter in enumerate(own[name].axes.split()) if letter in HEADS]
+        placement = Shard(split[0]) if split else Replicate()
+        layer.register_parameter(name, torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [placement])))
+    query = distribute_tensor(torch.from_numpy(x), mesh, [Replicate()])
+    cache, told = layer.init_cache(len(x), 8), "nothing"
+    with torch.no_grad():
+        try:
+            layer.step(query, cache)
+        except ValueError as error:
+            told = str(error)
+        heads = {name: [Shard(axes.split().index("g"))] for name, axes in cached.items()}
+        arrays = {
+            name: distribute_tensor(x, mesh, heads[name]) for name, x in layer.init_cache(len(x), 8).arrays.items()
+        }
+        cache, outputs = replace(layer.init_cache(len(x), 8), arrays=arrays), []
+        for part in (slice(0, 3), slice(3, None)):
+            y, cache = layer.step(query[:, part], cache)
+            outputs.append(whole(y))
+    return {"told": np.array(told), "y": np.concatenate(outputs, 1)}
 
 
 def in_context_parallel(rank: int) -> dict[str, Any]:
