@@ -77,7 +77,7 @@ def heads_sharded(
 
 
 def steps_with_heads_sharded(rank: int, weights: dict[str, Any], config: dict[str, Any], x: Any) -> dict[str, Any]:
-    """Two steps of a decoder whose heads are split: with a cache that is split as its keys are, and with a plain one."""
+    """Steps of a decoder whose heads are split, with a cache that is split as its keys are, and with a plain one."""
     mesh = init_device_mesh("cpu", (WORLD,))
     layer = build("decoder", config, weights)
     own, cached = layer.config.own_params(), layer.config.cache_axes()
@@ -92,11 +92,10 @@ def steps_with_heads_sharded(rank: int, weights: dict[str, Any], config: dict[st
             layer.step(query, cache)
         except ValueError as error:
             told = str(error)
-        heads = {name: [Shard(axes.split().index("g"))] for name, axes in cached.items()}
-        arrays = {
-            name: distribute_tensor(x, mesh, heads[name]) for name, x in layer.init_cache(len(x), 8).arrays.items()
-        }
-        cache, outputs = replace(layer.init_cache(len(x), 8), arrays=arrays), []
+        cache, outputs = layer.init_cache(len(x), 8), []
+        heads = {name: Shard(axes.split().index("g")) for name, axes in cached.items()}
+        arrays = {name: distribute_tensor(kept, mesh, [heads[name]]) for name, kept in cache.arrays.items()}
+        cache = replace(cache, arrays=arrays)
         for part in (slice(0, 3), slice(3, None)):
             y, cache = layer.step(query[:, part], cache)
             outputs.append(whole(y))
