@@ -27,14 +27,14 @@ MUTANTS = (
     encoder(
         "table of biases read one bucket late",
         "the first row of the table is that of the position itself",
-        "[relative_position + c.max_distance]",
-        "[clip(relative_position + c.max_distance + 1, 0, 2 * c.max_distance)]",
+        "relative_position + c.max_distance))",
+        "clip(relative_position + c.max_distance + 1, 0, 2 * c.max_distance)))",
     ),
     encoder(
         "buckets of both sides alike",
         "add half of the buckets where the key stands behind the query",
-        "[relative_position + c.max_distance]",
-        "[c.max_distance - abs(relative_position)]",
+        "relative_position + c.max_distance))",
+        "c.max_distance - abs(relative_position)))",
     ),
     encoder(
         "table of biases scaled with the scores",

@@ -129,8 +129,8 @@ def attention_rows() -> dict[str, bool]:
         elif case == "everywhere":
             asked = (kind, path, heads) == ("Explicit", "blocks", "own")
         else:
-            asked = heads == "own" or (heads, case) == ("shared", "plain") or (path, case) == ("blocks", "all")
-            asked = asked or (path, case, heads) == ("blocks", "plain", "few")
+            asked = heads == "own" or case == "plain" or (path, case) == ("blocks", "all")
+            asked = asked and (heads != "few" or (path, case) == ("blocks", "plain"))
         if asked:
             all_cases = (kind, path, heads) == ("Auto", "blocks", "own")
             some = (
