@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from attn_jax.frame.call import AttentionCall, Options
 from attn_jax.frame.layer import Layer, Output
-from attn_jax.ops import Array, clip, constants, linear, record, take
+from attn_jax.ops import Array, clip, linear, lookup, record, take
 from attn_np.contract.t5_bias import Config
 
 
@@ -40,8 +40,8 @@ class T5Attention(Layer[Config]):
         def relative_bias_fn(relative_position: Array) -> Array:
             # b s t: the table's rows are then b s t h, and one swap of axes gives b h t s.
             relative_position = clip(relative_position.swapaxes(1, 2), -c.max_distance, c.max_distance)
-            bucket = record(tape, bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])
-            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            bucket = record(tape, bucket=lookup(c.buckets(), relative_position + c.max_distance))
+            return record(tape, position_bias=take(self.w_bias, bucket, fits=True).swapaxes(1, 3))
 
         context = call.attend(q, k, v, relative_bias_fn=relative_bias_fn)
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

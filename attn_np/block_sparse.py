@@ -27,14 +27,14 @@ from attn_np.positions.relative import as_floats
 
 
 def heads_as_batch(x: Array) -> Array:
-    """Heads as batch rows, because every head sees keys of its own: `b t h k` -> `(h b) t 1 k`."""
+    """Heads as batch rows, because every head sees keys of its own: `b t h k` -> `(b h) t 1 k`."""
     b, t, h, k = x.shape
-    return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
+    return reorder(x, (0, 2, 1, 3)).reshape(b * h, t, k)[:, :, None]
 
 
 def batch_as_heads(x: Array, h: int) -> Array:
     """The inverse of `heads_as_batch`."""
-    return reorder(x.reshape(h, x.shape[0] // h, x.shape[1], x.shape[3]), (1, 2, 0, 3))
+    return reorder(x[:, :, 0].reshape(x.shape[0] // h, h, x.shape[1], x.shape[3]), (0, 2, 1, 3))
 
 
 class BlockSparseAttention(Layer[Config]):
@@ -70,7 +70,7 @@ class BlockSparseAttention(Layer[Config]):
     def pattern(self, chosen: Array) -> Pattern:
         """Who sees whom, in batch rows of one head."""
         c, (b, h, t, n) = self.config, chosen.shape
-        chosen = reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)
+        chosen = chosen.reshape(b * h, t, n)
         pattern: Pattern = Chunks(c.block_size)
         for i in range(c.chosen_blocks):
             pattern = pattern | ChosenChunk(c.block_size, chosen[..., i])
@@ -98,7 +98,8 @@ class BlockSparseAttention(Layer[Config]):
         mask = None
         if step is not None:
             row_positions = [
-                broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions
+                broadcast_to(p[:, None], (sizes["b"], sizes["h"], p.shape[1])).reshape(-1, p.shape[1])
+                for p in positions
             ]
             mask, pattern = visible_pairs(pattern, *row_positions), None
         context, _ = attend_checked(

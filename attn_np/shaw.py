@@ -127,8 +127,8 @@ class ShawAttention(Layer[Config]):
     def add_far_position(self, q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values where every key is at this relative position."""
         row = self.table_row_numbers(relative_position)
-        k = k + take(self.w_rel_k, row)
-        return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
+        k = k + take(self.w_rel_k, row, fits=True)
+        return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row, fits=True)
 
     def add_far_position_vjp(
         self, q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array

@@ -1,5 +1,7 @@
 """The calls of `attend` that cuDNN's kernel on a GPU takes, which JAX offers as a function of its own."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,15 +10,14 @@ from attn_jax.ops import Array, dtype_name
 
 
 def cudnn_supports(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
-    """Whether cuDNN's kernel takes these arrays and this window, and computes the same function; `attend` checks
-    the other arguments.
+    """Whether there is a GPU here whose cuDNN takes these arrays and this window, and computes the same function;
+    `attend` checks the other arguments.
 
     Its causal mask puts query 0 at key 0, it leaves its output undefined where a query sees no key, and it has neither
     softcap nor sinks. It takes 16-bit types alone, and rounds the weights to them.
     """
     (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
-    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
-    capability = str(getattr(device, "compute_capability", ""))
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
     return (
         capability[:1].isdigit()
         and float(capability) >= 8
@@ -38,3 +39,14 @@ def attend_with_cudnn(
     return jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=causal, local_window_size=window, implementation=implementation
     )
+
+
+def by_platform(
+    in_blocks: Callable[..., Array], q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float
+) -> Array:
+    """The context by cuDNN in a program that is lowered for CUDA, and in one for another platform by `in_blocks`.
+
+    One for several platforms JAX refuses: it lowers each branch for all of them.
+    """
+    with_cudnn = partial(attend_with_cudnn, left=left, right=right, scale=scale)
+    return jax.lax.platform_dependent(q, k, v, cuda=with_cudnn, default=in_blocks)

@@ -29,7 +29,6 @@ put them in order would copy the cache. Where devices hold parts of the mask, th
 
 from collections.abc import Callable
 from functools import partial, reduce
-from math import prod
 from operator import and_
 from typing import Any, NamedTuple
 
@@ -39,8 +38,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax.attention.masks import block_table, visible_pairs, zero_unseen
-from attn_jax.kernels.arrays import add_at, largest, pad_to, sharded_as_queries, slice_of
-from attn_jax.kernels.cudnn import attend_with_cudnn, cudnn_supports
+from attn_jax.kernels.arrays import add_at, head_shards, largest, pad_to, sharded_as_queries, slice_of
+from attn_jax.kernels.cudnn import by_platform, cudnn_supports
 from attn_jax.ops import (
     Array,
     any_over,
@@ -201,26 +200,23 @@ def attend(
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
     no_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, diagonal_bias))
+
+    def in_blocks(q: Array, k: Array, v: Array) -> tuple[Array, Array | None]:
+        dtype = dtype_name(q)
+        q, k, v = (upcast(x) for x in (q, k, v))
+        if k.shape[2] > 1 and k.shape[2] % head_shards(q):  # a group of heads lies on several devices
+            k, v = repeat_heads(k, q), repeat_heads(v, q)
+        floats = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks, diagonal_bias))
+        pattern_without_arrays = pattern and pattern.map(lambda axes, x: None)
+        plan = _plan(q, k, v, left, right, float(scale), softcap, pattern_without_arrays, diagonal_bias is not None)
+        pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
+        added, logits, by_diagonal = floats
+        context, lse = _attend(plan, q, k, v, added, logits, mask, pattern_arrays, by_diagonal)
+        return to_dtype(context, dtype), lse if return_lse else None
+
     if no_extras and not return_lse and cudnn_supports(q, k, v, left, right):
-        return attend_with_cudnn(q, k, v, left, right, scale), None
-    dtype = dtype_name(q)
-    q, k, v = (upcast(x) for x in (q, k, v))
-    if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
-        k, v = repeat_heads(k, q), repeat_heads(v, q)
-    floats = bias, sinks, diagonal_bias
-    bias, sinks, diagonal_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in floats)
-    pattern_without_arrays = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, pattern_without_arrays, diagonal_bias is not None)
-    pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
-    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, diagonal_bias)
-    return to_dtype(context, dtype), lse if return_lse else None
-
-
-def _head_shards(q: Array) -> int:
-    """Into how many parts a mesh with explicit axes cuts the heads."""
-    sharding = jax.typeof(q).sharding
-    axes = sharding.spec[2]
-    return prod(sharding.mesh.shape[name] for name in ((axes,) if isinstance(axes, str) else axes or ()))
+        return by_platform(lambda *arrays: in_blocks(*arrays)[0], q, k, v, left, right, scale), None
+    return in_blocks(q, k, v)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
-from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, exp, sqrt, where
 from jax.numpy import log as log
@@ -19,11 +18,13 @@ from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
 from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import register_dataclass
 
-from attn_jax.ops.products import product
+from attn_jax.ops.named import record as record
+from attn_jax.ops.products import product, projection
+from attn_jax.ops.pytrees import pytree as pytree
+from attn_jax.ops.sharded import sharded_as_after, with_heads_of
 from attn_np import contract
-from attn_np.contract import check_index, record
+from attn_np.contract import check_index
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
 
@@ -116,13 +117,22 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`.
+def lookup(values: Sequence[int], index: Array) -> Array:
+    """Given integers by an index that must fit, in its dtype. On a mesh with explicit axes each lies where its index
+    does.
+    """
+    sharding = jax.typeof(index).sharding
+    out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+    return constants(values, index).at[index].get(out_sharding=out_sharding)
+
+
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`.
 
     A traced index outside the table gives NaN, never another row. On a mesh with explicit axes a row lies where its
     index does.
     """
-    check_index(known_range(index), table.shape[0])
+    check_index(None if fits else known_range(index), table.shape[0])
     table, index = jnp.asarray(upcast(table)), where(index < 0, table.shape[0], index)
     shardings = jax.typeof(table).sharding, jax.typeof(index).sharding
     mesh = next((x.mesh for x in shardings if AxisType.Explicit in x.mesh.axis_types), None)
@@ -246,7 +256,8 @@ def reverse_cumsum(x: Array) -> Array:
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if it is donated."""
-    return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(x)
+    # Row by row: on a mesh XLA then sees that no device writes into the rows of another, and moves nothing.
+    return jax.vmap(lambda row, slot, x: row.at[slot].set(x))(buffer, slot, x)
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
@@ -259,14 +270,30 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     return buffer.at[:, start:stop].set(jnp.arange(start, stop))
 
 
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`; a traced one outside gives the last row."""
+    sharding = jax.typeof(x).sharding
+    out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+    return x.at[index].get(mode="clip", out_sharding=out_sharding)
+
+
+def read_lengths(cache: Any) -> list[int]:
+    """The lengths of a cache as Python's numbers."""
+    return cache.length.tolist()
+
+
+def note_lengths(cache: Any, lengths: list[int] | int | None) -> Any:
+    """The cache itself; in PyTorch it carries its lengths, so that they need not be read from a device."""
+    return cache
+
+
+def use_up(cache: Any) -> None:
+    """Nothing: arrays of JAX stay what they are unless they are donated."""
+
+
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`."""
     return zeros(shape, like)
-
-
-def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator that makes a dataclass a pytree of some fields; the others are static."""
-    return lambda cls: register_dataclass(cls, arrays, static)
 
 
 def dtype_name(x: Any) -> str:
@@ -335,31 +362,8 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
 
 def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = _project(subscripts, upcast(x), upcast(weight))
+    y = projection(subscripts, upcast(x), upcast(weight))
     return y if bias is None else y + upcast(bias)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _project(subscripts: str, x: Array, weight: Array) -> Array:
-    """The product, with derivatives for which XLA on a CPU need not copy a weight transposed."""
-    return einsum(subscripts, x, weight)
-
-
-@partial(_project.defjvp, symbolic_zeros=True)
-def _project_jvp(subscripts: str, primals: Any, tangents: Any) -> Any:
-    """x is transposed where the gradient of the weight needs it; without the barrier XLA would undo that."""
-    (x, weight), (dx, dweight) = primals, tangents
-    y = _project(subscripts, x, weight)
-    dy = jnp.zeros_like(y)
-    if not isinstance(dx, SymbolicZero):
-        dy = dy + einsum(subscripts, dx, weight)
-    if not isinstance(dweight, SymbolicZero):
-        factors, out = subscripts.split("->")
-        of_x, of_weight = factors.split(",")
-        letters = "".join(sorted(of_x, key=lambda letter: letter in out))  # those of the sum first
-        across = reorder(x, [of_x.index(letter) for letter in letters])
-        dy = dy + einsum(f"{letters},{of_weight}->{out}", jax.lax.optimization_barrier(across), dweight)
-    return y, dy
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:
@@ -449,7 +453,7 @@ def repeat_heads(x: Array, like: Array) -> Array:
         return x
     # No indexing: where a mesh cuts the heads, each device repeats its own.
     x = broadcast_to(x[:, :, :, None], (*x.shape[:3], like.shape[2] // x.shape[2], *x.shape[3:]))
-    return x.reshape(*x.shape[:2], like.shape[2], *x.shape[4:])
+    return with_heads_of(x.reshape(*x.shape[:2], like.shape[2], *x.shape[4:]), like)
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
@@ -488,7 +492,8 @@ def scan(
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
     step = jax.checkpoint(body, prevent_cse=False) if recompute_with else body
-    carry, stacked = jax.lax.scan(lambda carry, xs: step(carry, xs, *recompute_with), carry, xs, reverse=reverse)
+    turn = lambda carry, xs: step(carry, xs, *recompute_with)  # noqa: E731
+    carry, stacked = jax.lax.scan(turn, sharded_as_after(turn, carry, xs), xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -95,3 +96,26 @@ def _product_custom_vjp_bwd(subscripts: str, factors: tuple[Array, Array], dout:
 
 
 _product_custom_vjp.defvjp(lambda subscripts, a, b: (_product(subscripts, a, b), (a, b)), _product_custom_vjp_bwd)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def projection(subscripts: str, x: Array, weight: Array) -> Array:
+    """The product, with derivatives for which XLA on a CPU need not copy a weight transposed."""
+    return product(subscripts, x, weight)
+
+
+@partial(projection.defjvp, symbolic_zeros=True)
+def _projection_jvp(subscripts: str, primals: Any, tangents: Any) -> Any:
+    """x is transposed where the gradient of the weight needs it; without the barrier XLA would undo that."""
+    (x, weight), (dx, dweight) = primals, tangents
+    y = product(subscripts, x, weight)  # not `projection`, which policies of `jax.checkpoint` do not see as a product
+    dy = jnp.zeros_like(y)
+    if not isinstance(dx, SymbolicZero):
+        dy = dy + product(subscripts, dx, weight)
+    if not isinstance(dweight, SymbolicZero):
+        factors, out = subscripts.split("->")
+        of_x, of_weight = factors.split(",")
+        letters = "".join(sorted(of_x, key=lambda letter: letter in out))  # those of the sum first
+        across = jnp.transpose(x, [of_x.index(letter) for letter in letters])
+        dy = dy + product(f"{letters},{of_weight}->{out}", jax.lax.optimization_barrier(across), dweight)
+    return y, dy

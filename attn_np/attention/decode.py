@@ -1,31 +1,53 @@
 """Decoding: caches of earlier positions, and steps that compute the new ones only."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from attn_np.attention.masks import broadcast_mask, in_window
-from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slot_count
+from attn_np.contract._decode import (
+    SPARE,
+    cache_shapes,
+    check_at_least_0,
+    check_crop,
+    check_lengths,
+    check_room,
+    check_rows,
+    check_rows_fit,
+    check_some_rows,
+    check_unspent,
+    slot_count,
+)
 from attn_np.ops import (
     Array,
     allows_data_dependent_shapes,
+    any_over,
     arange,
     concatenate,
     concrete,
+    constants,
     cumsum,
     dtype_name,
     empty_slots,
+    known_range,
+    note_lengths,
     pytree,
+    read_lengths,
+    signed,
+    take_rows,
     to_dtype,
     upcast,
+    use_up,
     where,
     write_positions,
     write_slice,
     write_slots,
     zeros,
 )
+from attn_np.ops.specs import spec_of
 
 
-@pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["max_length"])
+@pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["max_length", "states"])
 @dataclass(frozen=True)
 class Cache:
     """Keys, values or states of earlier positions, for each sequence of a batch.
@@ -38,6 +60,7 @@ class Cache:
         length: `b`, how many positions each sequence has.
         overflowed: `b`, True if a sequence got positions that the cache had no room for.
         max_length: how many positions each sequence may have.
+        states: the names of the arrays that are states, with a space between them.
         spent: True once a step outside compiled programs has used the cache up; in NumPy and PyTorch.
     """
 
@@ -46,6 +69,7 @@ class Cache:
     length: Array
     overflowed: Array
     max_length: int
+    states: str = ""
     spent: ClassVar[bool] = False
 
     def copy(self) -> "Cache":
@@ -56,7 +80,91 @@ class Cache:
         """
         check_unspent("cache", self.spent)
         arrays = {name: 1 * x for name, x in self.arrays.items()}
-        return Cache(arrays, 1 * self.positions, 1 * self.length, self.overflowed | False, self.max_length)
+        positions, length, overflowed = 1 * self.positions, 1 * self.length, self.overflowed | False
+        return replace(self, arrays=arrays, positions=positions, length=length, overflowed=overflowed)
+
+    def reset(self, rows: Sequence[int] | Array) -> "Cache":
+        """The cache with some sequences empty, for others to begin in their rows. It uses this cache up, as steps do.
+
+        Args:
+            rows: `n`, the indices of the sequences.
+
+        Raises:
+            ValueError: a step has used it up, or an index that no sequence has, if it is known.
+            TypeError: no integers.
+        """
+        index = self._checked_rows(rows)
+        emptied = any_over(arange(self.length.shape[0], self.length)[:, None] == index[None, :], (1,))
+        states = {name: where(along_rows(emptied, self.arrays[name]), 0, self.arrays[name]) for name in self._states()}
+        after = replace(
+            self,
+            arrays=self.arrays | {name: to_dtype(x, dtype_name(self.arrays[name])) for name, x in states.items()},
+            positions=where(emptied[:, None], -1, self.positions),
+            length=where(emptied, 0, self.length),
+            overflowed=self.overflowed & ~emptied,
+        )
+        use_up(self)
+        return after
+
+    def select(self, rows: Sequence[int] | Array) -> "Cache":
+        """A cache of some sequences, each as often as it is named, in arrays of its own: the beams that go on.
+
+        Args:
+            rows: `n`, the indices of the sequences.
+
+        Raises:
+            ValueError: a step has used it up, no index, or one that no sequence has, if it is known.
+            TypeError: no integers.
+        """
+        index = self._checked_rows(rows)
+        check_some_rows(index.shape[0])
+        return replace(
+            self,
+            arrays={name: take_rows(x, index) for name, x in self.arrays.items()},
+            positions=take_rows(self.positions, index),
+            length=take_rows(self.length, index),
+            overflowed=take_rows(self.overflowed, index),
+        )
+
+    def crop(self, length: int | Array) -> "Cache":
+        """The cache without the positions from `length` on, such as guesses that were wrong. It uses this cache up, as
+        a step does.
+
+        Args:
+            length: how many positions each sequence keeps at most, a number or `b`.
+
+        Raises:
+            ValueError: a step has used it up; it holds states, or the last positions alone, as within a window: what
+                was before is gone; a number below 0, if it is known.
+            TypeError: no integers.
+        """
+        num_slots = self.positions.shape[1] - SPARE
+        check_crop(self.spent, self.states, num_slots, self.max_length)
+        is_array = not isinstance(length, int | float | str | list | tuple)
+        check_lengths(spec_of("cache", "length", length) if is_array else None, length, self.length.shape[0])
+        kept = signed(length) if is_array else constants([length], self.length)
+        check_at_least_0(known_range(kept))
+        kept = where(self.length < kept, self.length, to_dtype(kept, dtype_name(self.length)))
+        after = replace(self, positions=where(self.positions < kept[:, None], self.positions, -1), length=kept)
+        use_up(self)
+        return after
+
+    def _states(self) -> list[str]:
+        return self.states.split()
+
+    def _checked_rows(self, rows: Any) -> Array:
+        """Rows as an array of integers that fit."""
+        check_unspent("cache", self.spent)
+        is_array = not isinstance(rows, list | tuple)
+        check_rows(spec_of("cache", "rows", rows) if is_array else None, rows)
+        index = signed(rows) if is_array else constants(rows, self.length)
+        check_rows_fit(known_range(index), self.length.shape[0])
+        return index
+
+
+def along_rows(x: Array, like: Array) -> Array:
+    """An array `b` with as many axes as `like`, `b ...`."""
+    return x.reshape((x.shape[0],) + (1,) * (len(like.shape) - 1))
 
 
 @dataclass(frozen=True)
@@ -83,6 +191,7 @@ class DecodeStep:
         head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
         gather: where the sequence lies on several devices, what brings the entries of all together; there is no cache.
         ring: there, `attend` over the keys of all devices.
+        lengths: the same as `length`, where it is known without reading the array back from its device.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -100,6 +209,7 @@ class DecodeStep:
     head_axis: bool = False
     gather: Any = None
     ring: Any = None
+    lengths: list[int] | None = None
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -128,7 +238,8 @@ def empty_cache(
         for name, shape in shapes.items()
     }
     positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
-    return Cache(arrays, positions, zero, zero > 0, max_length)
+    states = " ".join(name for name in shapes if "s" not in axes[name].split())
+    return note_lengths(Cache(arrays, positions, zero, zero > 0, max_length, states), 0)
 
 
 def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
@@ -139,17 +250,20 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     """
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     max_filled = None
+    lengths_after = None
     if allows_data_dependent_shapes(cache.length):
-        lengths = cache.length.tolist()
+        lengths = read_lengths(cache)
         start, longest = min(lengths), max(lengths)
+        lengths_after = None if valid is not None else [n + t for n in lengths]
         if valid is None and start == longest and start + t <= num_slots:
-            return DecodeStep(cache, start, start + t, cache.length + t)
+            return DecodeStep(cache, start, start + t, cache.length + t, lengths=lengths_after)
         max_filled = min(longest + t, num_slots)
     is_real = broadcast_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):
-        check_room(config.variant, int(length.max()), max_length)
+        longest_after = int(length.max()) if lengths_after is None else max(lengths_after)
+        check_room(config.variant, longest_after, max_length)
     length = where(length < max_length, length, max_length)
     is_appended = is_real & (query_positions < max_length)
     stored = is_appended & (query_positions >= length[:, None] - num_slots)
@@ -166,7 +280,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
         cache, None, max_filled, length, is_appended, is_real & ~is_appended, slot, slot_positions,
-        query_positions, key_positions, concatenated, head_axis,
+        query_positions, key_positions, concatenated, head_axis, lengths_after,
     )  # fmt: skip
 
 
@@ -175,9 +289,13 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     old_cache = step.cache
     if step.start is not None:
         positions = write_positions(old_cache.positions, step.start, step.start + y.shape[1])
-        return y, Cache(step.arrays, positions, step.length, old_cache.overflowed, old_cache.max_length)
+        overflowed, max_length = old_cache.overflowed, old_cache.max_length
+        after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+        return y, note_lengths(after, step.lengths)
     overflowed = old_cache.overflowed | (step.overflowing.sum(1) > 0)
-    after = Cache(step.arrays, step.slot_positions, step.length, overflowed, old_cache.max_length)
+    positions, max_length = step.slot_positions, old_cache.max_length
+    after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+    after = note_lengths(after, step.lengths)
     return to_dtype(where(step.overflowing[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from attn_np.contract._base import Config, Spec, field_error, is_integer, require
+from attn_np.contract._base import INTEGERS, Config, Spec, field_error, is_integer, require
 
 Array = TypeVar("Array")
 
@@ -87,6 +87,85 @@ def check_unspent(who: str, spent: bool) -> None:
     """
     fix = "use the cache that the step returned, or copy() the old one before"
     require(not spent, who, "a cache that no step has used", "one used up", fix)
+
+
+def check_rows(spec: Spec | None, rows: Any) -> None:
+    """Refuse rows of a cache that are no list of integers, nor an array `n` of them, whose spec it is.
+
+    Raises:
+        TypeError: no integers.
+        ValueError: an array of more axes, or of none.
+    """
+    if spec is None:
+        got = next((repr(x) for x in rows if not is_integer(x)), None)
+        if got is not None:
+            raise TypeError(f"cache: expected rows of integers, got {got}; pass the indices of the sequences")
+        return
+    if spec[1] not in INTEGERS:
+        raise TypeError(f"cache: expected rows of an integer dtype, got {spec[1]}; pass the indices of the sequences")
+    require(len(spec[0]) == 1, "cache", "rows of one axis", spec[0], "pass the indices of the sequences")
+
+
+def check_rows_fit(known: tuple[int, int] | None, batch_size: int) -> None:
+    """Refuse rows that a cache does not have; `known` are the least and the largest, where they are known.
+
+    Raises:
+        ValueError: naming the first that does not fit.
+    """
+    if known is not None:
+        outside = known[0] if known[0] < 0 else known[1]
+        fix = "count the sequences from 0"
+        require(0 <= outside < batch_size, "cache", f"rows from 0 to {batch_size - 1}", outside, fix)
+
+
+def check_some_rows(count: int) -> None:
+    """Refuse a cache of no sequence.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    require(count > 0, "cache", "at least one row", "none", "name the sequences that go on")
+
+
+def check_crop(spent: bool, states: str, num_slots: int, max_length: int) -> None:
+    """Refuse to crop a cache that does not hold all earlier positions.
+
+    Raises:
+        ValueError: it is used up, holds states, or the last positions alone.
+    """
+    check_unspent("cache", spent)
+    fix = "copy() the cache before the positions that may go"
+    holds = f"states ({', '.join(states.split())}), in which earlier positions are summed up"
+    require(not states, "cache", "keys and values of all positions to crop", holds, fix)
+    holds = f"the last {num_slots} of up to {max_length} positions"
+    require(num_slots == max_length, "cache", "keys and values of all positions to crop", holds, fix)
+
+
+def check_lengths(spec: Spec | None, length: Any, batch_size: int) -> None:
+    """Refuse a length that is no integer, nor an array `b` of them, whose spec it is.
+
+    Raises:
+        TypeError: no integers.
+        ValueError: an array of another shape.
+    """
+    if spec is None:
+        if not is_integer(length):
+            raise TypeError(f"cache: expected length to be an integer or an array, got {length!r}; pass one")
+        return
+    if spec[1] not in INTEGERS:
+        raise TypeError(f"cache: expected length of an integer dtype, got {spec[1]}; pass integers")
+    fix = "pass one number for all, or one for each"
+    require(spec[0] in ((), (batch_size,)), "cache", f"length of shape {(batch_size,)}", spec[0], fix)
+
+
+def check_at_least_0(known: tuple[int, int] | None) -> None:
+    """Refuse a length below 0; `known` are the least and the largest, where they are known.
+
+    Raises:
+        ValueError: if the least is.
+    """
+    fix = "pass how many positions stay"
+    require(known is None or known[0] >= 0, "cache", "length of at least 0", known and known[0], fix)
 
 
 def check_step(

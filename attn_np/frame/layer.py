@@ -13,7 +13,7 @@ from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
 from attn_np.contract._rotary import unpack_positions_pair
-from attn_np.ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast
+from attn_np.ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast, use_up
 from attn_np.ops.specs import checked_specs, spec_of
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -203,7 +203,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
-        object.__setattr__(cache, "spent", True)
+        use_up(cache)
         return y, cache_after
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:

@@ -105,9 +105,14 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return np.array(values, np.float64).astype(like.dtype)
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
-    check_index(known_range(index), table.shape[0])
+def lookup(values: Sequence[int], index: Array) -> Array:
+    """Given integers by an index that must fit, in its dtype."""
+    return constants(values, index)[index]
+
+
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`."""
+    check_index(None if fits else known_range(index), table.shape[0])
     return upcast(table)[index]
 
 
@@ -246,6 +251,26 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     """The buffer, `b s`, with slots start .. stop - 1 set to their own indices. In place."""
     buffer[:, start:stop] = np.arange(start, stop)
     return buffer
+
+
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`."""
+    return x[index]
+
+
+def read_lengths(cache: Any) -> list[int]:
+    """The lengths of a cache as Python's numbers."""
+    return cache.length.tolist()
+
+
+def note_lengths(cache: Any, lengths: list[int] | int | None) -> Any:
+    """The cache itself; in PyTorch it carries its lengths, so that they need not be read from a device."""
+    return cache
+
+
+def use_up(cache: Any) -> None:
+    """Mark a cache as used up: its arrays are those of the next one, which writes into them."""
+    object.__setattr__(cache, "spent", True)
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:

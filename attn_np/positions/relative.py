@@ -11,11 +11,11 @@ from attn_np.ops import (
     clip,
     concatenate,
     constant_like,
-    constants,
     diagonals_to_pairs,
     dtype_name,
     einsum,
     gather_last,
+    lookup,
     pairs_to_diagonals,
     record,
     reorder,
@@ -89,7 +89,12 @@ def relative_buckets(
         **{name: functions_contract.numpy_scalar_to_python(x) for name, x in options.items()}
     )
     index = clip(signed(relative_positions), -max_distance, max_distance) + max_distance
-    return constants(config.buckets(), relative_positions)[index]
+    return to_dtype(lookup(config.buckets(), index), dtype_name(relative_positions))
+
+
+def rows_at(table: Array, relative_index: Array) -> Array:
+    """Rows of a table, by an index that fits, as those of distances do."""
+    return take(table, relative_index, fits=True)
 
 
 def is_by_diagonal(relative_index: Array, s: int) -> bool:
@@ -107,7 +112,7 @@ def relative_scores_per_head(tape: Tape, name: str, q: Array, table: Array, rela
     table, and the products are taped by name.
     """
     if is_by_diagonal(relative_index, s):
-        return diagonals_to_pairs(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+        return diagonals_to_pairs(einsum("bthk,xhk->bhtx", q, rows_at(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
@@ -117,7 +122,7 @@ def relative_scores_per_head_vjp(
     """The gradients of the queries and of the table."""
     if is_by_diagonal(relative_index, dscores.shape[-1]):
         drelative_scores = diagonals_to_pairs_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
-        dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), drelative_scores)
+        dq, drows = einsum_vjp("bthk,xhk->bhtx", q, rows_at(table, relative_index[0, 0]), drelative_scores)
         return dq, take_vjp(table, relative_index, drows)
     drelative_scores = record(tape, **{f"d{name}": gather_last_vjp(tape[name], relative_index, dscores)})
     return einsum_vjp("bthk,xhk->bhtx", q, table, drelative_scores)
@@ -133,7 +138,7 @@ def relative_scores_of_keys(k: Array, table: Array, relative_index: Array, t: in
     keys, rows = to_blocks(k, c), rows_of_blocks(relative_index, t, s, c)
     num_blocks = keys.shape[1]
     # Heads come before blocks in the merged axis: only then does it stay sharded by heads.
-    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, take(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
+    by_diagonal = einsum("bmchk,mxhk->bhmcx", keys, rows_at(table, rows)).reshape(b, h * num_blocks, c, t + c - 1)
     by_key = diagonals_to_pairs(by_diagonal, c, t).reshape(b, h, num_blocks, c, t)
     return reorder(by_key, (0, 1, 4, 2, 3)).reshape(b, h, t, num_blocks * c)[..., :s]
 
@@ -146,7 +151,7 @@ def relative_scores_of_keys_vjp(k: Array, table: Array, relative_index: Array, d
     num_blocks = keys.shape[1]
     dby_key = reorder(to_blocks(reorder(dscores, (0, 3, 1, 2)), c), (0, 3, 1, 2, 4)).reshape(b, h * num_blocks, c, t)
     dby_diagonal = pairs_to_diagonals(dby_key, t + c - 1).reshape(b, h, num_blocks, c, t + c - 1)
-    dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, take(table, rows), dby_diagonal)
+    dkeys, drows = einsum_vjp("bmchk,mxhk->bhmcx", keys, rows_at(table, rows), dby_diagonal)
     return dkeys.reshape(b, num_blocks * c, h, -1)[:, :s], take_vjp(table, rows, drows)
 
 
@@ -174,8 +179,8 @@ def relative_scores_shared(tape: Tape, name: str, q: Array, table: Array, relati
     By pair, the taken rows of the table are taped instead of the products.
     """
     if is_by_diagonal(relative_index, s):
-        return diagonals_to_pairs(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
-    return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
+        return diagonals_to_pairs(einsum("bthk,xk->bhtx", q, rows_at(table, relative_index[0, 0])), q.shape[1], s)
+    return einsum("bthk,btsk->bhts", q, record(tape, **{name: rows_at(table, relative_index)}))
 
 
 def relative_scores_shared_vjp(
@@ -186,7 +191,7 @@ def relative_scores_shared_vjp(
         dq, drows = einsum_vjp(
             "bthk,xk->bhtx",
             q,
-            take(table, relative_index[0, 0]),
+            rows_at(table, relative_index[0, 0]),
             pairs_to_diagonals(dscores, relative_index.shape[-1]),
         )
     else:
@@ -199,9 +204,11 @@ def relative_values(tape: Tape, name: str, weights: Array, table: Array, relativ
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
     if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
-            "bhtx,xv->bthv", pairs_to_diagonals(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+            "bhtx,xv->bthv",
+            pairs_to_diagonals(weights, relative_index.shape[-1]),
+            rows_at(table, relative_index[0, 0]),
         )
-    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))
+    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: rows_at(table, relative_index)}))
 
 
 def relative_values_vjp(
@@ -211,7 +218,7 @@ def relative_values_vjp(
     t, s = weights.shape[-2:]
     if is_by_diagonal(relative_index, s):
         by_diagonal = pairs_to_diagonals(weights, relative_index.shape[-1])
-        dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, take(table, relative_index[0, 0]), dcontext)
+        dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, rows_at(table, relative_index[0, 0]), dcontext)
         return diagonals_to_pairs(dweights, t, s), take_vjp(table, relative_index, drows)
     dweights, drows = einsum_vjp("bhts,btsv->bthv", weights, tape[name], dcontext)
     return dweights, take_vjp(table, relative_index, record(tape, **{f"d{name}": drows}))

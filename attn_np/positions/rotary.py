@@ -119,7 +119,7 @@ def cos_sin_for(
             config.check_position_range(*known)
         length = None if step is None else step.cache.max_length
         cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, length=length)
-    cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
+    cos, sin = (take(table, positions, fits=True) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin
     sections, interleaved = config.rope_sections, config.rope_sections_interleaved

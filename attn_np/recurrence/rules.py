@@ -32,15 +32,17 @@ def to_chunks(x: Array, chunk_size: int, fill: float = 0.0) -> Array:
     """Chunks as batch rows, the last one padded."""
     b, t, *rest = x.shape
     n = -(-t // chunk_size)
-    # b (n c) ... -> (b n) c ...
-    return concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1).reshape(b * n, chunk_size, *rest)
+    x = concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1)
+    # b (n c) ... -> (b n) c ..., in two steps, each of which JAX can follow on a mesh with explicit axes
+    return x.reshape(b, n, chunk_size, *rest).reshape(b * n, chunk_size, *rest)
 
 
 def from_chunks(x: Array, b: int, t: int) -> Array:
     """The inverse of `to_chunks`: chunks in a row, without the padding."""
     _, chunk_size, *rest = x.shape
+    n = -(-t // chunk_size)
     # (b n) c ... -> b (n c) ...
-    return x.reshape(b, -(-t // chunk_size) * chunk_size, *rest)[:, :t]
+    return x.reshape(b, n, chunk_size, *rest).reshape(b, n * chunk_size, *rest)[:, :t]
 
 
 def causal_mask(t: int, like: Array) -> Array:
@@ -79,7 +81,7 @@ def halves(x: Array) -> Array:
     """Both halves of axis 1, as rows of one batch."""
     # The two halves of a chunk are neighbours in the batch, so that a sharded batch stays sharded.
     b, t, *rest = x.shape
-    return x.reshape(2 * b, t // 2, *rest)
+    return x.reshape(b, 2, t // 2, *rest).reshape(2 * b, t // 2, *rest)  # in two steps, as in `to_chunks`
 
 
 def from_halves(x: Array) -> Array:

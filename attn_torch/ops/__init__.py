@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, by the names that all three packages have."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -20,6 +20,13 @@ from attn_np import contract
 from attn_np.contract import Config, check_index, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import scope as scope
+from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
+from attn_torch.ops.autocast import without_autocast as without_autocast
+from attn_torch.ops.caches import note_lengths as note_lengths
+from attn_torch.ops.caches import read_lengths as read_lengths
+from attn_torch.ops.caches import refuse_plain_cache
+from attn_torch.ops.caches import use_up as use_up
+from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
 from attn_torch.ops.tracing import is_longer as is_longer
@@ -109,9 +116,14 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
     return to_device_of(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
-def take(table: Array, index: Array) -> Array:
-    """Rows of a table, upcast, by an index that must fit: `u d`, `b t` -> `b t d`."""
-    check_index(known_range(index), table.shape[0])
+def lookup(values: Sequence[int], index: Array) -> Array:
+    """Given integers by an index that must fit, in its dtype."""
+    return constants(values, index)[index]
+
+
+def take(table: Array, index: Array, fits: bool = False) -> Array:
+    """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`."""
+    check_index(None if fits else known_range(index), table.shape[0])
     return upcast(table)[index.long()]
 
 
@@ -212,6 +224,7 @@ def reverse_cumsum(x: Array) -> Array:
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place unless gradients flow."""
+    refuse_plain_cache(buffer, x)
     rows = arange(buffer.shape[0], buffer)[:, None]
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
     return buffer.index_put((rows, slot), x) if needs_grad else buffer.index_put_((rows, slot), x)
@@ -219,6 +232,7 @@ def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
     """The buffer with entries from slot `start` on: `b s ...`, `b t ...` -> `b s ...`. In place as `write_slots` is."""
+    refuse_plain_cache(buffer, x)
     if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
         return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
     buffer.narrow(1, start, x.shape[1]).copy_(x)
@@ -233,6 +247,12 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
     else:
         slots.copy_(torch.arange(start, stop, device=buffer.device))
     return buffer
+
+
+def take_rows(x: Array, index: Array) -> Array:
+    """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`, laid out in memory as `empty_slots` are."""
+    heads_first = x.ndim == 4 and x.stride(1) < x.stride(2)
+    return x.transpose(1, 2).index_select(0, index).transpose(1, 2) if heads_first else x.index_select(0, index)
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
@@ -250,34 +270,8 @@ def memoized_check(config: Config, dtype: str | None, specs: Mapping[str, Any]) 
     )
 
 
-def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator for dataclasses that says which fields are arrays and which are static, as JAX needs to know."""
-    return lambda cls: cls
-
-
 def dtype_name(x: Array) -> str:
     return DTYPE_NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
-
-
-def autocast_dtype(x: Array) -> str | None:
-    """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return None
-    return DTYPE_NAMES[torch.get_autocast_dtype(device)]
-
-
-def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays whose products `torch.autocast` does not round."""
-
-    @wraps(function)
-    def run(x: Array, *rest: Any) -> Any:
-        if autocast_dtype(x) is None:
-            return function(x, *rest)
-        with torch.autocast(x.device.type, enabled=False):
-            return function(x, *rest)
-
-    return run
 
 
 def check_device(device: Device) -> Device:

@@ -10,10 +10,12 @@ TRACING_MODES = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMode
 
 
 def concrete(x: Tensor) -> bool:
-    """Whether the values are known; under jit, compile, vmap and other tracing they are not."""
+    """Whether the values are known; under jit, compile, vmap and other tracing they are not, nor in a graph of CUDA."""
     if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
         return False
     if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACING_MODES):
+        return False
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -25,8 +25,8 @@ MUTANTS = (
     causal(
         "one choice for all heads",
         "every head chooses by its own queries and keys",
-        "reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)",
-        "broadcast_to(reorder(chosen[:, :1], (1, 0, 2, 3)), (h, b, t, n)).reshape(h * b, t, n)",
+        "chosen = chosen.reshape(b * h, t, n)",
+        "chosen = broadcast_to(chosen[:, :1], (b, h, t, n)).reshape(b * h, t, n)",
     ),
     causal(
         "least affinity chosen",

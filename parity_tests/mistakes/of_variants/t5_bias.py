@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import SHARED, at
 
 encoder, decoder = at("t5_bias.py", "t5_bias", "encoder"), at("t5_bias.py", "t5_bias", "decoder")
-BUCKET = "bucket=constants(c.buckets(), relative_position)[relative_position + c.max_distance])"
+BUCKET = "bucket=lookup(c.buckets(), relative_position + c.max_distance))"
 # The bucket of each distance, with the logarithm rounded.
 ROUNDED = (
     "(lambda side, log: tuple((side if r > 0 and c.bidirectional else 0) + (a if a < side // 2 else min(side - 1, "
@@ -27,20 +27,20 @@ MUTANTS = (
     encoder(
         "table of biases read one bucket late",
         "the first row of the table is that of the position itself",
-        "[relative_position + c.max_distance]",
-        "[clip(relative_position + c.max_distance + 1, 0, 2 * c.max_distance)]",
+        "relative_position + c.max_distance))",
+        "clip(relative_position + c.max_distance + 1, 0, 2 * c.max_distance)))",
     ),
     encoder(
         "buckets of both sides alike",
         "add half of the buckets where the key stands behind the query",
-        "[relative_position + c.max_distance]",
-        "[c.max_distance - abs(relative_position)]",
+        "relative_position + c.max_distance))",
+        "c.max_distance - abs(relative_position)))",
     ),
     encoder(
         "table of biases scaled with the scores",
         "add the table's numbers after the scores were scaled",
-        "take(self.w_bias, bucket).swapaxes(1, 3))\n",
-        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5)\n",
+        "take(self.w_bias, bucket, fits=True).swapaxes(1, 3))\n",
+        "take(self.w_bias, bucket, fits=True).swapaxes(1, 3) * q.shape[-1] ** -0.5)\n",
     ),
     encoder(
         "gradient of the table from one sequence",

@@ -1,15 +1,17 @@
 """The fast path of `attend` in JAX, with blocks so small that its loops and the edges of its blocks are run."""
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from attn_jax import attend
-from attn_jax.kernels import flash
+from attn_jax.kernels import cudnn, flash
 from attn_jax.ops import einsum, linear
 from attn_np.attention.attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
@@ -202,18 +204,50 @@ def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
     inputs["k"], inputs["v"] = inputs["k"][:, :5], inputs["v"][:, :5, :, :3]
     left = None if window is None else window[0]
     q, k, v = (jnp.asarray(inputs[name]) for name in "qkv")
-    y = flash.attend_with_cudnn(q, k, v, left, 0, 0.375, "xla")
+    y = cudnn.attend_with_cudnn(q, k, v, left, 0, 0.375, "xla")
     with precision(precision_of("float32")):
         arrays: dict[str, Any] = {name: ErrArray(inputs[name].astype(np.float64), 0.0) for name in "qkv"}
         want: Any = reference(**arrays, causal=True, window=window, scale=0.375)[0]
     judged({"context": np.asarray(y)}, {"context": want})
 
 
+# Of which JAX does not promise that later versions have them.
+CUDNN_CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX takes this machine for one with a GPU, as far as it lowers programs."""
+    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(compute_capability="9.0")])
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
+
+
+@pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_cudnn_on_a_cpu(dtype: str) -> None:
+@pytest.mark.parametrize("window", [None, (2, None)])
+def test_cudnn_is_in_programs_for_cuda_alone(dtype: str, window: tuple[int, None] | None) -> None:
+    """Forward and backward, whatever devices are here."""
+    q = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 2, 8)), dtype)
+    total = lambda q: flash_attend(q, window).astype("float32").sum()  # noqa: E731
+    calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in CUDNN_CALLS]
+    programs = {
+        name: jax.export.export(jax.jit(jax.value_and_grad(total)), platforms=[name], disabled_checks=calls)(q)
+        for name in ("cpu", "cuda", "tpu")
+    }
+    on_cuda = {name for name, program in programs.items() if "__cudnn$fmha" in program.mlir_module()}
+    assert on_cuda == ({"cuda"} if dtype == "bfloat16" else set())
+
+
+def flash_attend(q: Any, window: tuple[int, None] | None) -> Any:
+    return attend(q, q, q, causal=True, window=window, implementation="fused")[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_cudnn_without_a_gpu(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert not flash.cudnn_supports(q, q, q, None, None)
+    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace()])
+    assert not cudnn.cudnn_supports(q, q, q, None, None)
 
 
 def close_to(got: Any, want: Any) -> None:

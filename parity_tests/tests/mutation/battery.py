@@ -15,6 +15,7 @@ import numpy as np
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import given
 from parity_tests.tests.laws import attends_to_itself, keyed, masked
+from parity_tests.tests.mutation import checks_caches as caches
 from parity_tests.tests.mutation import checks_decoding as decoding
 from parity_tests.tests.mutation import checks_distances as distances
 from parity_tests.tests.mutation import checks_drop_in as drop_in
@@ -108,6 +109,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)
     add(decoding.refused_calls)
+    add(caches.rows_of_a_cache)
+    add(caches.given_numbers)
     add(decoding.narrow_caches, layers(("retention",))[0])  # it keeps a state
     add(package.foreign_files)
     add(package.pretrained_files)

@@ -1,5 +1,6 @@
 """What two processes of PyTorch do together for `test_distributed_torch`; no other framework, to start fast."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,32 @@ def heads_refused(rank: int) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             told[name] = np.array(f"{type(error).__name__}: {error}")
     return told | {"whole": np.array(not any(isinstance(p, DTensor) for p in mha.parameters()))}
+
+
+def steps_with_heads_sharded(rank: int, weights: dict[str, Any], config: dict[str, Any], x: Any) -> dict[str, Any]:
+    """Steps of a decoder whose heads are split, with a cache that is split as its keys are, and with a plain one."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    layer = build("decoder", config, weights)
+    own, cached = layer.config.own_params(), layer.config.cache_axes()
+    for name, param in list(layer.named_parameters()):
+        split = [i for i, letter in enumerate(own[name].axes.split()) if letter in HEADS]
+        placement = Shard(split[0]) if split else Replicate()
+        layer.register_parameter(name, torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [placement])))
+    query = distribute_tensor(torch.from_numpy(x), mesh, [Replicate()])
+    cache, told = layer.init_cache(len(x), 8), "nothing"
+    with torch.no_grad():
+        try:
+            layer.step(query, cache)
+        except ValueError as error:
+            told = str(error)
+        cache, outputs = layer.init_cache(len(x), 8), []
+        heads = {name: Shard(axes.split().index("g")) for name, axes in cached.items()}
+        arrays = {name: distribute_tensor(kept, mesh, [heads[name]]) for name, kept in cache.arrays.items()}
+        cache = replace(cache, arrays=arrays)
+        for part in (slice(0, 3), slice(3, None)):
+            y, cache = layer.step(query[:, part], cache)
+            outputs.append(whole(y))
+    return {"told": np.array(told), "y": np.concatenate(outputs, 1)}
 
 
 def in_context_parallel(rank: int) -> dict[str, Any]:

@@ -63,11 +63,21 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return config, told, want
 
 
+@cache
+def decoding() -> tuple[Any, dict[str, Any]]:
+    """The config of a decoder with two heads of keys, and what the processes are told to decode."""
+    config: Any = contract.config("decoder", **GROUPED, head_dim=6, causal=True)
+    fields = {name: getattr(config, name) for name in config.fields()}
+    x = np.random.default_rng(0).normal(size=(2, 4, 12))
+    return config, {"weights": weights_of(config), "config": fields, "x": x}
+
+
 @pytest.fixture(scope="module")
 def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of every case that a selected test asks for, from one run of the processes."""
     folder = tmp_path_factory.mktemp("processes")
     cases: dict[str, Any] = {"context_parallel": {"how": "in_context_parallel"}, "refused": {"how": "heads_refused"}}
+    cases["steps"] = {"how": "steps_with_heads_sharded", **decoding()[1]}
     for params in selected:
         match params:
             case {"variant": variant, "wrap": wrap}:
@@ -131,6 +141,13 @@ def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> 
     got = found[f"{variant}, {wrap}"]
     assert set(got) >= {"y", *(f"d{name}" for name in config.shapes())}
     judged(got, want)
+
+
+def test_steps_with_heads_sharded(found: dict[str, Any]) -> None:
+    """With a cache that is sharded as its keys they are the full pass; a plain one is refused."""
+    (config, told), got = decoding(), found["steps"]
+    assert str(got["told"]).startswith("cache: expected DTensors, as the new keys are, got plain tensors; distribute")
+    judged({"y": got["y"]}, bounded(config, {"query": told["x"]}, told["weights"]))
 
 
 def test_context_parallel_is_refused(found: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import TREES, Arrays, axis, flat, random_inputs
 from parity_tests.tests.transforms.tables import Elsewhere, Exemptions, cells
+from parity_tests.tests.transforms.test_sharded_steps_jax import decoders
 from parity_tests.tests.transforms.test_sharding_jax import MESHES, layers
 from parity_tests.tests.witness import bounded, cotangent, layer_of, weights_of
 
@@ -43,13 +44,24 @@ TRANSFORMS: dict[str, str] = {
         "of `entmax_attention` needs another step)"
     ),
     "mesh, Explicit": "the same with explicit axes, and the result's sharding",
+    "mesh, batch alone": (
+        "the batch sharded and nothing else, in both kinds of meshes: nothing moves but sums of the gradients of "
+        "parameters (and the booleans of `entmax_attention`; with explicit axes, arrays for the gradients of "
+        "`shaw` and `seq2seq`)"
+    ),
+    "mesh, steps": (
+        "steps of decoding with batch and heads sharded, and the cache as its keys or states, in both kinds of "
+        "meshes: one all-reduce after the output projection (and the booleans of `entmax_attention`), and the "
+        "cache stays where it is"
+    ),
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",
     "nnx.view": "`nnx.view` with another mode, sharing parameters",
 }
 EXEMPT: Exemptions = {}
-ELSEWHERE: Elsewhere = {
-    f"mesh, {mesh}": ("parity_tests/tests/transforms/test_sharding_jax.py", layers()) for mesh in MESHES
-}
+SHARDING = "parity_tests/tests/transforms/test_sharding_jax.py"
+ELSEWHERE: Elsewhere = {f"mesh, {mesh}": (SHARDING, layers()) for mesh in MESHES}
+ELSEWHERE["mesh, batch alone"] = SHARDING, contract.variants()
+ELSEWHERE["mesh, steps"] = "parity_tests/tests/transforms/test_sharded_steps_jax.py", decoders()
 
 JAX = TREES["jax"]
 EVERY_LAYER = nnx.StateAxes({nnx.Param: 0, ...: None})
