@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import parallelize_module
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import attn_torch
 from attn_torch.parallel import Heads
+from attn_torch.parallel.heads import HEADS
 
 WORLD = 2
 
