@@ -189,9 +189,9 @@ class DecodeStep:
         concatenated: whether the keys are the old slots, then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
+        lengths: the same as `length`, where it is known without reading the array back from its device.
         gather: where the sequence lies on several devices, what brings the entries of all together; there is no cache.
         ring: there, `attend` over the keys of all devices.
-        lengths: the same as `length`, where it is known without reading the array back from its device.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -207,9 +207,9 @@ class DecodeStep:
     key_positions: Any = None
     concatenated: bool = False
     head_axis: bool = False
+    lengths: list[int] | None = None
     gather: Any = None
     ring: Any = None
-    lengths: list[int] | None = None
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
