@@ -121,9 +121,18 @@ def match_prefix(
 
 
 def checked_ignored_keys(
-    file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, layer_prefix: str, variant: str
+    file: OpenFile,
+    layout: Layout,
+    needed: Sequence[str],
+    prefix: str,
+    layer_prefix: str,
+    variant: str,
+    attention_prefix: str | None = None,
 ) -> list[str]:
-    """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that the layout ignores.
+    """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that are ignored.
+
+    With `attention_prefix` only keys that begin with it are known to the layout: those of the rest of the layer and of
+    other layers may have any name.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
@@ -136,6 +145,9 @@ def checked_ignored_keys(
                 variants_with.setdefault(rest, []).append(layout.variant_of(name))
     for key in file.entries:
         inside = key.startswith(layer_prefix)
+        if attention_prefix is not None and key not in needed and not key.startswith(layer_prefix + attention_prefix):
+            ignored += [key] if inside else []
+            continue
         patterns, rest = (
             (layout.ignored, key[len(layer_prefix) :]) if inside else (layout.elsewhere, key[len(prefix) :])
         )

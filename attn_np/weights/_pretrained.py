@@ -108,7 +108,16 @@ def read_pretrained(
     request = Request(None, config.variant, {}, dtype, cast, finite)
     with open_tensors(find_weights(path_text(path))) as file:
         layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)
+        weights, keys, ignored = read_by_table(
+            file,
+            layout_name,
+            table,
+            config,
+            layer_prefixes,
+            prefix,
+            request,
+            attention_only=layout is not None or hf.model_type() in family_layout.kin,
+        )
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
     )

@@ -27,6 +27,27 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
+class Way:
+    """Another call of the same layer.
+
+    Attributes:
+        name: what is done otherwise.
+        inputs: the arguments of our layer's call.
+        output: what the library computed.
+        pieces: lengths of the pieces in which the layer gets the sequence, with a cache; none for one call.
+        rows: positions that are compared, `b t`; all without it.
+        fields: fields of the Config that the call needs.
+    """
+
+    name: str
+    inputs: Arrays
+    output: np.ndarray
+    pieces: tuple[int, ...] = ()
+    rows: np.ndarray | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Found:
     """What a library computed with weights of its own, and how those are read here.
 
@@ -36,13 +57,15 @@ class Found:
         save: arguments of `save` that write the layer as it was read.
         inputs: the arguments of our layer's call, by name, that mean what the library was given.
         output: what it computed.
+        ways: other calls, of which NumPy and PyTorch are asked.
     """
 
     file: Path
-    load: Callable[[Any], Any]
+    load: Callable[..., Any]
     save: Mapping[str, Any]
     inputs: Arrays
     output: np.ndarray
+    ways: tuple[Way, ...] = ()
 
 
 class Peer(Protocol):
@@ -117,17 +140,24 @@ class Model:
                 weight_file(folder), self.loader(folder, layer), {"layer": layer, "part": self.part}, inputs, output
             )
 
-    def loader(self, folder: Path, layer: int) -> Callable[[Any], Any]:
-        return lambda package: package.load_pretrained(folder, layer, part=self.part, **self.fields)
+    def loader(self, folder: Path, layer: int) -> Callable[..., Any]:
+        return lambda package, **more: package.load_pretrained(folder, layer, part=self.part, **self.fields, **more)
+
+    def kind(self) -> Any:
+        """The class of the model."""
+        return getattr(importlib.import_module("transformers"), self.name)
+
+    def settings(self) -> Any:
+        """The library's config."""
+        return self.kind().config_class(**self.config)
 
     def model(self) -> Any:
         """The model, every number of it drawn: norms and biases as well, which would start at 1 and 0."""
         transformers = importlib.import_module("transformers")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        kind = getattr(transformers, self.name)
         with InFloat64(), torch.no_grad():
-            model = kind._from_config(kind.config_class(**self.config), attn_implementation=self.attention)
+            model = self.kind()._from_config(self.settings(), attn_implementation=self.attention)
             draw = torch.Generator().manual_seed(3)
             for param in model.parameters():
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)
@@ -136,8 +166,7 @@ class Model:
 
     def stated(self) -> dict[str, Any]:
         """What the model's `config.json` states."""
-        transformers = importlib.import_module("transformers")
-        return getattr(transformers, self.name).config_class(**self.config).to_dict()
+        return self.settings().to_dict()
 
     def calls(self, model: Any, given: Mapping[str, torch.Tensor]) -> dict[int, tuple[Any, Any, np.ndarray]]:
         """What each layer's attention got and gave while the model ran."""

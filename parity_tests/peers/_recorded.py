@@ -111,11 +111,8 @@ def names_of(fields: dict[str, Any]) -> list[str]:
 
 def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict[str, Any] | None:
     """The fields of a file as the library reads it; None where it cannot."""
-    import transformers
-
-    kind = getattr(transformers, model.name).config_class
     try:
-        return kind.from_dict(json.loads(json.dumps(fields))).to_dict()
+        return type(model.settings()).from_dict(json.loads(json.dumps(fields))).to_dict()
     except Exception:
         return None
 

@@ -1,0 +1,417 @@
+"""Model types whose attention is that of a family under another name: one line each, with what differs.
+
+`layouts.get` adds them to their family's layout, so a type is read wherever its family is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout
+from attn_np.weights.layouts._decoder import (
+    biases,
+    is_sliding,
+    required_window_field,
+    sizes,
+    skip_rotary,
+    sliding_window_field,
+)
+from attn_np.weights.layouts._hf_config import HFConfig, rotary, rotary_of_layer_type, whole_head_rotary
+
+Reader = Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Kin:
+    """What a model type has in common with a family, and what not.
+
+    Attributes:
+        family: the name of the layout that has its tables.
+        defaults: the family's fields to this type's own defaults, where a file that leaves them out means those.
+        renamed: the family's fields to what this type calls them.
+        only: this type's fields that must be absent or have one of these values.
+        skip: this type's fields that leave attention as it is.
+        prefixes: what stands before the family's keys, in files that have more there than the family's; or, with
+            `{layer}` in it, the whole prefix of a layer.
+        reader: reads the fields, where the family's does not.
+        ignored: patterns of keys among those of attention that belong to the rest of the layer.
+    """
+
+    family: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    reader: Reader | None = None
+    ignored: tuple[str, ...] = ()
+
+    def read(self, family: Layout, hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        """The table and our fields of a layer of this type."""
+        hf.skip(*self.skip)
+        for key, values in self.only.items():
+            hf.only(key, *values)
+        with hf.seen_as(self.renamed, self.defaults) as fields:
+            return (self.reader or family.table_and_fields)(fields, layer, part)  # type: ignore[misc]
+
+
+def with_kin(name: str, family: Layout) -> Layout:
+    """A family's layout with the types that are its kin."""
+    kin = {kind: one for kind, one in KIN.items() if one.family == name}
+    if not kin:
+        return family
+
+    def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        one = kin.get(hf.model_type())
+        if one is None:
+            return family.table_and_fields(hf, layer, part)  # type: ignore[misc]
+        return one.read(family, hf, layer, part)
+
+    return replace(
+        family,
+        prefixes=with_prefixes(family, [start for one in kin.values() for start in one.prefixes]),
+        ignored=(*family.ignored, *(key for one in kin.values() for key in one.ignored)),
+        model_types=(*family.model_types, *kin),
+        kin=tuple(kin),
+        table_and_fields=table_and_fields,
+    )
+
+
+def with_prefixes(family: Layout, starts: list[str]) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]:
+    """A family's prefixes, and its first ones after what stands before them in files of its kin."""
+    if isinstance(family.prefixes, Mapping):
+        return {part: (*own, *(start + own[-1] for start in starts)) for part, own in family.prefixes.items()}
+    return (*family.prefixes, *(start if "{" in start else start + family.prefixes[0] for start in starts))
+
+
+# Readers -------------------------------------------------------------------------------------------------------------
+
+
+def plain(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """A decoder whose projections share one flag for their biases, whole heads rotated, without a window."""
+    fields = sizes(hf) | biases(hf)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
+
+
+def normed(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `plain`, with RMS norms of the heads of queries and keys."""
+    table, fields = plain(hf, layer, part)
+    return table, fields | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+
+
+def windowed_normed(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `normed`, with a window in the layers that `layer_types` says, or from `max_window_layers`."""
+    first, window = hf.integer("max_window_layers", 0), sliding_window_field(hf, 4096)
+    table, fields = normed(hf, layer, part)
+    kind = "sliding_attention" if window and layer >= first else "full_attention"
+    return table, fields | (required_window_field(hf, layer, 4096) if is_sliding(hf, layer, lambda n: kind) else {})
+
+
+def switched_window(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `normed`, with a window in every layer if `use_sliding_window` is on."""
+    used, window = hf.flag("use_sliding_window", False), sliding_window_field(hf, 4096)
+    table, fields = normed(hf, layer, part)
+    return table, fields | (window if used else {})
+
+
+def windows_by_type(pattern: Callable[[int], str], window: int) -> Reader:
+    """A decoder without biases, with a window in the layers that `layer_types` says, by default those of a pattern."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        fields = sizes(hf)
+        fields |= whole_head_rotary(hf, fields["head_dim"])
+        if is_sliding(hf, layer, pattern):
+            return "decoder", fields | required_window_field(hf, layer, window)
+        hf.skip("sliding_window")
+        return "decoder", fields
+
+    return read
+
+
+def partly_rotated(share: float) -> Reader:
+    """As `plain`, with a share of each head rotated."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        fields = sizes(hf) | biases(hf)
+        return "decoder", fields | rotary(hf, fields["head_dim"], share=share)
+
+    return read
+
+
+def output_bias_apart(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `plain`, with a flag of its own for the bias of the output."""
+    table, fields = plain(hf, layer, part)
+    return table, fields | {"output_bias": hf.flag("attention_out_bias", False)}
+
+
+def windows_that_rotate(every: int, window: int) -> Reader:
+    """As `normed`: a layer with a window rotates, one without does not if others have one."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        fields = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+        pattern = hf.get("sliding_window_pattern", every)
+        if isinstance(pattern, str):  # a letter for each layer: L is local
+            sliding, hf_every = bool(pattern) and pattern[layer % len(pattern)] == "L", 0
+        else:
+            hf_every = hf.integer("sliding_window_pattern", every)
+            sliding = bool(hf_every) and (layer + 1) % hf_every != 0
+        none = hf.is_null("sliding_window")
+        if is_sliding(hf, layer, lambda n: "sliding_attention" if sliding and not none else "full_attention"):
+            return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, window)
+        hf.skip("sliding_window")
+        return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if none else skip_rotary(hf))
+
+    return read
+
+
+def positions_by_type(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `normed`, with positions for each type of layers, of which some have a window."""
+    fields = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    sliding = is_sliding(hf, layer, lambda n: "full_attention")
+    kind = "sliding_attention" if sliding else "full_attention"
+    fields |= rotary_of_layer_type(hf, fields["head_dim"], kind)
+    hf.skip("sliding_window")
+    return "decoder", fields | (required_window_field(hf, layer, 1024) if sliding else {})
+
+
+def all_normed_share(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """Without biases, one norm over the queries of all heads and one over the keys of all, a share rotated."""
+    fields = sizes(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    width = hf.integer("rotary_dim", fields["head_dim"])
+    return "decoder", fields | rotary(hf, fields["head_dim"], share=width / fields["head_dim"])
+
+
+def one_in(period: str, offset: str, defaults: tuple[int, int]) -> Reader:
+    """A decoder without biases and rotation in every so many layers; the others are recurrent."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        every, first = hf.integer(period, defaults[0]), hf.integer(offset, defaults[1])
+        if layer % every != first:
+            expected = f"a layer that attends, {first} and every {every} after it, as others are none of our layers"
+            hf.refuse(offset, expected, layer)
+        return "decoder", sizes(hf) | {"rope_base": None}
+
+    return read
+
+
+def some_attend(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `plain`, half of each head rotated, in the layers of a list; the others are recurrent."""
+    attending = hf.get("attn_layer_indices", [])
+    if not isinstance(attending, list) or layer not in attending:
+        hf.refuse("attn_layer_indices", f"layer {layer} among them, as the others are none of our layers", attending)
+    fields = sizes(hf) | biases(hf)
+    return "decoder", fields | rotary(hf, fields["head_dim"], share=0.5)
+
+
+def attending_granite(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """Granite in the layers that attend, with rotation or without."""
+    hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    attend_or_refuse(hf, layer)
+    fields = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
+    if hf.only("position_embedding_type", "rope", "nope") == "rope":
+        return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
+    return "decoder", fields | skip_rotary(hf)
+
+
+def attend_or_refuse(hf: HFConfig, layer: int) -> None:
+    """Refuse a layer that is recurrent, by `layer_types` or `layers_block_type`."""
+    types = hf.get("layer_types") or hf.get("layers_block_type") or []
+    hf.skip("layer_types", "layers_block_type")
+    kind = types[layer] if isinstance(types, list) and layer < len(types) else None
+    if kind not in ("full_attention", "attention"):
+        hf.refuse("layer_types", f"'full_attention' for layer {layer}, as others are none of our layers", kind)
+
+
+def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """OLMo 2 in the layers that attend, with rotation if there are parameters for it."""
+    attend_or_refuse(hf, layer)
+    fields = sizes(hf) | biases(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    if "rope_parameters" not in hf and "rope_theta" not in hf:
+        return "decoder", fields | {"rope_base": None}
+    parameters = hf.nested("rope_parameters")
+    if "rope_parameters" in hf and parameters.get("rope_theta") is None:
+        return "decoder", fields | skip_rotary(hf)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
+
+
+def multiplied_keys(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """As `plain`, with a factor on the keys, and so on the scores."""
+    fields = sizes(hf) | biases(hf)
+    fields |= {"scale": fields["head_dim"] ** -0.5 * hf.number("key_multiplier", 1.0)}
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
+
+
+def scaled_by_width(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """Granite whose scale is that of its heads unless the file has another."""
+    hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    fields = sizes(hf) | biases(hf)
+    fields |= {"scale": hf.number("attention_multiplier", fields["head_dim"] ** -0.5)}
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
+
+
+def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """Cohere's Command A with experts: layers with a window rotate, and the first ones if they are dense."""
+    every, dense = hf.integer("sliding_window_pattern", 4), hf.integer("first_k_dense_replace", 0)
+    hf.skip("logit_scale", "prefix_dense_intermediate_size", "expert_selection_fn")
+    hf.skip("shared_expert_combination_strategy")
+    first = hf.integer("prefix_dense_sliding_window_pattern", 1)
+    fields = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
+
+    def default(n: int) -> str:
+        pattern, number = (first, n) if n < dense else (every, n - dense)
+        return "sliding_attention" if (number + 1) % pattern else "full_attention"
+
+    if is_sliding(hf, layer, default):
+        return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, 4096)
+    hf.skip("sliding_window")
+    rotated = layer < dense and first == 1
+    return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if rotated else skip_rotary(hf))
+
+
+def every_fourth_whole(layer: int) -> str:
+    return "full_attention" if layer % 4 == 0 else "sliding_attention"
+
+
+# The types -----------------------------------------------------------------------------------------------------------
+
+NORM_OF_ALL = {"norm": "rms", "norm_over": "all", "norm_weight": "own"}
+LLAMA3_OF_CWM = {
+    "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_theta": 1e6,
+}  # fmt: skip
+LLAMA3_OF_APERTUS = LLAMA3_OF_CWM | {"factor": 8.0, "rope_theta": 12e6}
+ROC = (
+    "concat_input", "enable_pronunciation", "enable_shape", "pronunciation_embed_dim", "pronunciation_vocab_size",
+    "shape_embed_dim", "shape_vocab_size",
+)  # fmt: skip
+XMOD = (
+    "adapter_layer_norm", "adapter_reduction_factor", "adapter_reuse_layer_norm", "languages", "ln_before_adapter",
+    "pre_norm", "default_language",
+)  # fmt: skip
+FALCON_H1 = (
+    "attention_in_multiplier", "attention_out_multiplier", "embedding_multiplier", "lm_head_multiplier",
+    "num_logits_to_keep", "projectors_bias", "time_step_limit",
+)  # fmt: skip
+XGLM = {"hidden_size": "d_model", "num_attention_heads": "attention_heads", "num_hidden_layers": "num_layers"}
+OLMO_HYBRID = tuple(
+    f"linear_{name}"
+    for name in (
+        "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "a_log_min", "a_log_max", "dt_min",
+        "dt_max", "dt_init_floor", "conv_kernel_dim", "allow_neg_eigval",
+    )
+)  # fmt: skip
+JAMBA = (
+    "use_associative_scan", "expert_layer_offset", "expert_layer_period", "use_mamba_kernels", "use_mambapy",
+    "num_logits_to_keep",
+)  # fmt: skip
+GRANITE_MOE = ("shared_intermediate_size",)
+BIDIRECTIONAL = {"use_bidirectional_attention": (False,)}
+
+KIN: dict[str, Kin] = {
+    # Llama's
+    "aria_text": Kin("llama"),
+    "gemma": Kin("llama", {"head_dim": 256, "num_key_value_heads": 16}, only=BIDIRECTIONAL),
+    "jais2": Kin("llama", {"attention_bias": True, "num_key_value_heads": 26}),
+    "nemotron": Kin("llama", skip=("norm_eps",), reader=partly_rotated(0.5)),
+    "seed_oss": Kin(
+        "llama",
+        {"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+        skip=("residual_dropout",),
+        reader=output_bias_apart,
+    ),
+    "solar_open": Kin("llama", {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}),
+    # Granite's
+    "granitemoe": Kin("granite"),
+    "granitemoeshared": Kin("granite", skip=GRANITE_MOE),
+    # Mistral's and StarCoder 2's
+    "cwm": Kin(
+        "mistral",
+        {"head_dim": 128, "num_key_value_heads": 8, "rope_parameters": LLAMA3_OF_CWM},
+        reader=windows_by_type(every_fourth_whole, 8192),
+    ),
+    "ministral": Kin(
+        "mistral", {"num_key_value_heads": 8}, reader=windows_by_type(lambda n: "sliding_attention", 4096)
+    ),
+    "phimoe": Kin(
+        "starcoder2",
+        {"use_bias": False, "num_key_value_heads": 8, "rope_theta": 1e6},
+        {"use_bias": "attention_bias"},
+        skip=("input_jitter_noise", "lm_head_bias"),
+    ),
+    # Qwen's
+    "qwen2_moe": Kin("qwen2", {"num_key_value_heads": 16}, only={"qkv_bias": (True,)}),
+    "qwen3_moe": Kin("qwen3", {"num_key_value_heads": 4}, reader=switched_window),
+    "dots1": Kin("qwen3", {"max_window_layers": 62}, reader=windowed_normed),
+    "apertus": Kin("qwen3", {"rope_parameters": LLAMA3_OF_APERTUS, "rms_norm_eps": 1e-5}, reader=normed),
+    "hy_v3": Kin(
+        "qwen3",
+        {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 11158840.0, "rms_norm_eps": 1e-5},
+        skip=("enable_moe_fp32_combine",),
+        reader=normed,
+    ),
+    "exaone4": Kin("qwen3", {"rms_norm_eps": 1e-5}, reader=windows_that_rotate(4, 4096)),
+    "exaone_moe": Kin("qwen3", {"rms_norm_eps": 1e-5}, reader=windows_that_rotate(4, 4096)),
+    "kolibri1": Kin(
+        "qwen3", {"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6}, reader=windows_that_rotate(5, 513)
+    ),
+    "mellum": Kin("qwen3", {"num_key_value_heads": 4, "head_dim": 128}, reader=positions_by_type),
+    "qwen3_5_moe_text": Kin("qwen3_5"),
+    # OLMo 2's
+    "minimax_m2": Kin(
+        "olmo2", {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e6}, reader=all_normed_share
+    ),
+    "olmo_hybrid": Kin("olmo2", skip=OLMO_HYBRID, reader=attending_olmo),
+    # Layers of hybrids that attend
+    "jamba": Kin("llama", {"num_key_value_heads": 8}, skip=JAMBA, reader=one_in("attn_layer_period", "attn_layer_offset", (8, 4))),
+    "bamba": Kin(
+        "llama", {"num_key_value_heads": 8}, skip=("num_logits_to_keep", "time_step_limit"), reader=some_attend
+    ),
+    "granitemoehybrid": Kin("granite", skip=(*GRANITE_MOE, "time_step_limit"), reader=attending_granite),
+    "falcon_h1": Kin("granite", {"num_key_value_heads": 8}, skip=FALCON_H1, reader=multiplied_keys),
+    "granitemoe_swa": Kin("granite_swa", {"num_key_value_heads": None}),
+    "lfm2_moe": Kin("lfm2"),
+    # Cohere's: neighbouring dimensions are rotated
+    "ernie4_5": Kin("cohere", {"head_dim": 128, "num_key_value_heads": 2}, {"attention_bias": "use_bias"}),
+    "ernie4_5_moe": Kin("cohere", {"num_key_value_heads": 4}, {"attention_bias": "use_bias"}),
+    "helium": Kin("cohere", {"head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100000.0}),
+    "cohere2_moe": Kin("cohere2", {"num_key_value_heads": None, "head_dim": 128}, reader=windowed_cohere),
+    # Gemma 2's
+    "vaultgemma": Kin("gemma2"),
+    # DeepSeek-V3's
+    "deepseek_v2": Kin("deepseek_v3"),
+    "glm4_moe_lite": Kin("deepseek_v3", {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}),
+    "youtu": Kin("deepseek_v3", skip=("embedding_initializer_range",)),
+    # GPT-2's and OPT's
+    "gpt-sw3": Kin("gpt2"),
+    "openai-gpt": Kin("gpt2", skip=("afn",)),
+    "biogpt": Kin("opt", skip=("scale_embedding",), prefixes=("biogpt.layers.{layer}.self_attn.",)),
+    "xglm": Kin("opt", renamed=XGLM, only={"add_cross_attention": (False,)}, skip=("num_layers", "scale_embedding")),
+    "internlm3": Kin("llama", {"num_key_value_heads": 2, "head_dim": 128}),
+    "iquestcoder": Kin("llama", {"num_key_value_heads": 8, "head_dim": 128}),
+    "hyperclovax": Kin("granite", skip=("use_post_norm",), reader=scaled_by_width),
+    # BERT's
+    "bert-generation": Kin("bert"),
+    "data2vec-text": Kin("bert", prefixes=("data2vec_text.",)),
+    "ernie": Kin("bert", skip=("task_type_vocab_size", "use_task_id"), prefixes=("ernie.",)),
+    "rembert": Kin("bert", skip=("input_embedding_size", "output_embedding_size"), prefixes=("rembert.",)),
+    "roc_bert": Kin("bert", skip=ROC, prefixes=("roc_bert.",)),
+    "megatron-bert": Kin("bert", ignored=("attention.ln.*",)),
+    "roberta-prelayernorm": Kin("bert", prefixes=("roberta_prelayernorm.",), ignored=("attention.LayerNorm.*",)),
+    "xlm-roberta-xl": Kin("bert", ignored=("attention.self_attn_layer_norm.*",)),
+    "xmod": Kin("bert", skip=XMOD),
+    "big_bird": Kin(
+        "bert",
+        only={"attention_type": ("original_full",), "use_bias": (True,)},
+        skip=("block_size", "num_random_blocks", "rescale_embeddings"),
+    ),
+    # BART's
+    "trocr": Kin("bart", skip=("layernorm_embedding", "use_learned_position_embeddings", "cross_attention_hidden_size")),
+    "blenderbot": Kin("bart"),
+    "blenderbot-small": Kin("bart"),
+    "marian": Kin("bart", skip=("decoder_vocab_size", "share_encoder_decoder_embeddings")),
+    "mbart": Kin("bart"),
+    "mvp": Kin("bart", only={"use_prompt": (False,)}, skip=("prompt_length", "prompt_mid_dim")),
+    "pegasus": Kin("bart"),
+    "plbart": Kin("bart"),
+    "m2m_100": Kin("bart"),
+}
