@@ -1,6 +1,7 @@
 """Where a layer's keys are in a foreign file: the prefix, the layer's number, and the keys that are ignored."""
 
 import re
+from contextlib import suppress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,6 +52,17 @@ def locate_layer(
     """
     keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
     return layer_prefixes_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
+
+
+def first_prefix(
+    file: OpenFile, layout: Layout, table: Table, layer: int, part: str, prefixes: Sequence[str]
+) -> str:
+    """The first of some prefixes after which a file has the layer; none if it has it after none."""
+    for prefix in prefixes:
+        with suppress(MissingKeysError):
+            locate_layer(file, layout, table, layer, part, prefix)
+            return prefix
+    return ""
 
 
 def find_part(layout: Layout, part: str | None) -> str:

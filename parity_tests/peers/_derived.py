@@ -5,9 +5,11 @@ A family's own module here says what is special to it. For every other type that
 """
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ import torch
 import attn_np
 from attn_np.contract import Config
 from attn_np.weights import layouts
+from attn_np.weights._pretrained import layout_of_model_type
+from attn_np.weights._text_models import PREFIXES as TEXT_PREFIXES
+from attn_np.weights._text_models import TEXT_MODELS
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple
 from parity_tests.peers import Arrays, Found, Model, Way, names, tokens, weight_file
@@ -46,8 +51,13 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 # The layers that are compared, where not every layer is one of ours; and the parts that a type has.
-LAYERS = {"granitemoehybrid": (0,), "bamba": (0,), "nemotron_h": (0,), "olmo_hybrid": (1,), "jamba": (1,)}
+LAYERS = {"albert": (0,), "granitemoehybrid": (0,), "bamba": (0,), "nemotron_h": (0,), "olmo_hybrid": (1,), "jamba": (1,)}
+KEY = {"umt5": "encoder_hidden_states"}
 PARTS = {"trocr": ("decoder", "cross")}
+# Fields of the Config that a caller must give.
+FIELDS: dict[str, dict[str, Any]] = {"paligemma": {"causal": False}}
+
+
 def no_bias_apart(model: Any) -> None:
     """The last layer's bias is added outside of the module of attention."""
     model.gpt_neox_japanese.layers[-1].attention.dense_bias.zero_()
@@ -76,12 +86,21 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
     "cohere2_moe": {"layer_types": ["sliding_attention", "full_attention"], "first_k_dense_replace": 0},
+    "cohere2": {"head_dim": 6},
+    "persimmon": {"hidden_size": 32},
+    "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 4},
+    "audio-spectrogram-transformer": {"max_length": 12, "num_mel_bins": 8, "frequency_stride": 2, "time_stride": 2},
+    "albert": {"num_hidden_layers": 1},
+    "yolos": {"image_size": [8, 8]},
     "trocr": {"cross_attention_hidden_size": 24},
     "xmod": {"default_language": "en_XX"},
     "big_bird": {"attention_type": "original_full"},
 }
 AUTO = "transformers.models.auto.modeling_auto"
-MAPPINGS = ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL")
+MAPPINGS = tuple(
+    f"MODEL{kind}"
+    for kind in ("_FOR_MULTIMODAL_LM", "_FOR_CAUSAL_LM", "_FOR_SEQ_TO_SEQ_CAUSAL_LM", "_FOR_MASKED_LM", "")
+)
 ENCODER_DECODERS = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL", "MODEL_FOR_CAUSAL_LM")
 
 
@@ -97,9 +116,13 @@ def class_name(model_type: str, mappings: tuple[str, ...] = MAPPINGS) -> str | N
 
 def tiny(model_type: str) -> Any:
     """A small config of a type."""
+    return importlib.import_module("transformers").CONFIG_MAPPING[model_type](**small_fields(model_type))
+
+
+def small_fields(model_type: str) -> dict[str, Any]:
+    """The fields of a small config of a type, and of the models in it."""
     kind = importlib.import_module("transformers").CONFIG_MAPPING[model_type]
-    more, aliases = TINY.get(model_type, {}), getattr(kind, "attribute_map", {}) or {}
-    default = kind().to_dict()
+    aliases, default = getattr(kind, "attribute_map", {}) or {}, kind().to_dict()
     fields = {name: x for name, x in SIZES.items() if name in default}
     fields |= {own: SIZES[name] for name, own in aliases.items() if name in SIZES and own not in fields}
     if isinstance(default.get("head_dim"), int) and "qk_rope_head_dim" not in default:
@@ -110,7 +133,12 @@ def tiny(model_type: str) -> Any:
         fields["num_key_value_heads"] = 4
     if any("expert" in name for name in default):
         fields["experts_implementation"] = "eager"
-    return kind(**fields | more)
+    for name, x in default.items():
+        if isinstance(x, dict) and x.get("model_type") in importlib.import_module("transformers").CONFIG_MAPPING:
+            fields[name] = {"model_type": x["model_type"]} | small_fields(x["model_type"])
+        if name in fields and isinstance(fields[name], dict) and "experts_implementation" in fields[name]:
+            fields["experts_implementation"] = "eager"
+    return fields | TINY.get(model_type, {})
 
 
 @dataclass(frozen=True)
@@ -148,17 +176,22 @@ class Derived(Model):
             yield Found(weight_file(folder), self.loader(folder, layer), save, inputs, whole[layer][0][2], ways)
 
     def layout(self) -> Layout:
-        from attn_np.weights._pretrained import layout_of_model_type
+        return layouts.get(layout_of_model_type()[self.text_type()])
 
-        return layouts.get(layout_of_model_type()[self.model_type])
+    def text_type(self) -> str:
+        """The type of the text model, of a model that sees or hears as well."""
+        if self.model_type not in TEXT_MODELS:
+            return self.model_type
+        return self.settings().text_config.model_type
 
     def inputs(self, given: Mapping[str, torch.Tensor], call: tuple[Any, Any, np.ndarray], config: Config) -> Arrays:
         """The arguments of our layer that mean one call of the library's module."""
         positional, keywords, _ = call
-        inputs = {"query": query_of(positional, keywords).numpy()} | self.meaning(given, keywords)
+        meaning = all_keys if self.part == "vision" else self.meaning
+        inputs = {"query": query_of(positional, keywords).numpy()} | meaning(given, keywords)
         if "mask" in inputs and len(config.arguments()["mask"].axes.split()) == 2:  # a layer with a state
             inputs["mask"] = inputs["mask"][:, 0, 0]
-        return inputs | ({"key": keywords[self.key].numpy()} if self.key is not None else {})
+        return inputs | ({} if self.key is None else {"key": keywords[self.key].numpy()})
 
     def others(self, model: Any, given: Mapping[str, torch.Tensor], places: Any, held: Any) -> Iterator[tuple[str, Any]]:
         """By the name of a way: what the model was called with, and what each layer got and gave."""
@@ -169,9 +202,11 @@ class Derived(Model):
         if not any(layer.config.cache_axes() for layer in held.values()):
             return
         ids = given["input_ids"]
-        yield "in pieces", ([{"input_ids": ids}], called(model, places, in_pieces(ids), cached=True))
+        yield "in pieces", ([{"input_ids": ids}], called(model, places, in_pieces(model, ids), cached=True))
         if any(getattr(layer.config, "rope_base", None) for layer in held.values()):
             apart = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 4, 5, 9, 11, 12], [3, 4, 5, 8, 13, 20, 21]])}
+            # Without a mask the library takes a jump of positions for another sequence.
+            apart["attention_mask"] = torch.ones_like(ids)
             yield "at other positions", ([apart], called(model, places, [apart]))
 
     def way(self, name: str, calls: Any, layer: int, held: Any) -> Iterator[Way]:
@@ -194,14 +229,56 @@ class Derived(Model):
             yield Way(name, inputs, output, rows=given[0]["attention_mask"].numpy() == 1)
 
 
+def of_its_kind(model: "Derived") -> Any:
+    """What a model of one input is called with: words, a picture, sound or a film."""
+
+    def given(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        kind = model.kind().main_input_name
+        if kind == "input_ids":
+            return tokens(rng)
+        config = model.settings()
+        if kind == "input_values":
+            return {kind: torch.from_numpy(rng.normal(size=(2, config.max_length, config.num_mel_bins)))}
+        size = config.image_size[0] if isinstance(config.image_size, list) else config.image_size
+        frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
+        return {kind: torch.from_numpy(rng.normal(size=(2, *frames, config.num_channels, size, size)))}
+
+    return given
+
+
+def read_in_both_directions(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Words that all belong to the prompt."""
+    words = tokens(rng)
+    return words | {"token_type_ids": torch.zeros_like(words["input_ids"])}
+
+
+def patches(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Two texts, and two pictures cut into sixteen patches."""
+    pictures = {"pixel_values": torch.from_numpy(rng.normal(size=(2, 16, 12)))}
+    pictures["pixel_attention_mask"] = torch.ones(2, 16, dtype=torch.int64)
+    return tokens(rng) | pictures | {"spatial_shapes": torch.tensor([[4, 4], [4, 4]])}
+
+
+GIVEN: dict[str, Any] = {"paligemma": read_in_both_directions, "siglip2": patches}
+
+
+def of_towers(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Two texts, the second filled up, and two pictures."""
+    return tokens(rng) | {"pixel_values": torch.from_numpy(rng.normal(size=(2, 3, 8, 8)))}
+
+
 def written_beside(rng: np.random.Generator) -> dict[str, torch.Tensor]:
     """A text that is written, and what a model without an encoder is given of what another has read."""
     return tokens(rng) | {"encoder_hidden_states": torch.from_numpy(rng.normal(size=(2, 5, 24)))}
 
 
-def in_pieces(ids: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """A sequence in three pieces."""
-    return [{"input_ids": ids[:, begin:end]} for begin, end in ((0, 4), (4, 5), (5, 7))]
+def in_pieces(model: Any, ids: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """A sequence in three pieces, with their positions where a model does not count on by itself."""
+    pieces = [{"input_ids": ids[:, begin:end]} for begin, end in ((0, 4), (4, 5), (5, 7))]
+    if "position_ids" not in signature(model.forward).parameters:
+        return pieces
+    places = torch.arange(ids.shape[1]).expand(ids.shape)
+    return [piece | {"position_ids": places[:, slice(*ends)]} for piece, ends in zip(pieces, ((0, 4), (4, 5), (5, 7)), strict=True)]
 
 
 def query_of(positional: Any, keywords: Any) -> torch.Tensor:
@@ -242,10 +319,15 @@ def modules_of(model: Any, layout: Layout, config: Any, layer: int, part: str) -
     names = [name for name, _ in model.named_modules()]
     for prefix in layout.prefixes_of(part):
         start = prefix.format(layer=layer)
-        for begin in ("", "model.", model.base_model_prefix + "."):
+        for begin in ("", "model.", model.base_model_prefix + ".", *TEXT_PREFIXES):
             takes, gives = ((begin + start + end).rstrip(".") for end in ends_of(table))
             if takes in names and gives in names:
                 return takes, gives
+    # In memory some models have other names than in a file.
+    own = re.compile(rf"(.*\.)?(layers?|blocks|h)\.{layer}\.(attention|self_attn|attn)")
+    found = [name for name in names if own.fullmatch(name) and (not part or name.startswith(f"{part}_model."))]
+    if len(found) == 1:
+        return found[0], found[0]
     raise LookupError(f"expected a module of {layout.prefixes_of(part)} in {model.__class__.__name__}, got none")
 
 
@@ -265,19 +347,25 @@ def derived() -> dict[tuple[str, str], Model]:
         for model_type in layout.model_types if name not in names() else layout.kin:
             for part in PARTS.get(model_type, layout.parts()):
                 found[name, model_type + (part and f", {part}")] = of_type(model_type, part or None)
+    for model_type, text_type in TEXT_MODELS.items():
+        name = layout_of_model_type()[text_type]
+        found[name, model_type] = of_type(model_type)
     return found
 
 
 def of_type(model_type: str, part: str | None = None) -> Model:
     """The model of a type, for a part of its layers."""
     model = Derived(model_type, {}, "", model_type=model_type)
+    model = replace(model, fields=FIELDS.get(model_type, {}))
     model = replace(model, layers=LAYERS.get(model_type, model.layers), prepare=PREPARE.get(model_type, model.prepare))
     if part is None:
-        return model
+        return replace(model, given=GIVEN.get(model_type, of_its_kind(model)))
+    if part in ("text", "vision"):
+        return replace(model, part=part, given=GIVEN.get(model_type, of_towers))
     if model_type in PARTS:
         model = replace(model, part=part, given=written_beside)
         return model if part == "decoder" else replace(model, key="key_value_states", meaning=all_keys)
     model = replace(model, heads=ENCODER_DECODERS, part=part, given=two_texts)
     if part == "decoder":
         return replace(model, meaning=written_keys)
-    return replace(model, key="key_value_states") if part == "cross" else model
+    return replace(model, key=KEY.get(model_type, "key_value_states")) if part == "cross" else model

@@ -179,6 +179,12 @@ class HFConfig:
             self._nested[key] = HFConfig(self.path, value, f"{self.prefix}{key}.")
         return self._nested[key]
 
+    def part(self, key: str, values: Mapping[str, Any]) -> "HFConfig":
+        """The fields of a model that is a part of this one, whose own fields are about its other parts."""
+        part = HFConfig(self.path, values, f"{self.prefix}{key}.")
+        part._irrelevant = IRRELEVANT_FIELDS
+        return part
+
     def text_config(self) -> "HFConfig":
         """The fields of the text model: of a model that sees as well, those of its `text_config`, if it has one."""
         if "text_config" not in self:
@@ -219,7 +225,8 @@ class HFConfig:
         Raises:
             ConfigMismatchError: naming them.
         """
-        unread = self.unread() - set(allow)
+        unread = self.unread()
+        unread -= {key for key in unread if key in allow or key[len(self.prefix) :] in allow}
         if "quantization_config" in unread:
             expected, got = "weights in floating point", "quantised ones, which are not read"
             how = "get the model unquantised, or write it again so with its library"
@@ -232,7 +239,8 @@ class HFConfig:
         """Names of the fields that were not read and may matter."""
         unread = self._values.keys() - self._read - set(self._irrelevant)
         own = {self.prefix + key for key in unread if not self._is_off(key)}
-        own -= {key for key in own if self._irrelevant and key.startswith(IRRELEVANT_STARTS)}
+        if self._irrelevant:
+            own = {key for key in own if not key[len(self.prefix) :].startswith(IRRELEVANT_STARTS)}
         return own.union(*(nested.unread() for nested in self._nested.values()))
 
     def _is_off(self, key: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attn_np.weights.layouts import clip
 from attn_np.weights.layouts._base import Layout
 from attn_np.weights.layouts._decoder import (
     biases,
@@ -268,6 +269,12 @@ def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
     return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if rotated else skip_rotary(hf))
 
 
+def towers_in_both_directions(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """CLIP's towers, of which none is causal."""
+    table, fields = clip.table_and_fields(hf, layer, part)
+    return table, fields | {"causal": False}
+
+
 def every_fourth_whole(layer: int) -> str:
     return "full_attention" if layer % 4 == 0 else "sliding_attention"
 
@@ -303,6 +310,30 @@ OLMO_HYBRID = tuple(
 JAMBA = (
     "use_associative_scan", "expert_layer_offset", "expert_layer_period", "use_mamba_kernels", "use_mambapy",
     "num_logits_to_keep",
+)  # fmt: skip
+MARKUP = (
+    "max_xpath_tag_unit_embeddings", "max_xpath_subs_unit_embeddings", "tag_pad_id", "subs_pad_id",
+    "xpath_unit_hidden_size", "max_depth",
+)  # fmt: skip
+CLIPSEG = (
+    "conditional_layer", "decoder_attention_dropout", "decoder_hidden_act", "decoder_intermediate_size",
+    "decoder_num_attention_heads", "extract_layers", "reduce_dim", "use_complex_transposed_convolution",
+)  # fmt: skip
+SWITCH = (
+    "add_cross_attention", "add_router_probs", "encoder_sparse_step", "expert_capacity", "num_sparse_decoder_layers",
+    "num_sparse_encoder_layers",
+)  # fmt: skip
+MASKED = (
+    "decoder_hidden_size", "decoder_intermediate_size", "decoder_num_attention_heads", "decoder_num_hidden_layers",
+    "mask_ratio", "norm_pix_loss",
+)  # fmt: skip
+DINO = (
+    "apply_layernorm", "drop_path_rate", "layerscale_value", "out_features", "out_indices", "reshape_hidden_states",
+    "stage_names", "use_mask_token", "use_swiglu_ffn", "num_register_tokens",
+)  # fmt: skip
+YOLOS = (
+    "num_detection_tokens", "use_mid_position_embeddings", "auxiliary_loss", "class_cost", "bbox_cost", "giou_cost",
+    "bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient",
 )  # fmt: skip
 GRANITE_MOE = ("shared_intermediate_size",)
 BIDIRECTIONAL = {"use_bidirectional_attention": (False,)}
@@ -364,7 +395,7 @@ KIN: dict[str, Kin] = {
     # Layers of hybrids that attend
     "jamba": Kin("llama", {"num_key_value_heads": 8}, skip=JAMBA, reader=one_in("attn_layer_period", "attn_layer_offset", (8, 4))),
     "bamba": Kin(
-        "llama", {"num_key_value_heads": 8}, skip=("num_logits_to_keep", "time_step_limit"), reader=some_attend
+        "llama", {"num_key_value_heads": 8}, skip=("num_logits_to_keep", "time_step_limit", "z_loss_coefficient"), reader=some_attend
     ),
     "granitemoehybrid": Kin("granite", skip=(*GRANITE_MOE, "time_step_limit"), reader=attending_granite),
     "falcon_h1": Kin("granite", {"num_key_value_heads": 8}, skip=FALCON_H1, reader=multiplied_keys),
@@ -404,6 +435,45 @@ KIN: dict[str, Kin] = {
         only={"attention_type": ("original_full",), "use_bias": (True,)},
         skip=("block_size", "num_random_blocks", "rescale_embeddings"),
     ),
+    "layoutlm": Kin("bert", skip=("max_2d_position_embeddings",), prefixes=("layoutlm.",)),
+    "markuplm": Kin("bert", skip=MARKUP, prefixes=("markuplm.",)),
+    "splinter": Kin("bert", skip=("question_token_id",), prefixes=("splinter.",)),
+    "visual_bert": Kin(
+        "bert", skip=("visual_embedding_dim", "bypass_transformer", "special_visual_initialize"), prefixes=("visual_bert.",)
+    ),
+    "dpr": Kin(
+        "bert",
+        skip=("projection_dim",),
+        prefixes=tuple(f"{who}.bert_model." for who in ("question_encoder", "ctx_encoder", "span_predictor.encoder")),
+    ),
+    # Encoders that rotate
+    "nomic_bert": Kin("eurobert", {"rope_theta": 1000.0}, prefixes=("nomic_bert.layers.{layer}.",)),
+    "gte": Kin("eurobert", {"attention_bias": True}, prefixes=("gte.layers.{layer}.",)),
+    "jina_embeddings_v3": Kin("eurobert", {"attention_bias": True}, prefixes=("roberta.layers.{layer}.",)),
+    # XLM's, T5's and ViT's
+    "flaubert": Kin("xlm"),
+    "switch_transformers": Kin("t5", skip=SWITCH),
+    "deit": Kin("vit", prefixes=("deit.",)),
+    "vit_mae": Kin("vit", skip=MASKED, prefixes=("vit_mae.",)),
+    "vit_msn": Kin("vit", prefixes=("vit_msn.",)),
+    "ijepa": Kin("vit", prefixes=("ijepa.",)),
+    "yolos": Kin("vit", skip=YOLOS, prefixes=("yolos.",)),
+    "dinov2": Kin("vit", skip=DINO, prefixes=("dinov2.",)),
+    "dinov2_with_registers": Kin("vit", skip=DINO, prefixes=("dinov2_with_registers.",)),
+    "audio-spectrogram-transformer": Kin(
+        "vit",
+        skip=("frequency_stride", "num_mel_bins", "time_stride", "max_length"),
+        prefixes=("audio_spectrogram_transformer.",),
+    ),
+    "vilt": Kin("vit", skip=("max_image_length", "modality_type_vocab_size", "num_images"), prefixes=("vilt.",)),
+    "vivit": Kin("vit", skip=("num_frames", "tubelet_size", "video_size"), prefixes=("vivit.",)),
+    # CLIP's
+    "siglip": Kin("clip", reader=towers_in_both_directions),
+    "siglip2": Kin("clip", reader=towers_in_both_directions),
+    "metaclip_2": Kin("clip"),
+    "owlvit": Kin("clip"),
+    "owlv2": Kin("clip"),
+    "clipseg": Kin("clip", skip=CLIPSEG),
     # BART's
     "trocr": Kin("bart", skip=("layernorm_embedding", "use_learned_position_embeddings", "cross_attention_hidden_size")),
     "blenderbot": Kin("bart"),
