@@ -50,9 +50,15 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 6,
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
+SOUND = {
+    "conv_dim": [6, 6], "conv_stride": [4, 4], "conv_kernel": [5, 5], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "conv_pos_kernel_size": 3,
+}  # fmt: skip
 # The layers that are compared, where not every layer is one of ours; and the parts that a type has.
 LAYERS = {"albert": (0,), "granitemoehybrid": (0,), "bamba": (0,), "nemotron_h": (0,), "olmo_hybrid": (1,), "jamba": (1,)}
 KEY = {"umt5": "encoder_hidden_states"}
+# Types that the library has only inside of others.
+INSIDE = ("emu3_text_model",)
 PARTS = {"trocr": ("decoder", "cross")}
 # Fields of the Config that a caller must give.
 FIELDS: dict[str, dict[str, Any]] = {"paligemma": {"causal": False}}
@@ -90,6 +96,10 @@ TINY: dict[str, dict[str, Any]] = {
     "persimmon": {"hidden_size": 32},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 4},
     "audio-spectrogram-transformer": {"max_length": 12, "num_mel_bins": 8, "frequency_stride": 2, "time_stride": 2},
+    **{kind: SOUND for kind in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio")},
+    "vivit": {"video_size": [2, 8, 8], "tubelet_size": [1, 2, 2], "num_frames": 2},
+    "qwen3_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
     "albert": {"num_hidden_layers": 1},
     "yolos": {"image_size": [8, 8]},
     "trocr": {"cross_attention_hidden_size": 24},
@@ -223,6 +233,8 @@ class Derived(Model):
         elif name == "at other positions":
             if getattr(held.config, "rope_base", None):
                 positions = given[0]["position_ids"].numpy()
+                if getattr(held.config, "rope_sections", None):  # on each axis the same
+                    positions = np.stack([positions] * 3)
                 yield Way(name, {"query": query, "positions": positions}, output, fields={"max_positions": 64})
         else:
             inputs = self.inputs(given[0], recorded[0], held.config)
@@ -237,6 +249,8 @@ def of_its_kind(model: "Derived") -> Any:
         if kind == "input_ids":
             return tokens(rng)
         config = model.settings()
+        if kind == "input_values" and hasattr(config, "conv_dim"):
+            return {kind: torch.from_numpy(rng.normal(size=(2, 90)))}
         if kind == "input_values":
             return {kind: torch.from_numpy(rng.normal(size=(2, config.max_length, config.num_mel_bins)))}
         size = config.image_size[0] if isinstance(config.image_size, list) else config.image_size
@@ -344,7 +358,8 @@ def derived() -> dict[tuple[str, str], Model]:
     found: dict[tuple[str, str], Model] = {}
     for name in layouts.names():
         layout = layouts.get(name)
-        for model_type in layout.model_types if name not in names() else layout.kin:
+        own = layout.model_types if name not in names() else layout.kin
+        for model_type in (kind for kind in own if kind not in INSIDE):
             for part in PARTS.get(model_type, layout.parts()):
                 found[name, model_type + (part and f", {part}")] = of_type(model_type, part or None)
     for model_type, text_type in TEXT_MODELS.items():

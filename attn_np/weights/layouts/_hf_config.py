@@ -94,6 +94,9 @@ class HFConfig:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a field, of any type."""
         self._read.add(key)

@@ -351,6 +351,10 @@ KIN: dict[str, Kin] = {
         reader=output_bias_apart,
     ),
     "solar_open": Kin("llama", {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}),
+    "emu3_text_model": Kin("llama", {"num_key_value_heads": 8, "rope_theta": 1e6}),
+    "phi4_multimodal": Kin("phi3", skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor")),
+    "qwen3_vl_moe": Kin("qwen3_vl"),
+    "qwen3_vl_moe_text": Kin("qwen3_vl"),
     # Granite's
     "granitemoe": Kin("granite"),
     "granitemoeshared": Kin("granite", skip=GRANITE_MOE),
@@ -411,6 +415,7 @@ KIN: dict[str, Kin] = {
     # DeepSeek-V3's
     "deepseek_v2": Kin("deepseek_v3"),
     "glm4_moe_lite": Kin("deepseek_v3", {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}),
+    "axk1": Kin("deepseek_v3"),
     "youtu": Kin("deepseek_v3", skip=("embedding_initializer_range",)),
     # GPT-2's and OPT's
     "gpt-sw3": Kin("gpt2"),
@@ -446,10 +451,12 @@ KIN: dict[str, Kin] = {
         skip=("projection_dim",),
         prefixes=tuple(f"{who}.bert_model." for who in ("question_encoder", "ctx_encoder", "span_predictor.encoder")),
     ),
-    # Encoders that rotate
-    "nomic_bert": Kin("eurobert", {"rope_theta": 1000.0}, prefixes=("nomic_bert.layers.{layer}.",)),
-    "gte": Kin("eurobert", {"attention_bias": True}, prefixes=("gte.layers.{layer}.",)),
-    "jina_embeddings_v3": Kin("eurobert", {"attention_bias": True}, prefixes=("roberta.layers.{layer}.",)),
+    # Wav2Vec 2's
+    "hubert": Kin("wav2vec2"),
+    "data2vec-audio": Kin("wav2vec2"),
+    "unispeech": Kin("wav2vec2"),
+    "unispeech-sat": Kin("wav2vec2", skip=("num_clusters",)),
+    "data2vec-vision": Kin("beit"),
     # XLM's, T5's and ViT's
     "flaubert": Kin("xlm"),
     "switch_transformers": Kin("t5", skip=SWITCH),
@@ -465,7 +472,6 @@ KIN: dict[str, Kin] = {
         skip=("frequency_stride", "num_mel_bins", "time_stride", "max_length"),
         prefixes=("audio_spectrogram_transformer.",),
     ),
-    "vilt": Kin("vit", skip=("max_image_length", "modality_type_vocab_size", "num_images"), prefixes=("vilt.",)),
     "vivit": Kin("vit", skip=("num_frames", "tubelet_size", "video_size"), prefixes=("vivit.",)),
     # CLIP's
     "siglip": Kin("clip", reader=towers_in_both_directions),
