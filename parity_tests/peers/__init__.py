@@ -197,18 +197,25 @@ def weight_file(folder: Path) -> Path:
 
 
 @cache
+def modules() -> tuple[str, ...]:
+    """The families that have a module here."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+@cache
 def names() -> tuple[str, ...]:
     """The families that are compared."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    return tuple(sorted({family for family, _ in peers()}))
 
 
 def peers() -> dict[tuple[str, str], Peer]:
     """Everything that is compared, by family and name."""
-    found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in names()}
-    return {(family, name): peer for family, those in found.items() for name, peer in those.items()}
+    found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in modules()}
+    own = {(family, name): peer for family, those in found.items() for name, peer in those.items()}
+    return own | importlib.import_module(f"{__name__}._derived").derived()
 
 
 def refused() -> dict[tuple[str, str], tuple[Model, dict[str, Any], str]]:
     """Every model that no layer here can be, by family and reason."""
-    found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in names()}
+    found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in modules()}
     return {(family, why): case for family, those in found.items() for why, case in those.items()}

@@ -24,7 +24,7 @@ from attn_np.weights._text_models import PREFIXES as TEXT_PREFIXES
 from attn_np.weights._text_models import TEXT_MODELS
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple
-from parity_tests.peers import Arrays, Found, Model, Way, names, tokens, weight_file
+from parity_tests.peers import Arrays, Found, Model, Way, modules, tokens, weight_file
 from parity_tests.peers.t5 import two_texts, written_keys
 from parity_tests.peers.whisper import all_keys
 from parity_tests.ports.modules.in_float64 import InFloat64
@@ -70,28 +70,29 @@ def no_bias_apart(model: Any) -> None:
 
 
 PREPARE = {"gpt_neox_japanese": no_bias_apart}
+LOCAL, WHOLE = ["sliding_attention"], ["full_attention"]
 # What a type needs beside these, or instead.
 TINY: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 6},
-    "ministral": {"head_dim": HEAD_DIM, "layer_types": ["sliding_attention", "full_attention"]},
-    "exaone4": {"layer_types": ["sliding_attention", "full_attention"]},
-    "exaone_moe": {"layer_types": ["sliding_attention", "full_attention"]},
-    "kolibri1": {"layer_types": ["sliding_attention", "full_attention"]},
-    "mellum": {"layer_types": ["sliding_attention", "full_attention"]},
-    "flint": {"layer_types": ["sliding_attention", "full_attention"]},
-    "afmoe": {"layer_types": ["sliding_attention", "full_attention"]},
+    "ministral": {"head_dim": HEAD_DIM, "layer_types": LOCAL + WHOLE},
+    "exaone4": {"layer_types": LOCAL + WHOLE},
+    "exaone_moe": {"layer_types": LOCAL + WHOLE},
+    "kolibri1": {"layer_types": LOCAL + WHOLE},
+    "mellum": {"layer_types": LOCAL + WHOLE},
+    "flint": {"layer_types": LOCAL + WHOLE},
+    "afmoe": {"layer_types": LOCAL + WHOLE},
     "glm4_moe": {"use_qk_norm": True, "head_dim": HEAD_DIM},
     "deepseek_v2": {"qk_nope_head_dim": 4, "kv_lora_rank": 8, "v_head_dim": 6},
     "granitemoehybrid": MAMBA | {"layer_types": ["full_attention", "linear_attention"]},
     "bamba": MAMBA | {"attn_layer_indices": [0], "hidden_size": 32, "mamba_n_heads": 8},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 48, "key_multiplier": 0.7},
     "lfm2_moe": {"layer_types": ["full_attention", "full_attention"]},
-    "modernbert-decoder": {"layer_types": ["sliding_attention", "full_attention"], "local_attention": 6},
+    "modernbert-decoder": {"layer_types": LOCAL + WHOLE, "local_attention": 6},
     "nemotron_h": MAMBA | {"layers_block_type": ["full_attention", "mlp"]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
-    "cohere2_moe": {"layer_types": ["sliding_attention", "full_attention"], "first_k_dense_replace": 0},
+    "cohere2_moe": {"layer_types": LOCAL + WHOLE, "mlp_layer_types": ["sparse", "dense"]},
     "cohere2": {"head_dim": 6},
     "persimmon": {"hidden_size": 32},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 4},
@@ -99,6 +100,7 @@ TINY: dict[str, dict[str, Any]] = {
     **{kind: SOUND for kind in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio")},
     "vivit": {"video_size": [2, 8, 8], "tubelet_size": [1, 2, 2], "num_frames": 2},
     "qwen3_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []},
     "emu3": {"vocabulary_map": {"<image>": 5}},
     "albert": {"num_hidden_layers": 1},
     "yolos": {"image_size": [8, 8]},
@@ -358,7 +360,7 @@ def derived() -> dict[tuple[str, str], Model]:
     found: dict[tuple[str, str], Model] = {}
     for name in layouts.names():
         layout = layouts.get(name)
-        own = layout.model_types if name not in names() else layout.kin
+        own = layout.model_types if name not in modules() else layout.kin
         for model_type in (kind for kind in own if kind not in INSIDE):
             for part in PARTS.get(model_type, layout.parts()):
                 found[name, model_type + (part and f", {part}")] = of_type(model_type, part or None)

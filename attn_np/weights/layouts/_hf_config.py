@@ -122,7 +122,7 @@ class HFConfig:
 
     def model_type(self) -> str:
         """The name of the model's type; empty if there is none."""
-        kind = self.get("model_type")
+        kind = self._values.get("model_type")
         return kind if isinstance(kind, str) else ""
 
     @contextmanager

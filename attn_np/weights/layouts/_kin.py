@@ -209,7 +209,7 @@ def attending_granite(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[st
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
     attend_or_refuse(hf, layer)
     fields = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
-    if hf.only("position_embedding_type", "rope", "nope") == "rope":
+    if hf.get("position_embedding_type") == "rope":
         return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
     return "decoder", fields | skip_rotary(hf)
 
@@ -227,10 +227,7 @@ def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, 
     """OLMo 2 in the layers that attend, with rotation if there are parameters for it."""
     attend_or_refuse(hf, layer)
     fields = sizes(hf) | biases(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
-    if "rope_parameters" not in hf and "rope_theta" not in hf:
-        return "decoder", fields | {"rope_base": None}
-    parameters = hf.nested("rope_parameters")
-    if "rope_parameters" in hf and parameters.get("rope_theta") is None:
+    if (hf.nested("rope_parameters") if "rope_parameters" in hf else hf).is_null("rope_theta"):
         return "decoder", fields | skip_rotary(hf)
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
@@ -253,6 +250,8 @@ def scaled_by_width(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
 def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """Cohere's Command A with experts: layers with a window rotate, and the first ones if they are dense."""
     every, dense = hf.integer("sliding_window_pattern", 4), hf.integer("first_k_dense_replace", 0)
+    kinds = hf.get("mlp_layer_types")
+    is_dense = kinds[layer] == "dense" if isinstance(kinds, list) and layer < len(kinds) else layer < dense
     hf.skip("logit_scale", "prefix_dense_intermediate_size", "expert_selection_fn")
     hf.skip("shared_expert_combination_strategy")
     first = hf.integer("prefix_dense_sliding_window_pattern", 1)
@@ -265,7 +264,7 @@ def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
     if is_sliding(hf, layer, default):
         return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, 4096)
     hf.skip("sliding_window")
-    rotated = layer < dense and first == 1
+    rotated = is_dense and first == 1
     return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if rotated else skip_rotary(hf))
 
 
@@ -352,7 +351,7 @@ KIN: dict[str, Kin] = {
     ),
     "solar_open": Kin("llama", {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}),
     "emu3_text_model": Kin("llama", {"num_key_value_heads": 8, "rope_theta": 1e6}),
-    "phi4_multimodal": Kin("phi3", skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor")),
+    "phi4_multimodal": Kin("phi3", {"num_key_value_heads": 8}, skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor")),
     "qwen3_vl_moe": Kin("qwen3_vl"),
     "qwen3_vl_moe_text": Kin("qwen3_vl"),
     # Granite's

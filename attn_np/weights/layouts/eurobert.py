@@ -10,7 +10,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `EuroBertConfig`."""
     hf.skip("mask_token_id", "mask_token", "classifier_pooling", "bos_token", "eos_token", "pad_token", "clf_pooling")
     fields: dict[str, Any] = sizes(hf) | biases(hf) | {"causal": False}
-    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"], base=250000.0)
+    return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
 
 LAYOUT = family(

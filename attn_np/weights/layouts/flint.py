@@ -20,7 +20,12 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `FlintConfig`: layers without a window do not rotate."""
     fields: dict[str, Any] = sizes(hf, kv_heads=4, head_dim=128) | biases(hf) | {"norm": "rms", "sinks": True}
     fields["norm_eps"] = hf.number("rms_norm_eps", 1e-6)
-    if is_sliding(hf, layer, lambda n: "sliding_attention"):
+    last = hf.integer("num_hidden_layers", 49) - 1
+
+    def default(n: int) -> str:
+        return "full_attention" if n < 2 or n % 4 == 1 or n == last else "sliding_attention"
+
+    if is_sliding(hf, layer, default):
         return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, 513)
     hf.skip("sliding_window")
     return "decoder", fields | skip_rotary(hf)

@@ -9,5 +9,5 @@ LAYOUT = fused_encoder(
     output="attention.o_proj",
     prefix="gte.encoder.layer.",
     bias=True,
-    base=500000.0,
+    base=160000.0,
 )

@@ -20,7 +20,7 @@ from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
 from attn_np.weights.layouts._base import differences
 from attn_np.weights.layouts._hf_config import HFConfig
-from parity_tests.peers._recorded import less, names_of
+from parity_tests.peers._recorded import PART, less, names_of
 from parity_tests.tests.weights.test_absent_fields import RECORDED
 from parity_tests.tests.weights.test_pretrained import LLAMA, llama, model
 
@@ -44,6 +44,7 @@ LLAMA4: Fields = {
 def of_layer(fields: Fields, layer: int, part: str | None = None, **options: Any) -> tuple[str, Config]:
     """The name of the table and the config of a layer of a known family."""
     family = layouts.get(layout_of_model_type()[fields["model_type"]])
+    part = part or PART.get(fields["model_type"])
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     return table_name_and_config(HFConfig("config.json", fields), family, layer, find_part(family, part), **options)
 
