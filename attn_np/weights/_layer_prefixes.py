@@ -1,8 +1,8 @@
 """Where a layer's keys are in a foreign file: the prefix, the layer's number, and the keys that are ignored."""
 
 import re
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -54,9 +54,7 @@ def locate_layer(
     return layer_prefixes_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
 
 
-def first_prefix(
-    file: OpenFile, layout: Layout, table: Table, layer: int, part: str, prefixes: Sequence[str]
-) -> str:
+def first_prefix(file: OpenFile, layout: Layout, table: Table, layer: int, part: str, prefixes: Sequence[str]) -> str:
     """The first of some prefixes after which a file has the layer; none if it has it after none."""
     for prefix in prefixes:
         with suppress(MissingKeysError):

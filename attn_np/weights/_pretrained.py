@@ -1,5 +1,6 @@
 """One layer out of a model's folder: `config.json` describes it, and only the shards with its tensors are read."""
 
+import difflib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from attn_np.weights._known_types import KNOWN_TYPES
 from attn_np.weights._layer_prefixes import find_part, first_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._shards import open_tensors
-from attn_np.weights._text_models import require_direction, text_model
+from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
@@ -183,16 +184,26 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
             fix = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {fix}")
         if layout_of.get(model_type, name) != name:
-            expected = f"one of {layout.model_types}"
+            expected = f"a model whose layout is {name}, as that of {', '.join(layout.model_types[:5])}"
             key = f"{hf.prefix}model_type"
             raise ConfigMismatchError(hf.path, key, expected, repr(model_type), "leave layout= out")
         refuse_known_to_differ(hf, name)
         return name, layout
     if model_type not in layout_of:
         refuse_known_to_differ(hf, None)
-        fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
-        raise ConfigMismatchError(hf.path, "model_type", "the name of a known family", repr(model_type), fix)
+        key = f"{hf.prefix}model_type"
+        raise ConfigMismatchError(
+            hf.path, key, "the name of a known family", repr(model_type), nearest_families(model_type)
+        )
     return layout_of[model_type], layouts.get(layout_of[model_type])
+
+
+def nearest_families(model_type: Any) -> str:
+    """What to do with a model of an unknown type: the known types with the nearest names, and how to name a layout."""
+    known = [*layout_of_model_type(), *TEXT_MODELS]
+    close = difflib.get_close_matches(model_type, known, n=3, cutoff=0.6) if isinstance(model_type, str) else []
+    hint = f"did you mean {' or '.join(map(repr, close))}? Else " if close else ""
+    return f"{hint}name a layout as layout= if the model has its names and numbers, or use the model's own library"
 
 
 def refuse_known_to_differ(hf: HFConfig, layout_name: str | None) -> None:

@@ -147,6 +147,10 @@ class Model:
         """The class of the model."""
         return getattr(importlib.import_module("transformers"), self.name)
 
+    def type_name(self) -> str:
+        """The name of the model's type."""
+        return str(self.kind().config_class.model_type)
+
     def settings(self) -> Any:
         """The library's config."""
         return self.kind().config_class(**self.config)
@@ -199,7 +203,8 @@ def weight_file(folder: Path) -> Path:
 @cache
 def modules() -> tuple[str, ...]:
     """The families that have a module here."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return tuple(sorted(name for name in found if name != "sweep"))
 
 
 @cache

@@ -55,7 +55,14 @@ SOUND = {
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "conv_pos_kernel_size": 3,
 }  # fmt: skip
 # The layers that are compared, where not every layer is one of ours; and the parts that a type has.
-LAYERS = {"albert": (0,), "granitemoehybrid": (0,), "bamba": (0,), "nemotron_h": (0,), "olmo_hybrid": (1,), "jamba": (1,)}
+LAYERS = {
+    "albert": (0,),
+    "granitemoehybrid": (0,),
+    "bamba": (0,),
+    "nemotron_h": (0,),
+    "olmo_hybrid": (1,),
+    "jamba": (1,),
+}
 KEY = {"umt5": "encoder_hidden_states"}
 # Types that the library has only inside of others.
 INSIDE = ("emu3_text_model",)
@@ -97,7 +104,7 @@ TINY: dict[str, dict[str, Any]] = {
     "persimmon": {"hidden_size": 32},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 4},
     "audio-spectrogram-transformer": {"max_length": 12, "num_mel_bins": 8, "frequency_stride": 2, "time_stride": 2},
-    **{kind: SOUND for kind in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio")},
+    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"), SOUND),
     "vivit": {"video_size": [2, 8, 8], "tubelet_size": [1, 2, 2], "num_frames": 2},
     "qwen3_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []},
@@ -168,6 +175,9 @@ class Derived(Model):
     def kind(self) -> Any:
         return getattr(importlib.import_module("transformers"), str(class_name(self.model_type, self.heads)))
 
+    def type_name(self) -> str:
+        return self.model_type
+
     def settings(self) -> Any:
         return tiny(self.model_type)
 
@@ -205,7 +215,7 @@ class Derived(Model):
             inputs["mask"] = inputs["mask"][:, 0, 0]
         return inputs | ({} if self.key is None else {"key": keywords[self.key].numpy()})
 
-    def others(self, model: Any, given: Mapping[str, torch.Tensor], places: Any, held: Any) -> Iterator[tuple[str, Any]]:
+    def others(self, model: Any, given: dict[str, torch.Tensor], places: Any, held: Any) -> Iterator[tuple[str, Any]]:
         """By the name of a way: what the model was called with, and what each layer got and gave."""
         if "attention_mask" not in given or self.part is not None:
             return
@@ -216,7 +226,10 @@ class Derived(Model):
         ids = given["input_ids"]
         yield "in pieces", ([{"input_ids": ids}], called(model, places, in_pieces(model, ids), cached=True))
         if any(getattr(layer.config, "rope_base", None) for layer in held.values()):
-            apart = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 4, 5, 9, 11, 12], [3, 4, 5, 8, 13, 20, 21]])}
+            apart = {
+                "input_ids": ids,
+                "position_ids": torch.tensor([[0, 1, 4, 5, 9, 11, 12], [3, 4, 5, 8, 13, 20, 21]]),
+            }
             # Without a mask the library takes a jump of positions for another sequence.
             apart["attention_mask"] = torch.ones_like(ids)
             yield "at other positions", ([apart], called(model, places, [apart]))
@@ -294,14 +307,19 @@ def in_pieces(model: Any, ids: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     if "position_ids" not in signature(model.forward).parameters:
         return pieces
     places = torch.arange(ids.shape[1]).expand(ids.shape)
-    return [piece | {"position_ids": places[:, slice(*ends)]} for piece, ends in zip(pieces, ((0, 4), (4, 5), (5, 7)), strict=True)]
+    return [
+        piece | {"position_ids": places[:, slice(*ends)]}
+        for piece, ends in zip(pieces, ((0, 4), (4, 5), (5, 7)), strict=True)
+    ]
 
 
 def query_of(positional: Any, keywords: Any) -> torch.Tensor:
     return keywords["hidden_states"] if "hidden_states" in keywords else positional[0]
 
 
-def called(model: Any, places: Mapping[int, tuple[str, str]], calls: Any, *, cached: bool = False) -> dict[int, list[Any]]:
+def called(
+    model: Any, places: Mapping[int, tuple[str, str]], calls: Any, *, cached: bool = False
+) -> dict[int, list[Any]]:
     """What each layer's attention got and gave in some calls of a model, one after the other with one cache."""
     got: dict[int, list[Any]] = {layer: [] for layer in places}
     gave: dict[int, list[np.ndarray]] = {layer: [] for layer in places}

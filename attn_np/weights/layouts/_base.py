@@ -1,7 +1,6 @@
 """Layouts as data: a table from our parameters to an origin's keys, read in both directions."""
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -70,8 +69,9 @@ class Table:
         """What all keys of attention begin with, up to a dot: keys of a layer without it are outside of attention."""
         outside = {*self.first_layer_keys, *self.keys_beside_layers, *self.absent}
         keys = [key for keys, _ in self.rules.values() for key in as_tuple(keys) if key not in outside]
-        common = os.path.commonprefix(keys)
-        return common[: common.rfind(".") + 1]
+        first, last = min(keys), max(keys)
+        same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        return first[: first.rfind(".", 0, same) + 1]
 
     def required_keys(self) -> list[str]:
         """The keys of the parameters that every file has."""

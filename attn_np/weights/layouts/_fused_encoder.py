@@ -1,4 +1,4 @@
-"""Encoders that rotate and have one matrix for queries, keys and values: their layouts by the names of their modules."""
+"""Encoders that rotate, with one matrix for queries, keys and values: their layouts by the names of their modules."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,16 @@ def fused_encoder(
         layout,
         prefixes=(f"{prefix}{{layer}}.", f"{prefix.partition('.')[2]}{{layer}}."),
         ignored=("norm1.*", "norm2.*", "attn_ln.*", "mlp_ln.*", "mlp.*"),
-        elsewhere=(f"{start}.*", "embeddings.*", "encoder.*", "emb_ln.*", "cls.*", "lm_head.*", "classifier.*", "pooler.*"),
+        elsewhere=(
+            f"{start}.*",
+            "embeddings.*",
+            "encoder.*",
+            "emb_ln.*",
+            "cls.*",
+            "lm_head.*",
+            "classifier.*",
+            "pooler.*",
+        ),
     )
 
 

@@ -90,7 +90,7 @@ def with_prefixes(family: Layout, starts: list[str]) -> tuple[str, ...] | Mappin
 
 def plain(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """A decoder whose projections share one flag for their biases, whole heads rotated, without a window."""
-    fields = sizes(hf) | biases(hf)
+    fields: dict[str, Any] = sizes(hf) | biases(hf)
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
 
@@ -133,7 +133,7 @@ def partly_rotated(share: float) -> Reader:
     """As `plain`, with a share of each head rotated."""
 
     def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-        fields = sizes(hf) | biases(hf)
+        fields: dict[str, Any] = sizes(hf) | biases(hf)
         return "decoder", fields | rotary(hf, fields["head_dim"], share=share)
 
     return read
@@ -149,7 +149,7 @@ def windows_that_rotate(every: int, window: int) -> Reader:
     """As `normed`: a layer with a window rotates, one without does not if others have one."""
 
     def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-        fields = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+        fields: dict[str, Any] = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
         pattern = hf.get("sliding_window_pattern", every)
         if isinstance(pattern, str):  # a letter for each layer: L is local
             sliding, hf_every = bool(pattern) and pattern[layer % len(pattern)] == "L", 0
@@ -158,7 +158,9 @@ def windows_that_rotate(every: int, window: int) -> Reader:
             sliding = bool(hf_every) and (layer + 1) % hf_every != 0
         none = hf.is_null("sliding_window")
         if is_sliding(hf, layer, lambda n: "sliding_attention" if sliding and not none else "full_attention"):
-            return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(hf, layer, window)
+            return "decoder", fields | whole_head_rotary(hf, fields["head_dim"]) | required_window_field(
+                hf, layer, window
+            )
         hf.skip("sliding_window")
         return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if none else skip_rotary(hf))
 
@@ -167,7 +169,7 @@ def windows_that_rotate(every: int, window: int) -> Reader:
 
 def positions_by_type(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """As `normed`, with positions for each type of layers, of which some have a window."""
-    fields = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
     sliding = is_sliding(hf, layer, lambda n: "full_attention")
     kind = "sliding_attention" if sliding else "full_attention"
     fields |= rotary_of_layer_type(hf, fields["head_dim"], kind)
@@ -177,7 +179,7 @@ def positions_by_type(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[st
 
 def all_normed_share(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """Without biases, one norm over the queries of all heads and one over the keys of all, a share rotated."""
-    fields = sizes(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    fields: dict[str, Any] = sizes(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
     width = hf.integer("rotary_dim", fields["head_dim"])
     return "decoder", fields | rotary(hf, fields["head_dim"], share=width / fields["head_dim"])
 
@@ -200,7 +202,7 @@ def some_attend(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any
     attending = hf.get("attn_layer_indices", [])
     if not isinstance(attending, list) or layer not in attending:
         hf.refuse("attn_layer_indices", f"layer {layer} among them, as the others are none of our layers", attending)
-    fields = sizes(hf) | biases(hf)
+    fields: dict[str, Any] = sizes(hf) | biases(hf)
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.5)
 
 
@@ -208,7 +210,7 @@ def attending_granite(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[st
     """Granite in the layers that attend, with rotation or without."""
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
     attend_or_refuse(hf, layer)
-    fields = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
     if hf.get("position_embedding_type") == "rope":
         return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
     return "decoder", fields | skip_rotary(hf)
@@ -226,7 +228,7 @@ def attend_or_refuse(hf: HFConfig, layer: int) -> None:
 def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """OLMo 2 in the layers that attend, with rotation if there are parameters for it."""
     attend_or_refuse(hf, layer)
-    fields = sizes(hf) | biases(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
     if (hf.nested("rope_parameters") if "rope_parameters" in hf else hf).is_null("rope_theta"):
         return "decoder", fields | skip_rotary(hf)
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
@@ -234,7 +236,7 @@ def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, 
 
 def multiplied_keys(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """As `plain`, with a factor on the keys, and so on the scores."""
-    fields = sizes(hf) | biases(hf)
+    fields: dict[str, Any] = sizes(hf) | biases(hf)
     fields |= {"scale": fields["head_dim"] ** -0.5 * hf.number("key_multiplier", 1.0)}
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
@@ -242,7 +244,7 @@ def multiplied_keys(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
 def scaled_by_width(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """Granite whose scale is that of its heads unless the file has another."""
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
-    fields = sizes(hf) | biases(hf)
+    fields: dict[str, Any] = sizes(hf) | biases(hf)
     fields |= {"scale": hf.number("attention_multiplier", fields["head_dim"] ** -0.5)}
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
@@ -255,7 +257,7 @@ def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
     hf.skip("logit_scale", "prefix_dense_intermediate_size", "expert_selection_fn")
     hf.skip("shared_expert_combination_strategy")
     first = hf.integer("prefix_dense_sliding_window_pattern", 1)
-    fields = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
 
     def default(n: int) -> str:
         pattern, number = (first, n) if n < dense else (every, n - dense)
@@ -351,7 +353,11 @@ KIN: dict[str, Kin] = {
     ),
     "solar_open": Kin("llama", {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}),
     "emu3_text_model": Kin("llama", {"num_key_value_heads": 8, "rope_theta": 1e6}),
-    "phi4_multimodal": Kin("phi3", {"num_key_value_heads": 8}, skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor")),
+    "phi4_multimodal": Kin(
+        "phi3",
+        {"num_key_value_heads": 8},
+        skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor"),
+    ),
     "qwen3_vl_moe": Kin("qwen3_vl"),
     "qwen3_vl_moe_text": Kin("qwen3_vl"),
     # Granite's
@@ -391,14 +397,17 @@ KIN: dict[str, Kin] = {
     "mellum": Kin("qwen3", {"num_key_value_heads": 4, "head_dim": 128}, reader=positions_by_type),
     "qwen3_5_moe_text": Kin("qwen3_5"),
     # OLMo 2's
-    "minimax_m2": Kin(
-        "olmo2", {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e6}, reader=all_normed_share
-    ),
+    "minimax_m2": Kin("olmo2", {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e6}, reader=all_normed_share),
     "olmo_hybrid": Kin("olmo2", skip=OLMO_HYBRID, reader=attending_olmo),
     # Layers of hybrids that attend
-    "jamba": Kin("llama", {"num_key_value_heads": 8}, skip=JAMBA, reader=one_in("attn_layer_period", "attn_layer_offset", (8, 4))),
+    "jamba": Kin(
+        "llama", {"num_key_value_heads": 8}, skip=JAMBA, reader=one_in("attn_layer_period", "attn_layer_offset", (8, 4))
+    ),
     "bamba": Kin(
-        "llama", {"num_key_value_heads": 8}, skip=("num_logits_to_keep", "time_step_limit", "z_loss_coefficient"), reader=some_attend
+        "llama",
+        {"num_key_value_heads": 8},
+        skip=("num_logits_to_keep", "time_step_limit", "z_loss_coefficient"),
+        reader=some_attend,
     ),
     "granitemoehybrid": Kin("granite", skip=(*GRANITE_MOE, "time_step_limit"), reader=attending_granite),
     "falcon_h1": Kin("granite", {"num_key_value_heads": 8}, skip=FALCON_H1, reader=multiplied_keys),
@@ -443,7 +452,9 @@ KIN: dict[str, Kin] = {
     "markuplm": Kin("bert", skip=MARKUP, prefixes=("markuplm.",)),
     "splinter": Kin("bert", skip=("question_token_id",), prefixes=("splinter.",)),
     "visual_bert": Kin(
-        "bert", skip=("visual_embedding_dim", "bypass_transformer", "special_visual_initialize"), prefixes=("visual_bert.",)
+        "bert",
+        skip=("visual_embedding_dim", "bypass_transformer", "special_visual_initialize"),
+        prefixes=("visual_bert.",),
     ),
     "dpr": Kin(
         "bert",
@@ -480,7 +491,9 @@ KIN: dict[str, Kin] = {
     "owlv2": Kin("clip"),
     "clipseg": Kin("clip", skip=CLIPSEG),
     # BART's
-    "trocr": Kin("bart", skip=("layernorm_embedding", "use_learned_position_embeddings", "cross_attention_hidden_size")),
+    "trocr": Kin(
+        "bart", skip=("layernorm_embedding", "use_learned_position_embeddings", "cross_attention_hidden_size")
+    ),
     "blenderbot": Kin("bart"),
     "blenderbot-small": Kin("bart"),
     "marian": Kin("bart", skip=("decoder_vocab_size", "share_encoder_decoder_embeddings")),

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import BIAS_FLAGS, biases, family, is_sliding, sizes, skip_rotary, table
-from attn_np.weights.layouts._decoder import required_window_field
+from attn_np.weights.layouts._decoder import (
+    BIAS_FLAGS,
+    biases,
+    family,
+    is_sliding,
+    required_window_field,
+    sizes,
+    skip_rotary,
+    table,
+)
 from attn_np.weights.layouts._hf_config import HFConfig, whole_head_rotary
 from attn_np.weights.layouts.qwen3 import TABLE as QWEN3
 

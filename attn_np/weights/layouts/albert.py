@@ -1,4 +1,4 @@
-"""ALBERT as `transformers` names it: all layers of a group have the same weights, so a layer's number is its group's."""
+"""ALBERT as `transformers` names it: layers of a group have the same weights, so a layer's number is its group's."""
 
 from typing import Any
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attn_np.weights.layouts._base import Names
 from attn_np.weights.layouts._decoder import family, sizes, table
 from attn_np.weights.layouts._hf_config import HFConfig, rotary
 from attn_np.weights.layouts.qwen3 import TABLE as QWEN3
@@ -16,7 +17,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     return "normed", fields | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-5)}
 
 
-NORM_RULES = {name: QWEN3.rules[name] for name in ("w_q_norm", "w_k_norm")}
+NORM_RULES: dict[Names, tuple[Names, str]] = {name: QWEN3.rules[name] for name in ("w_q_norm", "w_k_norm")}
 # The normed table first: its files have all keys of the other.
 TABLES = {
     "normed": table(

@@ -12,7 +12,9 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `GPTBigCodeConfig`: with `multi_query` all heads share keys and values."""
     hf.check_layer("n_layer", layer)
     hf.only("add_cross_attention", False)
-    hf.skip("n_positions", "n_ctx", "n_inner", "activation_function", "attention_softmax_in_fp32", "num_key_value_heads")
+    hf.skip(
+        "n_positions", "n_ctx", "n_inner", "activation_function", "attention_softmax_in_fp32", "num_key_value_heads"
+    )
     # Of the published files; the model does not read them.
     hf.skip("scale_attention_softmax_in_fp32", "inference_runner", "validate_runner_input", "pre_allocate_kv_cache")
     hf.skip("max_sequence_length", "max_batch_size", "pad_key_length", *(f"summary_{name}" for name in SUMMARY))

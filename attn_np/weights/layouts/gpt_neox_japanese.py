@@ -1,4 +1,4 @@
-"""GPT-NeoX Japanese as `transformers` names it: GPT-NeoX without biases but for one, that of the last layer's output."""
+"""GPT-NeoX Japanese as `transformers` names it: GPT-NeoX with no bias but that of the last layer's output."""
 
 from dataclasses import replace
 from typing import Any

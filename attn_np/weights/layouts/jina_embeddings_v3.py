@@ -1,4 +1,4 @@
-"""Jina's third embeddings as `transformers` names it: an encoder that rotates, with one matrix for queries, keys and values."""
+"""Jina's third embeddings as `transformers` names it: one matrix for queries, keys and values."""
 
 from attn_np.weights.layouts._fused_encoder import fused_encoder
 

@@ -18,7 +18,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         kinds = [LETTERS.get(letter, letter) for letter in pattern]
     if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("full_attention", "attention"):
         words = f"'full_attention' for layer {layer}, as the other kinds are none of our layers"
-        hf.refuse("layers_block_type", words, kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds)
+        found = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds
+        hf.refuse("layers_block_type", words, found)
     hf.only("attention_bias", False)
     hf.only("sliding_window", None)
     return "decoder", sizes(hf, kv_heads=8, head_dim=128) | {"rope_base": None}

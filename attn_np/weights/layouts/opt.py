@@ -29,7 +29,11 @@ LAYOUT = Layout(
     },
     elsewhere=(
         *(f"{start}decoder.{key}" for start in ("model.", "") for key in ("embed_tokens.weight", "embed_positions.*")),
-        *(f"{start}decoder.{key}" for start in ("model.", "") for key in ("layers.*", "project_*", "final_layer_norm.*")),
+        *(
+            f"{start}decoder.{key}"
+            for start in ("model.", "")
+            for key in ("layers.*", "project_*", "final_layer_norm.*")
+        ),
         "lm_head.weight",
         "score.weight",
         "qa_outputs.*",

@@ -1,4 +1,4 @@
-"""XLM as `transformers` names it: plain heads, in both directions or causal, each layer's in a list beside the others."""
+"""XLM as `transformers` names it: plain heads, in both directions or causal, in a list of their own."""
 
 from typing import Any
 
