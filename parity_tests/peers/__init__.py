@@ -220,6 +220,12 @@ def peers() -> dict[tuple[str, str], Peer]:
     return own | importlib.import_module(f"{__name__}._derived").derived()
 
 
+def asked_by_default(family: str, name: str) -> bool:
+    """Whether a model is compared each time: every one of a module here, and each third of those of a type alone."""
+    alone = list(importlib.import_module(f"{__name__}._derived").derived())
+    return (family, name) not in alone or alone.index((family, name)) % 3 == 0
+
+
 def refused() -> dict[tuple[str, str], tuple[Model, dict[str, Any], str]]:
     """Every model that no layer here can be, by family and reason."""
     found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in modules()}

@@ -16,10 +16,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     pattern = hf.get("hybrid_override_pattern")
     if kinds is None and isinstance(pattern, str):
         kinds = [LETTERS.get(letter, letter) for letter in pattern]
-    if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("full_attention", "attention"):
-        words = f"'full_attention' for layer {layer}, as the other kinds are none of our layers"
-        found = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds
-        hf.refuse("layers_block_type", words, found)
+    kind = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds
+    if kind not in ("full_attention", "attention"):
+        expected = f"'full_attention' for layer {layer}, as the other kinds are none of our layers"
+        hf.refuse("layers_block_type", expected, kind)
     hf.only("attention_bias", False)
     hf.only("sliding_window", None)
     return "decoder", sizes(hf, kv_heads=8, head_dim=128) | {"rope_base": None}
@@ -29,8 +29,8 @@ OTHER_FIELDS = (
     "num_logits_to_keep", "ssm_state_size", "conv_kernel", "expand", "time_step_min", "time_step_max",
     "time_step_limit", "time_step_floor", "use_conv_bias", "chunk_size", "mtp_layers_block_type", "use_bias",
     "residual_in_fp32", "rescale_prenorm_residual", "n_groups", "mamba_num_heads", "mamba_head_dim",
-    "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels", "mlp_hidden_act", "layer_norm_epsilon",
-    "attention_head_dim", "num_query_groups", "rope_theta", "partial_rotary_factor",
+    "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype", "use_mamba_kernels", "mlp_hidden_act",
+    "layer_norm_epsilon",    "attention_head_dim", "num_query_groups", "rope_theta", "partial_rotary_factor",
 )  # fmt: skip
 LAYOUT = Layout(
     origin="transformers: NemotronHModel",
