@@ -141,6 +141,7 @@ class HFConfig:
             yield other
         finally:
             self._read |= {renamed.get(key, key) for key in other._read}
+            self._alternatives |= {renamed.get(key, key): others for key, others in other._alternatives.items()}
             self._nested |= {renamed.get(key, key): nested for key, nested in other._nested.items()}
 
     def only(self, key: str, *known: Any) -> Any:

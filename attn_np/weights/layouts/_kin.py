@@ -272,7 +272,7 @@ def windowed_cohere(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str,
 
 def towers_in_both_directions(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """CLIP's towers, of which none is causal."""
-    table, fields = clip.table_and_fields(hf, layer, part)
+    table, fields = clip.table_and_fields(hf, layer, part, wide=True)
     return table, fields | {"causal": False}
 
 
@@ -366,7 +366,7 @@ KIN: dict[str, Kin] = {
     # Mistral's and StarCoder 2's
     "cwm": Kin(
         "mistral",
-        {"head_dim": 128, "num_key_value_heads": 8, "rope_parameters": LLAMA3_OF_CWM},
+        {"head_dim": 128, "num_key_value_heads": 8, "rope_parameters": LLAMA3_OF_CWM, "rope_theta": 1e6},
         reader=windows_by_type(every_fourth_whole, 8192),
     ),
     "ministral": Kin(
@@ -382,7 +382,9 @@ KIN: dict[str, Kin] = {
     "qwen2_moe": Kin("qwen2", {"num_key_value_heads": 16}, only={"qkv_bias": (True,)}),
     "qwen3_moe": Kin("qwen3", {"num_key_value_heads": 4}, reader=switched_window),
     "dots1": Kin("qwen3", {"max_window_layers": 62}, reader=windowed_normed),
-    "apertus": Kin("qwen3", {"rope_parameters": LLAMA3_OF_APERTUS, "rms_norm_eps": 1e-5}, reader=normed),
+    "apertus": Kin(
+        "qwen3", {"rope_parameters": LLAMA3_OF_APERTUS, "rope_theta": 12e6, "rms_norm_eps": 1e-5}, reader=normed
+    ),
     "hy_v3": Kin(
         "qwen3",
         {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 11158840.0, "rms_norm_eps": 1e-5},
@@ -395,7 +397,7 @@ KIN: dict[str, Kin] = {
         "qwen3", {"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6}, reader=windows_that_rotate(5, 513)
     ),
     "mellum": Kin("qwen3", {"num_key_value_heads": 4, "head_dim": 128}, reader=positions_by_type),
-    "qwen3_5_moe_text": Kin("qwen3_5"),
+    "qwen3_5_moe_text": Kin("qwen3_5", {"num_key_value_heads": 2}),
     # OLMo 2's
     "minimax_m2": Kin("olmo2", {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e6}, reader=all_normed_share),
     "olmo_hybrid": Kin("olmo2", skip=OLMO_HYBRID, reader=attending_olmo),

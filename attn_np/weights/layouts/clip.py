@@ -9,15 +9,20 @@ from attn_np.weights.layouts._hf_config import HFConfig
 TOWERS = ("text", "vision")
 
 
-def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `CLIPConfig`, of its tower's; the one that reads is causal."""
+def table_and_fields(hf: HFConfig, layer: int, part: str, *, wide: bool = False) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `CLIPConfig`, of its tower's; the one that reads is causal.
+
+    With `wide` both towers have the default sizes of the one that sees.
+    """
     hf.skip("projection_dim", "logit_scale_init_value", *(f"{tower}_config" for tower in TOWERS))
     # Of the first files, the same towers again.
     hf.skip(*(f"{tower}_config_dict" for tower in TOWERS), "initializer_factor")
     stated = hf.get(f"{part}_config")
     if not isinstance(stated, dict):
         hf.refuse(f"{part}_config", "an object")
-    return "mha", fields(hf.part(f"{part}_config", stated), layer, part) | {"causal": part == "text"}
+    return "mha", fields(hf.part(f"{part}_config", stated), layer, "vision" if wide else part) | {
+        "causal": part == "text"
+    }
 
 
 def fields(tower: HFConfig, layer: int, part: str) -> dict[str, Any]:

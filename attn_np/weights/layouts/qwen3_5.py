@@ -1,8 +1,10 @@
 """Qwen 3.5's text model as `transformers` names it: Qwen3-Next whose delta layers have a projection for each part."""
 
 from dataclasses import replace
+from typing import Any
 
 from attn_np.weights.layouts import qwen3_next
+from attn_np.weights.layouts._hf_config import HFConfig
 
 DELTA = replace(
     qwen3_next.DELTA,
@@ -18,9 +20,18 @@ DELTA = replace(
         **{name: qwen3_next.DELTA.rules[name] for name in ("a_log", "dt_bias", "w_norm", "w_o")},
     },
 )
+
+
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Qwen3_5TextConfig`: Qwen3-Next's, with another default of key/value heads."""
+    with hf.seen_as({}, {"num_key_value_heads": 4}) as fields:
+        return qwen3_next.table_and_fields(fields, layer, part)
+
+
 LAYOUT = replace(
     qwen3_next.LAYOUT,
     origin="transformers: Qwen3_5TextModel and the models that keep its names",
     tables={"decoder": qwen3_next.TABLE, "gated_delta": DELTA},
     model_types=("qwen3_5_text",),
+    table_and_fields=table_and_fields,
 )
