@@ -76,6 +76,14 @@ def no_bias_apart(model: Any) -> None:
     model.gpt_neox_japanese.layers[-1].attention.dense_bias.zero_()
 
 
+# Models of a type beside the one of its own name, for tables that this does not need: by name the layout and the type.
+OTHER_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "glm4_moe, no norms": ("glm4_moe", "glm4_moe", {"use_qk_norm": False}),
+    "gpt_bigcode, keys of each head": ("gpt_bigcode", "gpt_bigcode", {"multi_query": False}),
+    "granitemoehybrid, rotated": ("granite", "granitemoehybrid", {"position_embedding_type": "rope"}),
+    "olmo_hybrid, not rotated": ("olmo2", "olmo_hybrid", {"rope_theta": None}),
+    "opt, no biases": ("opt", "opt", {"enable_bias": False}),
+}
 PREPARE = {"gpt_neox_japanese": no_bias_apart}
 LOCAL, WHOLE = ["sliding_attention"], ["full_attention"]
 # What a type needs beside these, or instead.
@@ -95,7 +103,8 @@ TINY: dict[str, dict[str, Any]] = {
     "falcon_h1": MAMBA | {"mamba_d_ssm": 48, "key_multiplier": 0.7},
     "lfm2_moe": {"layer_types": ["full_attention", "full_attention"]},
     "modernbert-decoder": {"layer_types": LOCAL + WHOLE, "local_attention": 6},
-    "nemotron_h": MAMBA | {"layers_block_type": ["full_attention", "mlp"]},
+    "internlm3": {"attention_bias": False},
+    "nemotron_h": MAMBA | {"attention_bias": False, "layers_block_type": ["full_attention", "mlp"]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
@@ -133,9 +142,10 @@ def class_name(model_type: str, mappings: tuple[str, ...] = MAPPINGS) -> str | N
     return None
 
 
-def tiny(model_type: str) -> Any:
+def tiny(model_type: str, more: Mapping[str, Any] | None = None) -> Any:
     """A small config of a type."""
-    return importlib.import_module("transformers").CONFIG_MAPPING[model_type](**small_fields(model_type))
+    fields = small_fields(model_type) | dict(more or {})
+    return importlib.import_module("transformers").CONFIG_MAPPING[model_type](**fields)
 
 
 def small_fields(model_type: str) -> dict[str, Any]:
@@ -148,6 +158,8 @@ def small_fields(model_type: str) -> dict[str, Any]:
         fields["head_dim"] = HEAD_DIM
     if isinstance(default.get("sliding_window"), int):
         fields["sliding_window"] = WINDOW
+    if default.get("attention_bias") is False:  # which draws the biases as well
+        fields["attention_bias"] = True
     if "kv_lora_rank" in default:
         fields["num_key_value_heads"] = 4
     if any("expert" in name for name in default):
@@ -179,7 +191,7 @@ class Derived(Model):
         return self.model_type
 
     def settings(self) -> Any:
-        return tiny(self.model_type)
+        return tiny(self.model_type, self.config)
 
     def found(self, folder: Path) -> Iterator[Found]:
         """Each layer that is compared, in each way that the model can be called."""
@@ -382,6 +394,8 @@ def derived() -> dict[tuple[str, str], Model]:
         for model_type in (kind for kind in own if kind not in INSIDE):
             for part in PARTS.get(model_type, layout.parts()):
                 found[name, model_type + (part and f", {part}")] = of_type(model_type, part or None)
+    for name, (family, model_type, config) in OTHER_CONFIGS.items():
+        found[family, name] = replace(of_type(model_type), config=config)
     for model_type, text_type in TEXT_MODELS.items():
         name = layout_of_model_type()[text_type]
         found[name, model_type] = of_type(model_type)

@@ -229,7 +229,9 @@ def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, 
     """OLMo 2 in the layers that attend, with rotation if there are parameters for it."""
     attend_or_refuse(hf, layer)
     fields: dict[str, Any] = sizes(hf) | biases(hf) | NORM_OF_ALL | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
-    if (hf.nested("rope_parameters") if "rope_parameters" in hf else hf).is_null("rope_theta"):
+    parameters = hf.nested("rope_parameters") if "rope_parameters" in hf else hf
+    if parameters.is_null("rope_theta"):
+        parameters.skip("rope_type")
         return "decoder", fields | skip_rotary(hf)
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
 
@@ -274,6 +276,16 @@ def towers_in_both_directions(hf: HFConfig, layer: int, part: str) -> tuple[str,
     """CLIP's towers, of which none is causal."""
     table, fields = clip.table_and_fields(hf, layer, part, wide=True)
     return table, fields | {"causal": False}
+
+
+def no_output_bias(positions: Callable[[HFConfig, int], dict[str, Any]], **fixed: Any) -> Reader:
+    """As `plain`, without a bias of the output, with positions by a function and fields that are fixed."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        fields: dict[str, Any] = sizes(hf) | {"qkv_bias": hf.flag("attention_bias", False)} | fixed
+        return "decoder", fields | positions(hf, fields["head_dim"])
+
+    return read
 
 
 def every_fourth_whole(layer: int) -> str:
@@ -351,7 +363,11 @@ KIN: dict[str, Kin] = {
         skip=("residual_dropout",),
         reader=output_bias_apart,
     ),
-    "solar_open": Kin("llama", {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}),
+    "solar_open": Kin(
+        "llama",
+        {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6},
+        reader=no_output_bias(whole_head_rotary),
+    ),
     "emu3_text_model": Kin("llama", {"num_key_value_heads": 8, "rope_theta": 1e6}),
     "phi4_multimodal": Kin(
         "phi3",
@@ -418,7 +434,11 @@ KIN: dict[str, Kin] = {
     # Cohere's: neighbouring dimensions are rotated
     "ernie4_5": Kin("cohere", {"head_dim": 128, "num_key_value_heads": 2}, {"attention_bias": "use_bias"}),
     "ernie4_5_moe": Kin("cohere", {"num_key_value_heads": 4}, {"attention_bias": "use_bias"}),
-    "helium": Kin("cohere", {"head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100000.0}),
+    "helium": Kin(
+        "cohere",
+        {"head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100000.0},
+        reader=no_output_bias(whole_head_rotary, rope_layout="interleaved"),
+    ),
     "cohere2_moe": Kin("cohere2", {"num_key_value_heads": None, "head_dim": 128}, reader=windowed_cohere),
     # Gemma 2's
     "vaultgemma": Kin("gemma2"),

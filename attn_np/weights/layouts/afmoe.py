@@ -1,5 +1,6 @@
 """AFMoE as `transformers` names it: gated outputs, normed queries and keys, and layers with a window, which rotate."""
 
+from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._decoder import (
@@ -30,12 +31,19 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
 
 TABLE = table(
     rules={
+        "b_gate": ("self_attn.gate_proj.bias", "(h v) -> h v"),
         "w_gate": ("self_attn.gate_proj.weight", "(h v) d -> d h v"),
         **{name: QWEN3.rules[name] for name in ("w_q_norm", "w_k_norm")},
     },
     flags=BIAS_FLAGS,
     not_in_weights=("window", "norm_eps"),
     fixed={"gate": True, "norm": "rms"},
+)
+# The gates have no bias where the other projections have one.
+TABLE = replace(
+    TABLE,
+    flags={**TABLE.flags, "qkv_bias": (*TABLE.flags["qkv_bias"], "b_gate")},
+    absent=("self_attn.gate_proj.bias",),
 )
 IGNORED = ("pre_mlp_layernorm.weight", "post_mlp_layernorm.weight")
 LAYOUT = family("AfmoeModel", table_and_fields, {"decoder": TABLE}, model_types=("afmoe",), ignored=IGNORED)
