@@ -79,7 +79,6 @@ def no_bias_apart(model: Any) -> None:
 # Models of a type beside the one of its own name, for tables that this does not need: by name the layout and the type.
 OTHER_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4_moe, no norms": ("glm4_moe", "glm4_moe", {"use_qk_norm": False}),
-    "gpt_bigcode, keys of each head": ("gpt_bigcode", "gpt_bigcode", {"multi_query": False}),
     "granitemoehybrid, rotated": ("granite", "granitemoehybrid", {"position_embedding_type": "rope"}),
     "olmo_hybrid, not rotated": ("olmo2", "olmo_hybrid", {"rope_theta": None}),
     "opt, no biases": ("opt", "opt", {"enable_bias": False}),

@@ -9,9 +9,10 @@ from attn_np.weights.layouts.gpt2 import SUMMARY
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `GPTBigCodeConfig`: with `multi_query` all heads share keys and values."""
+    """The table and fields of a `GPTBigCodeConfig`: all heads share keys and values."""
     hf.check_layer("n_layer", layer)
     hf.only("add_cross_attention", False)
+    hf.only("multi_query", True)  # without it the rows stand in another order, which the file's keys do not show
     hf.skip(
         "n_positions", "n_ctx", "n_inner", "activation_function", "attention_softmax_in_fp32", "num_key_value_heads"
     )
@@ -21,11 +22,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     width, heads = hf.integer("n_embd"), hf.integer("n_head")
     fields = {"d_model": width, "num_heads": heads, "rope_base": None, "qkv_bias": True, "output_bias": True}
     fields |= {} if hf.flag("scale_attn_weights", True) else {"scale": 1.0}
-    return ("decoder", fields | {"num_kv_heads": 1}) if hf.flag("multi_query", True) else ("each head", fields)
+    return "decoder", fields | {"num_kv_heads": 1}
 
 
 FIXED = {"rope_base": None, "qkv_bias": True, "output_bias": True}
-OUTPUT = {"w_o": ("attn.c_proj.weight", "o (h v) -> h v o"), "b_o": ("attn.c_proj.bias", "o -> o")}
 LAYOUT = Layout(
     origin="transformers: GPTBigCodeModel",
     prefixes=("transformer.h.{layer}.", "h.{layer}."),
@@ -34,22 +34,13 @@ LAYOUT = Layout(
             rules={
                 ("w_q", "w_k", "w_v"): ("attn.c_attn.weight", "(h k | g k | g v) d -> d h k, d g k, d g v"),
                 ("b_q", "b_k", "b_v"): ("attn.c_attn.bias", "(h k | g k | g v) -> h k, g k, g v"),
-                **OUTPUT,
-            },
-            letters={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
-            not_in_weights=("scale",),
-            fixed=FIXED,
-        ),
-        "each head": Table(
-            rules={
-                ("w_q", "w_k", "w_v"): ("attn.c_attn.weight", "(h p k) d -> p d h k"),
-                ("b_q", "b_k", "b_v"): ("attn.c_attn.bias", "(h p k) -> p h k"),
-                **OUTPUT,
+                "w_o": ("attn.c_proj.weight", "o (h v) -> h v o"),
+                "b_o": ("attn.c_proj.bias", "o -> o"),
             },
             letters={"d_model": "d", "num_heads": "h"},
             not_in_weights=("scale",),
-            fixed=FIXED,
-            variant="decoder",
+            fixed=FIXED | {"num_kv_heads": 1},
+            constants={"g": 1},
         ),
     },
     ignored=GPT2.ignored,
