@@ -54,7 +54,7 @@ class Found:
     Attributes:
         file: its weights, or the index of them.
         load: `load_pretrained` or `load` with all arguments but the package, and so a layer of that package.
-        save: arguments of `save` that write the layer as it was read.
+        save: arguments of `save` that write the layer as it was read; None if its fields are the caller's.
         inputs: the arguments of our layer's call, by name, that mean what the library was given.
         output: what it computed.
         ways: other calls, of which NumPy and PyTorch are asked.
@@ -62,7 +62,7 @@ class Found:
 
     file: Path
     load: Callable[..., Any]
-    save: Mapping[str, Any]
+    save: Mapping[str, Any] | None
     inputs: Arrays
     output: np.ndarray
     ways: tuple[Way, ...] = ()

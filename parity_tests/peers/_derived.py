@@ -205,7 +205,7 @@ class Derived(Model):
                 continue
             ways = tuple(way for name, calls in others.items() for way in self.way(name, calls, layer, held[layer]))
             inputs = self.inputs(given, whole[layer][0], held[layer].config)
-            save = {"layer": layer, "part": self.part}
+            save = None if self.fields else {"layer": layer, "part": self.part}
             yield Found(weight_file(folder), self.loader(folder, layer), save, inputs, whole[layer][0][2], ways)
 
     def layout(self) -> Layout:
