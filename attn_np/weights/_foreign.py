@@ -48,11 +48,11 @@ def read_foreign(
     layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
     name_and_config = read_family_sidecar(file.path, layout, layer_prefixes.layer, part)
     if name_and_config is not None:
-        table_name, config = name_and_config
+        table_name, config, kin = name_and_config
         table = layout.tables[table_name]
         config = merge_caller_fields(file.path, layout_name, table, config, request)
         layer_prefixes = locate_layer(file, layout, table, layer, part, prefix)
-        return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)[0]
+        return read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request, attention_only=kin)[0]
     known = merge_fields_with_sidecar(file.path, layout_name, layout, table, variant, request.fields)
     if request.into_config is None:
         config = infer_config(file, layout, table, variant, layer_prefixes, known)
@@ -70,8 +70,12 @@ def read_by_table(
     layer_prefixes: LayerPrefixes,
     prefix: str,
     request: Request,
-) -> tuple[LayerWeights, list[str], list[str]]:  # fmt: skip
+    *,
+    attention_only: bool = False,
+) -> tuple[LayerWeights, list[str], list[str]]:
     """A layer, read by a table for a config; the keys it was read from, and the layer's keys that are ignored.
+
+    With `attention_only`, keys outside of this layer's attention may have any name.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
@@ -84,7 +88,13 @@ def read_by_table(
         if key not in table.absent
     }
     ignored = checked_ignored_keys(
-        file, layouts.get(layout_name), list(keys.values()), prefix, layer_prefixes.layer_prefix, config.variant
+        file,
+        layouts.get(layout_name),
+        list(keys.values()),
+        prefix,
+        layer_prefixes.layer_prefix,
+        config.variant,
+        table.attention_prefix() if attention_only else None,
     )
     for applied in rules:
         for key in (key for key in applied.keys if key in keys):

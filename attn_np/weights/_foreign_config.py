@@ -125,8 +125,9 @@ def refuse_assumed_fields(hf: HFConfig, config: Config, assumed: Mapping[str, st
         raise ConfigMismatchError(hf.path, assumed[names[0]], expected, "none", fix)
 
 
-def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
-    """As `table_name_and_config`, from the `config.json` beside the file; None without one of this family.
+def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tuple[str, Config, bool] | None:
+    """As `table_name_and_config`, from the `config.json` beside the file, and whether its type is only the family's
+    kin; None without one of this family.
 
     Raises:
         ConfigMismatchError: it cannot be read, or has a field that is unknown or cannot be represented.
@@ -137,9 +138,9 @@ def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tup
     hf = read_hf_config(sidecar)
     if hf.get("model_type") not in layout.model_types:
         return None
-    name_and_config = table_name_and_config(hf, layout, layer, part)
+    table_name, config = table_name_and_config(hf, layout, layer, part)
     hf.refuse_unread(fix="name those that leave attention as it is to load_pretrained, as allow=")
-    return name_and_config
+    return table_name, config, hf.model_type() in layout.kin
 
 
 def merge_caller_fields(path: str, layout_name: str, table: Table, config: Config, request: Request) -> Config:

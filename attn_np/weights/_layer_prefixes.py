@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -51,6 +52,15 @@ def locate_layer(
     """
     keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
     return layer_prefixes_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
+
+
+def first_prefix(file: OpenFile, layout: Layout, table: Table, layer: int, part: str, prefixes: Sequence[str]) -> str:
+    """The first of some prefixes after which a file has the layer; none if it has it after none."""
+    for prefix in prefixes:
+        with suppress(MissingKeysError):
+            locate_layer(file, layout, table, layer, part, prefix)
+            return prefix
+    return ""
 
 
 def find_part(layout: Layout, part: str | None) -> str:
@@ -121,9 +131,18 @@ def match_prefix(
 
 
 def checked_ignored_keys(
-    file: OpenFile, layout: Layout, needed: Sequence[str], prefix: str, layer_prefix: str, variant: str
+    file: OpenFile,
+    layout: Layout,
+    needed: Sequence[str],
+    prefix: str,
+    layer_prefix: str,
+    variant: str,
+    attention_prefix: str | None = None,
 ) -> list[str]:
-    """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that the layout ignores.
+    """Refuse a file that lacks needed keys or has unknown ones; returns the layer's keys that are ignored.
+
+    With `attention_prefix` only keys that begin with it are known to the layout: those of the rest of the layer and of
+    other layers may have any name.
 
     Raises:
         MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
@@ -136,6 +155,9 @@ def checked_ignored_keys(
                 variants_with.setdefault(rest, []).append(layout.variant_of(name))
     for key in file.entries:
         inside = key.startswith(layer_prefix)
+        if attention_prefix is not None and key not in needed and not key.startswith(layer_prefix + attention_prefix):
+            ignored += [key] if inside else []
+            continue
         patterns, rest = (
             (layout.ignored, key[len(layer_prefix) :]) if inside else (layout.elsewhere, key[len(prefix) :])
         )

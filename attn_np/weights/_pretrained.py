@@ -1,5 +1,6 @@
 """One layer out of a model's folder: `config.json` describes it, and only the shards with its tensors are read."""
 
+import difflib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._known_types import KNOWN_TYPES
-from attn_np.weights._layer_prefixes import find_part, locate_layer
+from attn_np.weights._layer_prefixes import find_part, first_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._shards import open_tensors
+from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
@@ -96,19 +98,31 @@ def read_pretrained(
     folder = folder_of(path_text(path))
     if not os.path.isfile(os.path.join(folder, CONFIG)):
         find_weights(path_text(path))  # which says what else is missing
-    hf = read_hf_config(os.path.join(folder, CONFIG))
+    whole = read_hf_config(os.path.join(folder, CONFIG))
+    hf, prefixes = text_model(whole, named=layout is not None)
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
+    require_direction(whole, fields)
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     table = family_layout.tables[table_name]
     request = Request(None, config.variant, {}, dtype, cast, finite)
     with open_tensors(find_weights(path_text(path))) as file:
+        prefix = prefix or first_prefix(file, family_layout, table, layer, part, prefixes)
         layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_by_table(file, layout_name, table, config, layer_prefixes, prefix, request)
+        weights, keys, ignored = read_by_table(
+            file,
+            layout_name,
+            table,
+            config,
+            layer_prefixes,
+            prefix,
+            request,
+            attention_only=layout is not None or hf.model_type() in family_layout.kin,
+        )
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
     )
@@ -170,15 +184,26 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
             fix = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {name!r}; {fix}")
         if layout_of.get(model_type, name) != name:
-            expected = f"one of {layout.model_types}"
-            raise ConfigMismatchError(hf.path, "model_type", expected, repr(model_type), "leave layout= out")
+            expected = f"a model whose layout is {name}, as that of {', '.join(layout.model_types[:5])}"
+            key = f"{hf.prefix}model_type"
+            raise ConfigMismatchError(hf.path, key, expected, repr(model_type), "leave layout= out")
         refuse_known_to_differ(hf, name)
         return name, layout
     if model_type not in layout_of:
         refuse_known_to_differ(hf, None)
-        fix = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
-        raise ConfigMismatchError(hf.path, "model_type", "the name of a known family", repr(model_type), fix)
+        key = f"{hf.prefix}model_type"
+        raise ConfigMismatchError(
+            hf.path, key, "the name of a known family", repr(model_type), nearest_families(model_type)
+        )
     return layout_of[model_type], layouts.get(layout_of[model_type])
+
+
+def nearest_families(model_type: Any) -> str:
+    """What to do with a model of an unknown type: the known types with the nearest names, and how to name a layout."""
+    known = [*layout_of_model_type(), *TEXT_MODELS]
+    close = difflib.get_close_matches(model_type, known, n=3, cutoff=0.6) if isinstance(model_type, str) else []
+    hint = f"did you mean {' or '.join(map(repr, close))}? Else " if close else ""
+    return f"{hint}name a layout as layout= if the model has its names and numbers, or use the model's own library"
 
 
 def refuse_known_to_differ(hf: HFConfig, layout_name: str | None) -> None:

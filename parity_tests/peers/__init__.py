@@ -27,22 +27,45 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
+class Way:
+    """Another call of the same layer.
+
+    Attributes:
+        name: what is done otherwise.
+        inputs: the arguments of our layer's call.
+        output: what the library computed.
+        pieces: lengths of the pieces in which the layer gets the sequence, with a cache; none for one call.
+        rows: positions that are compared, `b t`; all without it.
+        fields: fields of the Config that the call needs.
+    """
+
+    name: str
+    inputs: Arrays
+    output: np.ndarray
+    pieces: tuple[int, ...] = ()
+    rows: np.ndarray | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Found:
     """What a library computed with weights of its own, and how those are read here.
 
     Attributes:
         file: its weights, or the index of them.
         load: `load_pretrained` or `load` with all arguments but the package, and so a layer of that package.
-        save: arguments of `save` that write the layer as it was read.
+        save: arguments of `save` that write the layer as it was read; None if its fields are the caller's.
         inputs: the arguments of our layer's call, by name, that mean what the library was given.
         output: what it computed.
+        ways: other calls, of which NumPy and PyTorch are asked.
     """
 
     file: Path
-    load: Callable[[Any], Any]
-    save: Mapping[str, Any]
+    load: Callable[..., Any]
+    save: Mapping[str, Any] | None
     inputs: Arrays
     output: np.ndarray
+    ways: tuple[Way, ...] = ()
 
 
 class Peer(Protocol):
@@ -117,17 +140,28 @@ class Model:
                 weight_file(folder), self.loader(folder, layer), {"layer": layer, "part": self.part}, inputs, output
             )
 
-    def loader(self, folder: Path, layer: int) -> Callable[[Any], Any]:
-        return lambda package: package.load_pretrained(folder, layer, part=self.part, **self.fields)
+    def loader(self, folder: Path, layer: int) -> Callable[..., Any]:
+        return lambda package, **more: package.load_pretrained(folder, layer, part=self.part, **self.fields, **more)
+
+    def kind(self) -> Any:
+        """The class of the model."""
+        return getattr(importlib.import_module("transformers"), self.name)
+
+    def type_name(self) -> str:
+        """The name of the model's type."""
+        return str(self.kind().config_class.model_type)
+
+    def settings(self) -> Any:
+        """The library's config."""
+        return self.kind().config_class(**self.config)
 
     def model(self) -> Any:
         """The model, every number of it drawn: norms and biases as well, which would start at 1 and 0."""
         transformers = importlib.import_module("transformers")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        kind = getattr(transformers, self.name)
         with InFloat64(), torch.no_grad():
-            model = kind._from_config(kind.config_class(**self.config), attn_implementation=self.attention)
+            model = self.kind()._from_config(self.settings(), attn_implementation=self.attention)
             draw = torch.Generator().manual_seed(3)
             for param in model.parameters():
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)
@@ -136,8 +170,7 @@ class Model:
 
     def stated(self) -> dict[str, Any]:
         """What the model's `config.json` states."""
-        transformers = importlib.import_module("transformers")
-        return getattr(transformers, self.name).config_class(**self.config).to_dict()
+        return self.settings().to_dict()
 
     def calls(self, model: Any, given: Mapping[str, torch.Tensor]) -> dict[int, tuple[Any, Any, np.ndarray]]:
         """What each layer's attention got and gave while the model ran."""
@@ -168,18 +201,32 @@ def weight_file(folder: Path) -> Path:
 
 
 @cache
+def modules() -> tuple[str, ...]:
+    """The families that have a module here."""
+    found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return tuple(sorted(name for name in found if name != "sweep"))
+
+
+@cache
 def names() -> tuple[str, ...]:
     """The families that are compared."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    return tuple(sorted({family for family, _ in peers()}))
 
 
 def peers() -> dict[tuple[str, str], Peer]:
     """Everything that is compared, by family and name."""
-    found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in names()}
-    return {(family, name): peer for family, those in found.items() for name, peer in those.items()}
+    found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in modules()}
+    own = {(family, name): peer for family, those in found.items() for name, peer in those.items()}
+    return own | importlib.import_module(f"{__name__}._derived").derived()
+
+
+def asked_by_default(family: str, name: str) -> bool:
+    """Whether a model is compared each time: every one of a module here, and each third of those of a type alone."""
+    alone = list(importlib.import_module(f"{__name__}._derived").derived())
+    return (family, name) not in alone or alone.index((family, name)) % 3 == 0
 
 
 def refused() -> dict[tuple[str, str], tuple[Model, dict[str, Any], str]]:
     """Every model that no layer here can be, by family and reason."""
-    found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in names()}
+    found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in modules()}
     return {(family, why): case for family, those in found.items() for why, case in those.items()}

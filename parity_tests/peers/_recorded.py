@@ -14,6 +14,7 @@ from attn_np.weights import WeightFileError, layouts
 from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import layout_of_model_type
+from attn_np.weights._text_models import TEXT_MODELS
 from attn_np.weights.layouts._hf_config import HFConfig
 from parity_tests import peers
 
@@ -25,13 +26,19 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(CONFIGS.read_text("utf-8"))
 LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
-NEEDED = {"deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "glm4_moe": {"head_dim": 128},
+    "bamba": {"attn_layer_indices": [0, 5]},
+    "big_bird": {"attention_type": "original_full"},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 32},
+}
 
 
 def described(model_type: str, fields: dict[str, Any], layer: int, part: str | None = None) -> Any:
     """Our config of a layer, and the fields that were read for it; or the words of the refusal."""
     family, hf = layouts.get(layout_of_model_type()[model_type]), HFConfig("config.json", fields)
-    part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
+    part = part or PART.get(model_type) or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
         return table_name_and_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
     except WeightFileError as error:
@@ -39,7 +46,16 @@ def described(model_type: str, fields: dict[str, Any], layer: int, part: str | N
 
 
 # Layers that are ours, where others are recurrences.
-OURS = {"minimax": {5: 4}, "recurrent_gemma": {0: 2}}
+OURS = {
+    "minimax": {5: 4},
+    "recurrent_gemma": {0: 2},
+    "jamba": {0: 4, 5: 12},
+    "nemotron_h": {0: 2, 5: 2},
+    "olmo_hybrid": {0: 3, 5: 7},
+    "albert": {5: 0},
+}
+# The part of a type's layers that is described, where it lacks the family's first.
+PART = {"trocr": "decoder"}
 
 
 def layer_of(model_type: str, fields: dict[str, Any], layer: int) -> int:
@@ -71,12 +87,15 @@ def of_the_library(model_type: str) -> dict[str, Any] | None:
     fields = transformers.CONFIG_MAPPING[model_type]().to_dict() | NEEDED.get(model_type, {})
     read = set().union(*(described(model_type, fields, layer_of(model_type, fields, layer))[1] for layer in LAYERS))
     read |= {*COUNTS, "max_position_embeddings"}
+    if model_type in layouts.get(layout_of_model_type()[model_type]).kin:
+        read |= {"model_type"}
     return json.loads(json.dumps({name: x for name, x in sorted(fields.items()) if name in read}))
 
 
 def models() -> dict[str, peers.Model]:
     """Every model that is held against the library."""
-    return {f"{family}, {name}": x for (family, name), x in peers.peers().items() if isinstance(x, peers.Model)}
+    found = {f"{family}, {name}": x for (family, name), x in peers.peers().items() if isinstance(x, peers.Model)}
+    return {name: x for name, x in found.items() if x.name not in TEXT_MODELS}
 
 
 def of_a_model(model: peers.Model) -> dict[str, Any]:
@@ -111,11 +130,8 @@ def names_of(fields: dict[str, Any]) -> list[str]:
 
 def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict[str, Any] | None:
     """The fields of a file as the library reads it; None where it cannot."""
-    import transformers
-
-    kind = getattr(transformers, model.name).config_class
     try:
-        return kind.from_dict(json.loads(json.dumps(fields))).to_dict()
+        return type(model.settings()).from_dict(json.loads(json.dumps(fields))).to_dict()
     except Exception:
         return None
 

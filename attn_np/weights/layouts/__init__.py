@@ -10,6 +10,7 @@ from functools import cache
 from attn_np.contract import did_you_mean
 from attn_np.weights.layouts._base import Layout as Layout
 from attn_np.weights.layouts._base import Table as Table
+from attn_np.weights.layouts._kin import with_kin
 
 
 @cache
@@ -18,6 +19,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
 
+@cache
 def get(name: str) -> Layout:
     """A layout by its name.
 
@@ -26,4 +28,4 @@ def get(name: str) -> Layout:
     """
     if name not in names():
         raise ValueError(f"weights: expected the name of a layout, got {name!r}; {did_you_mean(name, names())}")
-    return importlib.import_module(f"{__name__}.{name}").LAYOUT
+    return with_kin(name, importlib.import_module(f"{__name__}.{name}").LAYOUT)

@@ -65,6 +65,14 @@ class Table:
         optional = {name for names in self.flags.values() for name in names}
         return [rule for rule in expand_rules(self) if not optional & set(rule[0])]
 
+    def attention_prefix(self) -> str:
+        """What all keys of attention begin with, up to a dot: keys of a layer without it are outside of attention."""
+        outside = {*self.first_layer_keys, *self.keys_beside_layers, *self.absent}
+        keys = [key for keys, _ in self.rules.values() for key in as_tuple(keys) if key not in outside]
+        first, last = min(keys), max(keys)
+        same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        return first[: first.rfind(".", 0, same) + 1]
+
     def required_keys(self) -> list[str]:
         """The keys of the parameters that every file has."""
         return [key for _, keys, _ in self.required_rules() for key in keys if key not in self.absent]
@@ -91,6 +99,7 @@ class Layout:
         metadata: metadata that the origin requires of a file.
         own_variant: where the origin is a variant of ours, with our own names, that variant; None: it is foreign.
         model_types: values of `model_type` in the origin's `config.json`.
+        kin: those of `model_types` that `_kin.py` adds. Keys outside of their attention may have any name.
         table_and_fields: (`config.json`, number of a layer, name of a part) -> (name of a table, fields of our
             Config). It reads fields by name and refuses values that the layer cannot represent.
     """
@@ -108,6 +117,7 @@ class Layout:
     metadata: Mapping[str, str] = field(default_factory=dict)
     own_variant: str | None = None
     model_types: tuple[str, ...] = ()
+    kin: tuple[str, ...] = ()
     table_and_fields: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]] | None = None
 
     def variant_of(self, table_name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from sys import float_info
 from typing import Any, NoReturn
 
@@ -54,7 +55,9 @@ IRRELEVANT_FIELDS = frozenset({
     "tie_encoder_decoder", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
     "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers", "final_logit_softcapping", "model_max_length",
-    "is_llama_config", "transformers.js_config",
+    "is_llama_config", "transformers.js_config", "n_routed_experts", "n_shared_experts", "n_group", "topk_group",
+    "topk_method", "scoring_func", "first_k_dense_replace", "moe_layer_freq", "routed_scaling_factor", "aux_loss_alpha",
+    "seq_aux", "ep_size", "num_nextn_predict_layers", "num_shared_experts",
 })  # fmt: skip
 # Fields of published files that some families do not have, and the values with which they leave attention as it is:
 # switches that are off.
@@ -63,6 +66,8 @@ IRRELEVANT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "rope_interleaved": (False,),
 }
+# What the names of fields of the experts and of other parts around attention begin with.
+IRRELEVANT_STARTS = ("moe_", "router_", "mlp_", "mamba_", "ssm_")
 # Numbers that matter only beside a switch that is on.
 SWITCHED_FIELDS = {"max_window_layers": "use_sliding_window"}
 
@@ -84,9 +89,13 @@ class HFConfig:
         self._alternatives: dict[str, tuple[Any, ...]] = {}
         self._nested: dict[str, HFConfig] = {}
         self._irrelevant: Collection[str] = () if prefix else IRRELEVANT_FIELDS
+        self._own_names: Mapping[str, str] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a field, of any type."""
@@ -111,6 +120,30 @@ class HFConfig:
         value = self._required(key, default)
         return value if isinstance(value, bool) else self.refuse(key, "true or false")
 
+    def model_type(self) -> str:
+        """The name of the model's type; empty if there is none."""
+        kind = self._values.get("model_type")
+        return kind if isinstance(kind, str) else ""
+
+    @contextmanager
+    def seen_as(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> "Iterator[HFConfig]":
+        """The fields as a family's reader knows them; what it reads of them counts as read here.
+
+        Args:
+            renamed: names in the family to names here.
+            defaults: names in the family to values that stand in for absent fields.
+        """
+        here = {name: renamed.get(name, name) for name in (*self._raw, *renamed)}
+        names = {family: own for family, own in here.items() if own in self._raw and family not in renamed.values()}
+        other = HFConfig(self.path, dict(defaults) | {x: self._raw[own] for x, own in names.items()}, self.prefix)
+        other._irrelevant, other._own_names = self._irrelevant, {**self._own_names, **renamed}
+        try:
+            yield other
+        finally:
+            self._read |= {renamed.get(key, key) for key in other._read}
+            self._alternatives |= {renamed.get(key, key): others for key, others in other._alternatives.items()}
+            self._nested |= {renamed.get(key, key): nested for key, nested in other._nested.items()}
+
     def only(self, key: str, *known: Any) -> Any:
         """An optional field that must be one of `known`; anything else is unsupported."""
         value = self.get(key)
@@ -130,7 +163,8 @@ class HFConfig:
         count = self.get(key)
         if type(count) is int and layer >= count:
             expected, fix = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
-            raise ConfigMismatchError(self.path, self.prefix + key, expected, str(count), fix)
+            key = self.prefix + self._own_names.get(key, key)
+            raise ConfigMismatchError(self.path, key, expected, str(count), fix)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -148,6 +182,12 @@ class HFConfig:
                 self.refuse(key, "an object")
             self._nested[key] = HFConfig(self.path, value, f"{self.prefix}{key}.")
         return self._nested[key]
+
+    def part(self, key: str, values: Mapping[str, Any]) -> "HFConfig":
+        """The fields of a model that is a part of this one, whose own fields are about its other parts."""
+        part = HFConfig(self.path, values, f"{self.prefix}{key}.")
+        part._irrelevant = IRRELEVANT_FIELDS
+        return part
 
     def text_config(self) -> "HFConfig":
         """The fields of the text model: of a model that sees as well, those of its `text_config`, if it has one."""
@@ -177,7 +217,7 @@ class HFConfig:
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
         fix = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.path, self.prefix + key, expected, value, fix)
+        raise ConfigMismatchError(self.path, self.prefix + self._own_names.get(key, key), expected, value, fix)
 
     def refuse_unread(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
@@ -189,7 +229,8 @@ class HFConfig:
         Raises:
             ConfigMismatchError: naming them.
         """
-        unread = self.unread() - set(allow)
+        unread = self.unread()
+        unread -= {key for key in unread if key in allow or key[len(self.prefix) :] in allow}
         if "quantization_config" in unread:
             expected, got = "weights in floating point", "quantised ones, which are not read"
             how = "get the model unquantised, or write it again so with its library"
@@ -202,6 +243,8 @@ class HFConfig:
         """Names of the fields that were not read and may matter."""
         unread = self._values.keys() - self._read - set(self._irrelevant)
         own = {self.prefix + key for key in unread if not self._is_off(key)}
+        if self._irrelevant:
+            own = {key for key in own if not key[len(self.prefix) :].startswith(IRRELEVANT_STARTS)}
         return own.union(*(nested.unread() for nested in self._nested.values()))
 
     def _is_off(self, key: str) -> bool:

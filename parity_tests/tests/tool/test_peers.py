@@ -25,7 +25,12 @@ PEERS, REFUSED = peers.peers(), peers.refused()
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("family", "name"), PEERS)
+def marks_of(family: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Of the models that are made of a type alone, two thirds stand back: `make peers` asks a part of them."""
+    return () if peers.asked_by_default(family, name) else (pytest.mark.left_out,)
+
+
+@pytest.mark.parametrize(("family", "name"), [pytest.param(*key, marks=marks_of(*key)) for key in PEERS])
 def test_the_same_numbers(family: str, name: str, tmp_path: Path) -> None:
     """From their file through each of our trees: both outputs within the bound; and their tensors back, bit by bit."""
     peer = PEERS[family, name]
@@ -33,15 +38,24 @@ def test_the_same_numbers(family: str, name: str, tmp_path: Path) -> None:
     count = 0
     for found, ratios in measured(peer, tmp_path):
         assert set(ratios) == {THEIRS, *PACKAGES} and all(worst <= 1 for worst in ratios.values()), ratios
+        count += 1
+        if found.save is None:
+            continue
         back, held = tmp_path / "back", found.load(attn_np)
         weights.write(back, held.config, held.params(), layout=family, **found.save)
         again = weights.tensors(back)
         theirs = {layouts.get(family).key_as_in_tables(name): x for name, x in weights.tensors(found.file).items()}
         ends = {key: [name for name in theirs if name.endswith(key) or key.endswith(name)] for key in again}
+        # Kin of a family may have another word before their layers than the family.
+        ends = {key: names or [x for x in theirs if layer_on(x) == layer_on(key)] for key, names in ends.items()}
         same = {key: theirs[max(names, key=len)] for key, names in ends.items()}
         assert bits(same) == bits(again)
-        count += 1
     assert count
+
+
+def layer_on(key: str) -> str:
+    """A key from its layer's number on."""
+    return key.partition("layers.")[2] or key
 
 
 @pytest.mark.parametrize(("family", "why"), REFUSED)

@@ -8,6 +8,7 @@ peers --record` records them again.
 import pytest
 
 from attn_np.weights._pretrained import layout_of_model_type
+from parity_tests.peers import asked_by_default
 from parity_tests.peers._recorded import (
     DEFAULTS,
     LAYERS,
@@ -20,6 +21,11 @@ from parity_tests.peers._recorded import (
     of_a_model,
     of_the_library,
 )
+
+
+def marks_of(model: str) -> tuple[pytest.MarkDecorator, ...]:
+    """As the numbers of these models, which `make peers` asks in parts."""
+    return () if asked_by_default(*model.split(", ", 1)) else (pytest.mark.left_out,)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -76,7 +82,7 @@ def test_what_is_recorded_is_the_librarys(model_type: str) -> None:
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("model", [pytest.param(name, marks=marks_of(name)) for name in models()])
 def test_what_is_recorded_of_a_model_is_what_is_held_against_the_library(model: str) -> None:
     """By `test_peers`, which compares the numbers of these layers."""
     pytest.importorskip("transformers")

@@ -17,6 +17,7 @@ from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights.layouts._hf_config import HFConfig
+from parity_tests.peers._recorded import PART
 from parity_tests.tests.weights.test_absent_fields import RECORDED, in_words, less
 
 FILE = Path(__file__).with_name("changed_fields.json")
@@ -26,6 +27,7 @@ Fields = dict[str, Any]
 
 def read(fields: Fields, layer: int, part: str | None) -> tuple[Fields | None, set[str]]:
     """Our config of a layer, None where it is refused; and every field that was asked for."""
+    part = part or PART.get(fields["model_type"])
     family, hf = layouts.get(layout_of_model_type()[fields["model_type"]]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:

@@ -443,7 +443,6 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Gemma 3 scaled twice": (GEMMA3 | BOTH3 | {"rope_scaling": {"factor": 8.0}}, "'rope_scaling': expected fields"),
     "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a number above 0"),
-    "Gemma 3 that sees pictures": ({"model_type": "gemma3", "text_config": GEMMA3}, "'model_type': expected the name"),
     "Phi-3 with the first name of its factors": (
         PHI3 | {"rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "su"}},
         "'rope_scaling.rope_type': expected one of .*, got 'su'",

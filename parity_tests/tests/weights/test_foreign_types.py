@@ -20,7 +20,7 @@ from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
 from attn_np.weights.layouts._base import differences
 from attn_np.weights.layouts._hf_config import HFConfig
-from parity_tests.peers._recorded import less, names_of
+from parity_tests.peers._recorded import PART, less, names_of
 from parity_tests.tests.weights.test_absent_fields import RECORDED
 from parity_tests.tests.weights.test_pretrained import LLAMA, llama, model
 
@@ -44,6 +44,7 @@ LLAMA4: Fields = {
 def of_layer(fields: Fields, layer: int, part: str | None = None, **options: Any) -> tuple[str, Config]:
     """The name of the table and the config of a layer of a known family."""
     family = layouts.get(layout_of_model_type()[fields["model_type"]])
+    part = part or PART.get(fields["model_type"])
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     return table_name_and_config(HFConfig("config.json", fields), family, layer, find_part(family, part), **options)
 
@@ -281,26 +282,16 @@ SMALL: Fields = {
 AT = "model.layers.{layer}.self_attn"
 ROPE4 = {"num_local_experts": 2, "moe_layers": [], "no_rope_layers": [1, 1], "rms_norm_eps": 0.125}
 RIGHT = {
-    "Gemma 1 as Llama": ("GemmaForCausalLM", SMALL, {"layout": "llama"}),
-    "Gemma 1 as Gemma 2": (
-        "GemmaForCausalLM",
-        SMALL,
-        {"layout": "gemma2", "scale": 6**-0.5, "softcap": None, "window": None},
-    ),
+    "Gemma 1": ("GemmaForCausalLM", SMALL, {"layout": "llama"}),
     "Helium": ("HeliumForCausalLM", SMALL | {"hidden_size": 24}, {"layout": "cohere"}),
-    "Ernie 4.5": ("Ernie4_5ForCausalLM", SMALL, {"layout": "cohere", "allow": ["use_bias"]}),
+    "Ernie 4.5": ("Ernie4_5ForCausalLM", SMALL, {"layout": "cohere"}),
     "Llama 4 with yarn": ("Llama4ForCausalLM", SMALL | ROPE4 | {"rope_parameters": YARN}, {}),
     "Llama 4 with longrope": ("Llama4ForCausalLM", SMALL | ROPE4 | {"rope_parameters": LONGROPE}, {}),
 }
 WRONG = {
-    "Gemma 1": ("GemmaForCausalLM", {}, {"layout": "gemma2"}, "pass scale=, softcap="),
-    "Helium": ("HeliumForCausalLM", {}, {"layout": "llama"}, "'helium': it rotates neighbouring .*layout='cohere'"),
-    "Ernie 4.5": (
-        "Ernie4_5ForCausalLM",
-        {},
-        {"layout": "llama", "allow": ["use_bias"]},
-        "'ernie4_5': it rotates neighbouring .*layout='cohere'",
-    ),
+    "Gemma 1": ("GemmaForCausalLM", {}, {"layout": "gemma2"}, "got 'gemma'; leave layout= out"),
+    "Helium": ("HeliumForCausalLM", {}, {"layout": "llama"}, "got 'helium'; leave layout= out"),
+    "Ernie 4.5": ("Ernie4_5ForCausalLM", {}, {"layout": "llama"}, "got 'ernie4_5'; leave layout= out"),
     "Nanochat": (
         "NanoChatForCausalLM",
         {},

@@ -1,0 +1,88 @@
+"""Models that see or hear beside reading: the text model in them, whose layers are those of a family."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_np.weights._errors import ConfigMismatchError
+from attn_np.weights.layouts._hf_config import HFConfig
+
+# By `model_type`, the text model's own if its `text_config` does not say it.
+TEXT_MODELS: Mapping[str, str] = {
+    "aria": "aria_text",
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
+    "emu3": "emu3_text_model",
+    "fuyu": "persimmon",
+    "gemma3": "gemma3_text",
+    "got_ocr2": "qwen2",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "janus": "llama",
+    "lfm2_vl": "lfm2",
+    "lighton_ocr": "qwen3",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_next_video": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "moss_transcribe_diarize": "qwen3",
+    "ovis2": "qwen2",
+    "paligemma": "gemma",
+    "qwen2_audio": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "smolvlm": "llama",
+    "video_llava": "llama",
+    "vipllava": "llama",
+    "voxtral": "llama",
+}
+# Sizes that a `text_config` may leave out, as it means its library's own.
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "gemma": {"hidden_size": 3072, "num_attention_heads": 16},
+    "gemma3_text": {"hidden_size": 2304, "num_attention_heads": 8},
+    "llama": {"hidden_size": 4096, "num_attention_heads": 32},
+    "mistral": {"hidden_size": 4096, "num_attention_heads": 32},
+    "qwen2": {"hidden_size": 4096, "num_attention_heads": 32},
+}
+# What stands before the text model's keys.
+PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "text_model.", "")
+
+
+# Models that read a prompt in both directions, and what follows it in one.
+PREFIX_MODELS = ("paligemma",)
+
+
+def require_direction(hf: HFConfig, fields: Mapping[str, Any]) -> None:
+    """Refuse a model whose layers read in both directions or in one, depending on the text, if the caller does not say.
+
+    Raises:
+        ConfigMismatchError: the fields have no `causal`.
+    """
+    if hf.model_type() in PREFIX_MODELS and "causal" not in fields:
+        expected = "the direction, as this model reads a prompt in both and what follows it in one"
+        fix = "pass causal=False for a layer that reads a prompt, causal=True for one that writes"
+        raise ConfigMismatchError(hf.path, "causal", expected, "none", fix)
+
+
+def text_model(hf: HFConfig, *, named: bool) -> tuple[HFConfig, tuple[str, ...]]:
+    """The fields of the text model and the prefixes its keys may have; of another model, its own fields and no prefix.
+
+    Args:
+        hf: the fields of a `config.json`.
+        named: whether the caller names the layout, so that a `text_config` of any model is read by it.
+    """
+    kind = hf.model_type()
+    if kind not in TEXT_MODELS and not (named and "text_config" in hf and "hidden_size" not in hf):
+        return hf, ("",)
+    stated: dict[str, Any] = hf.get("text_config", {})
+    if not isinstance(stated, dict):
+        hf.refuse("text_config", "an object")
+    text_kind = stated.get("model_type") or TEXT_MODELS.get(kind, "")
+    defaults = SIZES.get(text_kind, {}) if kind in TEXT_MODELS else {}
+    if kind in PREFIX_MODELS:
+        stated = {key: x for key, x in stated.items() if key not in ("use_bidirectional_attention", "num_image_tokens")}
+    return hf.part("text_config", {**defaults, **stated, "model_type": text_kind}), PREFIXES
