@@ -285,7 +285,7 @@ def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
     if keyed(config):
         assert not grads["dquery"][0, 2].any()
         chosen = getattr(config, "estimator", None) == "argmax"  # a choice has no gradient, and no query gets any
-        assert grads["dquery"][0, 1].any() != chosen
+        assert np.delete(grads["dquery"], 2, 1).any() != chosen
 
 
 @pytest.mark.parametrize(
