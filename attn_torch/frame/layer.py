@@ -116,7 +116,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
                 continue
             initial_value, limit = own[name].initial_value(), fans[name] ** -0.5
             if initial_value is not None:
-                param.copy_(torch.tensor(initial_value, device=param.device, dtype=param.dtype))
+                param.copy_(torch.tensor(initial_value, dtype=param.dtype))
             elif own[name].normal:
                 param.normal_()
             else:
