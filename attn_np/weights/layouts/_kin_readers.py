@@ -141,7 +141,7 @@ def attending_granite(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[st
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
     attend_or_refuse(hf, layer)
     fields: dict[str, Any] = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
-    if hf.get("position_embedding_type") == "rope":
+    if hf.only("position_embedding_type", "rope", "nope") == "rope":
         return "decoder", fields | whole_head_rotary(hf, fields["head_dim"])
     return "decoder", fields | skip_rotary(hf)
 
