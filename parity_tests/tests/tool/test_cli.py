@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import attn_np
 from attn_np import contract, weights
+from attn_np.weights import layouts
 from parity_tests.commands.app import app
 from parity_tests.judge import checkpoint, runner
 from parity_tests.judge.cases import Case
@@ -296,7 +297,7 @@ def test_convert_names_the_flag_of_the_source(tmp_path: Path) -> None:
     save_file(dict(attn_np.build("mha", d_model=6, num_heads=2).params()), path)
     result = RUN.invoke(app, ["convert", str(path), str(tmp_path / "out.safetensors"), "--to", "torch_mha"])
     assert result.exit_code == 2
-    first = attn_np.weights.layouts.names()[0]
+    first = layouts.names()[0]
     assert f"else name its --from, one of {first}" in result.output and "--layout" not in result.output
 
 
