@@ -66,7 +66,9 @@ def check_cut(who: str, shape: tuple[int, ...], devices: Any, layout: Any) -> No
     require(len(shape) >= 2, who, "x with the axes b t ...", shape, "put the batch first, then the positions")
     factor = 2 * devices if layout == "zigzag" else devices
     expected = f"positions in a multiple of {factor}, for {devices} devices and layout={layout!r}"
-    require(shape[1] % factor == 0, who, expected, shape[1], "pad the sequence, and say lengths=")
+    require(
+        shape[1] % factor == 0, who, expected, shape[1], "pad the sequence at its end; without causality, say lengths="
+    )
 
 
 def check_parts(who: str, shape: tuple[int, ...], layout: Any, axes: str) -> None:
@@ -227,13 +229,18 @@ def check_layer(config: Any, training: bool, options: Mapping[str, Any]) -> None
         ValueError: a layer that is not causal or keeps states, masks and biases, or dropout in training.
     """
     who, axes = f"apply: {config.variant}", config.cache_axes()
-    require(bool(axes), who, "a causal layer", "one without a cache", "set causal=True, or shard its batch and heads")
+    fix = ("set causal=True, or " if hasattr(config, "causal") else "") + "shard its batch and heads"
+    require(bool(axes), who, "a causal layer that keeps keys", config.why_no_cache(), fix)
     states = [name for name, letters in axes.items() if "s" not in letters.split()]
-    require(not states, who, "keys in the cache", f"a state, {' and '.join(states)}", "call parallel.recur by hand")
+    fix = "shard its batch and heads, or call parallel.recur on projections of your own"
+    require(not states, who, "a layer that attends to keys", f"one with a state ({', '.join(states)})", fix)
     by_pair = {name for name, arg in config.arguments().items() if {"t", "s"} <= set(arg.axes.split())}
     refused = {"mask", "bias", "keep", "step"} | by_pair
     given = [name for name, x in options.items() if name in refused and x is not None]
     require(not given, who, "arguments that know of devices", f"{' and '.join(given)}=", "leave them out")
+    known = {*config.arguments(), "tape", "return_weights", "implementation"}
+    unknown = [name for name in options if name not in known]
+    require(not unknown, who, "arguments of the layer's call", " and ".join(unknown), "see help of the layer's call")
     is_random = training and getattr(config, "dropout", 0) > 0
     require(not is_random, who, "a layer without dropout", "training mode and dropout", "call eval(), or set dropout=0")
 

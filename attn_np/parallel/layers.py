@@ -13,7 +13,7 @@ from attn_np.parallel.attention import ring_attend
 from attn_np.parallel.layouts import from_devices, positions
 
 
-def apply(layer: Any, query: Array, *inputs: Array, layout: str = "contiguous", **options: Any) -> Array:
+def apply(layer: Any, query: Array, *inputs: Array, layout: str = "contiguous", **options: Any) -> Any:
     """What a causal layer that caches keys gives for a whole sequence, of which each device has a part: `n b t o`.
 
     Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
@@ -59,4 +59,4 @@ def apply(layer: Any, query: Array, *inputs: Array, layout: str = "contiguous", 
         head_axis=contract.has_head_axis(config), gather=gather, ring=ring,
     )  # fmt: skip
     y = layer(rows(query), *map(rows, inputs), **{name: rows(x) for name, x in options.items()}, step=step)
-    return devices(y)
+    return tuple(map(devices, y)) if isinstance(y, tuple) else devices(y)

@@ -14,6 +14,8 @@ def use_up(cache: Any) -> None:
 def read_lengths(cache: Any) -> list[int]:
     """The lengths of a cache as Python's numbers: those that were noted, where the array is what it was then.
 
+    In inference mode PyTorch does not count what is written to an array, so there lengths must change by the cache's
+    methods alone.
     To read an array back from a device waits for all that the device has to do.
     """
     lengths, version = getattr(cache, "noted_lengths", (None, None))

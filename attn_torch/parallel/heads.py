@@ -19,11 +19,12 @@ class Heads(ParallelStyle):
 
     The layer takes plain tensors that all processes have, the batch and the positions whole, and gives such a tensor:
     the sum over heads in the output projection is the one all-reduce of a call. A parameter without an axis of heads,
-    or with fewer heads than would divide, as few heads of keys, is whole in every process.
+    or with fewer heads than would divide, as few heads of keys, is whole in every process. A tape holds DTensors.
 
     Raises, as it is applied:
         TypeError: a module that is no layer of attn_torch.
-        ValueError: a layer without heads, or none of whose heads the processes divide.
+        ValueError: a layer without heads, or none of whose heads the processes divide; in a call, dropout in training
+            without a keep-mask.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -50,7 +51,13 @@ class Heads(ParallelStyle):
             layer.register_parameter(name, nn.Parameter(part, requires_grad=param.requires_grad))
 
         def take(layer: nn.Module, given: Any, options: Any) -> Any:
-            return mapped(given, whole), mapped(options, whole)
+            dropout = getattr(layer.config, "dropout", 0)
+            if layer.training and dropout and options.get("keep") is None:
+                raise ValueError(
+                    f"Heads: expected a layer without dropout in training, got dropout={dropout}; set it to 0, call "
+                    "eval(), or pass keep="
+                )
+            return mapped(given, whole), {n: x if n == "tape" else mapped(x, whole) for n, x in options.items()}
 
         def whole(x: Tensor) -> Tensor:
             return x if isinstance(x, DTensor) else DTensor.from_local(x, device_mesh, [Replicate()], run_check=False)

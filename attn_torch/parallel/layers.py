@@ -14,6 +14,7 @@ from attn_torch.ops.specs import spec_of
 from attn_torch.parallel.attention import ring_attend
 from attn_torch.parallel.layouts import in_order, positions
 from attn_torch.parallel.messages import group_of, same_call
+from attn_torch.parallel.visibility import described
 
 
 def apply(
@@ -44,7 +45,13 @@ def apply(
     def describe() -> tuple[str, tuple[int, int]]:
         contract.check_layer(config, layer.training, options)
         b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
-        return f"{config.variant} of queries {b, t}; layout={layout!r}", (b, t)
+        given = {"query": query, **{f"input {i}": x for i, x in enumerate(inputs)}, **dict(sorted(options.items()))}
+        given["tape"] = options.get("tape") is not None  # what a tape holds is each process's own
+        words = (described(name, x) for name, x in given.items())
+        return f"{config.variant} in {'training' if layer.training else 'evaluation'}; {'; '.join(words)}; {layout=}", (
+            b,
+            t,
+        )
 
     b, t = same_call("apply", group, query.device, describe)
     n, here = dist.get_world_size(group), positions(t, group=group, layout=layout, device=query.device)

@@ -12,6 +12,8 @@ from attn_np.weights._errors import ConfigMismatchError, first_names
 from attn_np.weights._paths import open_regular
 
 CONFIG = "config.json"
+# Where null is not the same as a field that a file leaves out, and a type's own default.
+NULL_SAYS = ("head_dim", "num_key_value_heads", "q_lora_rank", "sliding_window")
 MAX_CONFIG = 2**22
 MANY = 2**5 * 3**2 * 5 * 7  # divisible by any number of heads that is likely
 ALLOW = "pass allow= with the names of those that leave attention as it is"
@@ -135,7 +137,9 @@ class HFConfig:
         """
         here = {name: renamed.get(name, name) for name in (*self._raw, *renamed)}
         names = {family: own for family, own in here.items() if own in self._raw and family not in renamed.values()}
-        other = HFConfig(self.path, dict(defaults) | {x: self._raw[own] for x, own in names.items()}, self.prefix)
+        stated = {x: self._raw[own] for x, own in names.items()}
+        kept = {x: value for x, value in stated.items() if value is not None or x in NULL_SAYS or x not in defaults}
+        other = HFConfig(self.path, dict(defaults) | kept, self.prefix)
         other._irrelevant, other._own_names = self._irrelevant, {**self._own_names, **renamed}
         try:
             yield other

@@ -26,6 +26,7 @@ from attn_np.weights.layouts._kin_readers import (
     some_attend,
     switched_window,
     towers_in_both_directions,
+    typed_windows,
     windowed_cohere,
     windowed_normed,
     windows_by_type,
@@ -176,7 +177,7 @@ KIN: dict[str, Kin] = {
         skip=("vision_config", "audio_config", "embd_layer", "img_processor", "audio_processor"),
     ),
     "qwen3_vl_moe": Kin("qwen3_vl"),
-    "qwen3_vl_moe_text": Kin("qwen3_vl"),
+    "qwen3_vl_moe_text": Kin("qwen3_vl", {"num_key_value_heads": 16}),
     # Granite's
     "granitemoe": Kin("granite"),
     "granitemoeshared": Kin("granite", skip=GRANITE_MOE),
@@ -196,7 +197,7 @@ KIN: dict[str, Kin] = {
         skip=("input_jitter_noise", "lm_head_bias"),
     ),
     # Qwen's
-    "qwen2_moe": Kin("qwen2", {"num_key_value_heads": 16}, only={"qkv_bias": (True,)}),
+    "qwen2_moe": Kin("qwen2", {"num_key_value_heads": 16}, only={"qkv_bias": (True,)}, reader=typed_windows),
     "qwen3_moe": Kin("qwen3", {"num_key_value_heads": 4}, reader=switched_window),
     "dots1": Kin("qwen3", {"max_window_layers": 62}, reader=windowed_normed),
     "apertus": Kin(
@@ -211,7 +212,9 @@ KIN: dict[str, Kin] = {
     "exaone4": Kin("qwen3", {"rms_norm_eps": 1e-5}, reader=windows_that_rotate(4, 4096)),
     "exaone_moe": Kin("qwen3", {"rms_norm_eps": 1e-5}, reader=windows_that_rotate(4, 4096)),
     "kolibri1": Kin(
-        "qwen3", {"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6}, reader=windows_that_rotate(5, 513)
+        "qwen3",
+        {"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6},
+        reader=windows_that_rotate(5, 513, pattern_field=False),
     ),
     "mellum": Kin("qwen3", {"num_key_value_heads": 4, "head_dim": 128}, reader=positions_by_type),
     "qwen3_5_moe_text": Kin("qwen3_5", {"num_key_value_heads": 2}),

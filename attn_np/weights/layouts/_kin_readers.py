@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attn_np.weights.layouts import clip
+from attn_np.weights.layouts import clip, qwen2
 from attn_np.weights.layouts._decoder import (
     biases,
     is_sliding,
@@ -75,16 +75,22 @@ def output_bias_apart(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[st
     return table, fields | {"output_bias": hf.flag("attention_out_bias", False)}
 
 
-def windows_that_rotate(every: int, window: int) -> Reader:
-    """As `normed`: a layer with a window rotates, one without does not if others have one."""
+def windows_that_rotate(every: int, window: int, *, pattern_field: bool = True) -> Reader:
+    """As `normed`: a layer with a window rotates, one without does not if others have one.
+
+    Args:
+        every: each layer of this number has no window, unless the file says otherwise.
+        window: the default.
+        pattern_field: whether the type has a field for that number.
+    """
 
     def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         fields: dict[str, Any] = sizes(hf) | biases(hf) | {"norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
-        pattern = hf.get("sliding_window_pattern", every)
+        pattern = hf.get("sliding_window_pattern", every) if pattern_field else every
         if isinstance(pattern, str) and pattern:  # a letter for each layer: L is local
             sliding = pattern[layer % len(pattern)] == "L"
         else:
-            number = hf.integer("sliding_window_pattern", every)
+            number = hf.integer("sliding_window_pattern", every) if pattern_field else every
             sliding = number > 0 and (layer + 1) % number != 0
         none = hf.is_null("sliding_window")
         if is_sliding(hf, layer, lambda n: "sliding_attention" if sliding and not none else "full_attention"):
@@ -95,6 +101,13 @@ def windows_that_rotate(every: int, window: int) -> Reader:
         return "decoder", fields | (whole_head_rotary(hf, fields["head_dim"]) if none else skip_rotary(hf))
 
     return read
+
+
+def typed_windows(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """Qwen 2 whose windows are those that `layer_types` says: without it releases of the library differ."""
+    if hf.flag("use_sliding_window", False) and "layer_types" not in hf:
+        hf.refuse("layer_types", "a type for each layer, as use_sliding_window is on", None)
+    return qwen2.table_and_fields(hf, layer, part)
 
 
 def positions_by_type(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:

@@ -187,6 +187,10 @@ def call_of(case: str, rank: int, mesh: Any) -> Callable[[], Any]:
         case "rules":
             arrays["q"] = arrays["q"][:, :, :2]
             return lambda: parallel.recur(**arrays, rule="delta" if second else "linear")
+        case "a tape" | "an unknown argument":
+            layer: Any = attn_torch.build("mha", d_model=4, num_heads=2, causal=True)
+            options: dict[str, Any] = {"tape": {}} if case == "a tape" else {"spiral": True}
+            return lambda: parallel.apply(layer, torch.zeros(1, 2, 4), **(options if second else {}))
         case "two axes":
             return lambda: parallel.ring_attend(**arrays, group=mesh)
         case "no group":

@@ -46,8 +46,12 @@ def test_a_layer_over_devices_is_that_of_one(layer: str, found: dict[str, dict[s
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "not causal": ("mha", {}, "mha: expected a causal layer, got one without a cache; set causal=True"),
-    "a state": ("delta", {"head_dim": 2}, "delta: expected keys in the cache, got a state, state; call parallel.recur"),
+    "not causal": ("mha", {}, "mha: expected a causal layer that keeps keys, got causal=False; set causal=True"),
+    "a state": (
+        "delta",
+        {"head_dim": 2},
+        "delta: expected a layer that attends to keys, got one with a state",
+    ),
     "a mask": ("mha", {"causal": True}, "mha: expected arguments that know of devices, got mask=; leave them out"),
     "a layout": (
         "mha",

@@ -79,6 +79,9 @@ def test_a_layer_over_devices_is_that_of_one(layer: str) -> None:
     given = {
         n: arrays[n] if axis is None else to_devices(arrays[n], devices=4, layout=layout) for n, axis in axes.items()
     }
+    if "out1" in want:
+        y, weights = attn_np.parallel.apply(one, **given, layout=layout, return_weights=True)
+        assert weights.shape[:3] == y.shape[:2] + weights.shape[2:3]
     y = attn_np.parallel.apply(one, **given, layout=layout)
     assert ratio(from_devices(y, layout=layout), want["y"]) <= 1
 

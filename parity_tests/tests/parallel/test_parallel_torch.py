@@ -53,6 +53,11 @@ DIFFERENT: dict[str, tuple[str, str]] = {
     "one of them": (f"ring_attend: {SAME} q of shape", "ring_attend: expected layout to be one of contiguous, zigzag,"),
     "gradients": (f"ring_attend: {SAME} k of shape (2, 6, 2, 3) and torch.float64 in process 0 and k of shape", ""),
     "rules": (f"recur: {SAME} rule='linear' in process 0 and rule='delta' in process 1 of the group; give all of", ""),
+    "a tape": (f"apply: {SAME} tape=False in process 0 and tape=True in process 1 of the group; give all of them", ""),
+    "an unknown argument": (
+        f"apply: {SAME} mha in evaluation in process 0 and a call that it refuses in process 1",
+        "apply: mha: expected arguments of the layer's call, got spiral; see help of the layer's call",
+    ),
     "two axes": (
         "ring_attend: expected a mesh with one axis, got axes ('data', 'seq'); take the one of the sequence",
         "",

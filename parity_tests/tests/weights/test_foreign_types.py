@@ -19,7 +19,8 @@ from attn_np.weights._known_types import KNOWN_TYPES
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
 from attn_np.weights.layouts._base import differences
-from attn_np.weights.layouts._hf_config import HFConfig
+from attn_np.weights.layouts._hf_config import NULL_SAYS, HFConfig
+from attn_np.weights.layouts._kin import KIN
 from parity_tests.peers._recorded import PART, less, names_of
 from parity_tests.tests.weights.test_absent_fields import RECORDED
 from parity_tests.tests.weights.test_pretrained import LLAMA, llama, model
@@ -58,6 +59,22 @@ def is_number(x: Any) -> bool:
 
 # A field, and one from which it would follow.
 TOGETHER = {"no_rope_layers": ("no_rope_layer_interval",)}
+
+
+@pytest.mark.parametrize("name", [n for n, x in RECORDED.items() if x["fields"]["model_type"] in KIN])
+def test_a_null_is_a_field_that_is_left_out(name: str) -> None:
+    """Of those that have a default of the type's own; but for the few where null has a meaning of its own."""
+    recorded = RECORDED[name]
+    fields, part, layer = recorded["fields"], recorded["part"], max(map(int, recorded["layers"]))
+
+    def read(fields: Fields) -> Any:
+        try:
+            return of_layer(fields, layer, part)
+        except WeightFileError as error:
+            return type(error)
+
+    for key in sorted(KIN[fields["model_type"]].defaults.keys() - {*NULL_SAYS}):
+        assert read(fields | {key: None}) == read(less(fields, key)), key
 
 
 @pytest.mark.parametrize("name", RECORDED)
