@@ -17,8 +17,8 @@ def sharded_as_after(turn: Callable[[Any, Any], Any], carry: Any, xs: Any) -> An
 
 
 def with_heads_of(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Keys or values `b s h k`, of which each head lies where that of `like`, `b t h k`, does."""
+    """Keys or values `b s h ...`, of which each head lies where that of `like`, `b t h ...`, does."""
     if AxisType.Explicit not in jax.typeof(like).sharding.mesh.axis_types:
         return x
-    b, s, _, k = jax.typeof(x).sharding.spec
-    return jax.sharding.reshard(x, P(b, s, jax.typeof(like).sharding.spec[2], k))
+    b, s, _, *rest = jax.typeof(x).sharding.spec
+    return jax.sharding.reshard(x, P(b, s, jax.typeof(like).sharding.spec[2], *rest))

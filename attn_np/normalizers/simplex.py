@@ -63,7 +63,7 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
         above_one = weights(detach(z), middle).sum(-1)[..., None] >= 1.0
         return where(above_one, middle, low), where(above_one, high, middle)
 
-    low = zeros(top.shape, top)
+    low = where(overflowed, 0.0, where(overflowed, top, 0.0))  # zeros that lie on a mesh as the scores do
     threshold, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
     # The threshold has no gradient so far. It moves with the z by the slopes p^(2 - alpha): the weights' sum stays 1.
     probs = detach(weights(z, threshold))
