@@ -22,10 +22,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "window": ("mha", {"d_model": 12, "num_heads": 4, "causal": True, "window": (2, None)}, "plain"),
     "sinks": ("sinks", {"d_model": 12, "num_heads": 4}, "plain"),
 }
-# Those with heads; and of these, those that send something before the sum: talking heads are mixed, by definition, and
+# Those with heads; and of these, those that send something before the sum: talking heads are mixed, by definition; of
+# `block_sparse` heads and batch become one axis; and
 # in the delta rules and the chunks of retention DTensor gathers what it need not.
 HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
-TALK = ("talking_heads", "delta", "gated_delta", "kda", "retention")
+TALK = ("talking_heads", "block_sparse", "delta", "gated_delta", "kda", "retention")
 # How often a layer sums over its heads: axial projects its rows before it attends along its columns.
 SUMS = {"axial": 2}
 # Those with parameters, whose batch is split by FSDP2 and DDP.
