@@ -11,12 +11,14 @@ from attn_jax.frame.layer import Layer, Output
 from attn_jax.ops import (
     Array,
     clip,
+    cumsum,
     known_range,
     layer_norm,
     linear,
     record,
     rms_norm,
     sigmoid,
+    softplus,
     take,
     upcast,
     where,
@@ -77,6 +79,8 @@ class DecoderAttention(Layer[Config]):
     w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d g v"]
     w_gate: Float[Array, "d h v"] | None
+    w_forget: Float[Array, "d h"] | None
+    b_forget: Float[Array, "h"] | None
     w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
@@ -120,7 +124,16 @@ class DecoderAttention(Layer[Config]):
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         q_scale = query_scales(c, positions, sizes["t"], like=query, step=call.step)
         q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
-        context = call.attend(q, k, v, sinks=upcast(self.sinks))
+        more = {}
+        if self.w_forget is not None:
+            # D_ij = c_i - c_j for the running sums c of the gates' logarithms, and a softmax does not see c_i.
+            forget_scores = record(tape, forget_scores=linear("bsd,dh->bsh", key, self.w_forget, self.b_forget))
+            log_forget = call.zero_unseen_keys("bhts->bsh", -softplus(-forget_scores))
+            k, v, log_forget = call.cached(k=k, v=v, log_forget=log_forget)
+            log_forget = record(tape, log_forget=log_forget)
+            key_bias = record(tape, key_bias=-cumsum(log_forget, 1).swapaxes(1, 2)[:, :, None])  # b h 1 s
+            more = {"relative_bias_fn": lambda _: key_bias, "varies_by_sequence": True}
+        context = call.attend(q, k, v, **more, sinks=upcast(self.sinks))
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)

@@ -788,6 +788,10 @@ def build(
 ) -> EntmaxAttention: ...
 @overload
 def build(
+    variant: Literal["forgetting"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
+) -> DecoderAttention: ...
+@overload
+def build(
     variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload

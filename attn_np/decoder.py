@@ -15,12 +15,15 @@ from attn_np.ops import (
     Array,
     Tape,
     clip,
+    cumsum,
     known_range,
     layer_norm,
     linear,
     record,
+    reverse_cumsum,
     rms_norm,
     sigmoid,
+    softplus,
     take,
     upcast,
     where,
@@ -31,7 +34,9 @@ from attn_np.ops.vjp import (
     linear_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
+    softplus_vjp,
     sum_grads,
+    sum_to,
 )
 from attn_np.positions.rotary import (
     Positions,
@@ -111,6 +116,8 @@ class DecoderAttention(Layer[Config]):
     w_k: Float[Array, "d g k"]
     w_v: Float[Array, "d g v"]
     w_gate: Float[Array, "d h v"] | None
+    w_forget: Float[Array, "d h"] | None
+    b_forget: Float[Array, "h"] | None
     w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
@@ -154,7 +161,16 @@ class DecoderAttention(Layer[Config]):
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         q_scale = query_scales(c, positions, sizes["t"], like=query, step=call.step)
         q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
-        context = call.attend(q, k, v, sinks=upcast(self.sinks))
+        more = {}
+        if self.w_forget is not None:
+            # D_ij = c_i - c_j for the running sums c of the gates' logarithms, and a softmax does not see c_i.
+            forget_scores = record(tape, forget_scores=linear("bsd,dh->bsh", key, self.w_forget, self.b_forget))
+            log_forget = call.zero_unseen_keys("bhts->bsh", -softplus(-forget_scores))
+            k, v, log_forget = call.cached(k=k, v=v, log_forget=log_forget)
+            log_forget = record(tape, log_forget=log_forget)
+            key_bias = record(tape, key_bias=-cumsum(log_forget, 1).swapaxes(1, 2)[:, :, None])  # b h 1 s
+            more = {"relative_bias_fn": lambda _: key_bias, "varies_by_sequence": True}
+        context = call.attend(q, k, v, **more, sinks=upcast(self.sinks))
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
@@ -177,7 +193,16 @@ class DecoderAttention(Layer[Config]):
             dquery_gate, dw["w_gate"], dw["b_gate"] = linear_vjp(
                 "btd,dhv->bthv", query, self.w_gate, self.b_gate, sigmoid_vjp(gate, dgate)
             )
-        dq, dk, dv = back.attend(dcontext)
+        dq, dk, dv = back.attend(dcontext, relative_bias=self.w_forget is not None)
+        dkey_forget = None
+        if self.w_forget is not None:
+            dkey_bias = record(tape, dkey_bias=sum_to(tape["dbiased"], tape["key_bias"].shape))
+            dlog_forget = record(tape, dlog_forget=-reverse_cumsum(dkey_bias)[:, :, 0].swapaxes(1, 2))
+            dlog_forget = back.zero_unseen_keys("bhts->bsh", dlog_forget)
+            dforget_scores = record(tape, dforget_scores=softplus_vjp(-tape["forget_scores"], dlog_forget))
+            dkey_forget, dw["w_forget"], dw["b_forget"] = linear_vjp(
+                "bsd,dh->bsh", key, self.w_forget, self.b_forget, dforget_scores
+            )
         dw["sinks"] = None if self.sinks is None else tape["dsinks"]
         q_scale = query_scales(c, tape.get("positions"), dy.shape[1], like=dy)
         dq = dq if q_scale is None else record(tape, dq_tempered=dq) * q_scale
@@ -196,6 +221,7 @@ class DecoderAttention(Layer[Config]):
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
+        dkey = dkey if dkey_forget is None else sum_grads(dkey, dkey_forget)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dquery = dquery if dquery_gate is None else sum_grads(dquery, dquery_gate)
         return back.end(dquery, dkey, dvalue)

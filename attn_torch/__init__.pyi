@@ -786,6 +786,10 @@ def build(
 ) -> EntmaxAttention: ...
 @overload
 def build(
+    variant: Literal["forgetting"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.DecoderAttentionFields]
+) -> DecoderAttention: ...
+@overload
+def build(
     variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload

@@ -119,6 +119,7 @@ class DecoderAttentionFields(TypedDict, total=False):
     temperature_interval: int | None  # None
     sinks: bool  # False
     gate: bool  # False
+    forget_gate: bool  # False
     rope_base: float | None  # 10000.0
     rotary_dim: int | None  # None
     rope_layout: Literal["half", "interleaved"]  # "half"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract import _base
-from attn_np.contract._base import Param, Spec
+from attn_np.contract._base import Param, Preset, Spec
 from attn_np.contract._rotary import Rotary
 
 
@@ -42,6 +42,8 @@ class Config(Rotary):
         temperature_interval: how many positions that factor stays the same; 8192 in Llama 4.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
+        forget_gate: a gate between 0 and 1 of each position and head: an earlier key weighs less by the product of the
+            gates since then, as what a recurrent state holds would fade (FoX).
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
@@ -100,6 +102,8 @@ class Config(Rotary):
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "Qwen2-VL": "qkv_bias, rope_sections=(16, 24, 24)",
         "Qwen3-VL": "norm='rms', rope_sections=(24, 20, 20), rope_sections_interleaved",
+        "FoX (LLaMA)": "forget_gate, rope_base=None; FoX (Pro): also norm='rms' and a gate",
+        "f_t, c_t, D_ij (FoX)": "exp(log_forget); its running sum, minus key_bias; key_bias of j minus that of i",
         "gpt-oss": "sinks, both biases, rope_scaling='yarn', yarn_truncate=False, a window in every other layer",
     }
     cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
@@ -107,7 +111,7 @@ class Config(Rotary):
         "Touvron et al. 2023, Llama 2, arXiv:2307.09288, section 2.2 (shared heads, rotary positions); its parts: Su "
         "et al. 2021, arXiv:2104.09864; Ainslie et al. 2023, arXiv:2305.13245; Henry et al. 2020, arXiv:2010.04245; "
         "Gemma Team 2024, arXiv:2408.00118, section 2 (softcap); OpenAI 2025, arXiv:2508.10925 (sinks); Qiu et al. "
-        "2025, arXiv:2505.06708 (gate)"
+        "2025, arXiv:2505.06708 (gate); Lin et al. 2025, arXiv:2503.02130, section 3 (forget_gate)"
     )
     equals = (
         "num_kv_heads=num_heads, qkv_bias, output_bias and nothing else: rotary with causal=True",
@@ -123,6 +127,8 @@ class Config(Rotary):
         "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
         "Llama 4's temperature counts the query's own position, floor((position + 1) / interval); Ministral 3 does not",
         "the gate multiplies the heads' outputs before the output projection, not the layer's output",
+        "a forget gate of the query's own position does not touch its own key; only what lies between the two fades",
+        "a forget gate at padding must be 1: else what stands before the padding fades",
     )
 
     d_model: int
@@ -150,6 +156,7 @@ class Config(Rotary):
     temperature_interval: int | None = None
     sinks: bool = False
     gate: bool = False
+    forget_gate: bool = False
     rope_base: float | None = 10000.0
     rotary_dim: int | None = None
     rope_layout: str = "half"
@@ -179,7 +186,7 @@ class Config(Rotary):
         self.check_positive("temperature_interval", "chunk_size")
         self.check_window("window")
         self.check_rate("dropout")
-        self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
+        self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate", "forget_gate")
         for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):
             if getattr(self, name) is not None:
                 self.check_one_of(name, words)
@@ -205,6 +212,13 @@ class Config(Rotary):
             expected = "both of temperature_growth and temperature_interval, or none"
             got = f"temperature_growth={self.temperature_growth}, temperature_interval={self.temperature_interval}"
             raise _base.field_error(self.variant, expected, got, "give both or none of them")
+        if self.forget_gate:
+            hides = {name: getattr(self, name) for name in ("window", "chunk_size") if getattr(self, name) is not None}
+            hides |= {} if self.causal else {"causal": False}
+            hides |= {"sinks": True} if self.sinks else {}
+            got, fix = ", ".join(f"{name}={value}" for name, value in hides.items()), "leave one of them out"
+            expected = "a causal layer that sees all keys and has no sinks for forget_gate="
+            _base.require(not hides, self.variant, expected, got, fix)
         self.check_optional_rotary()
         if self.temperature_growth is not None:
             fix = "leave one of them out"
@@ -235,6 +249,7 @@ class Config(Rotary):
             params |= {"w_gate": Param("d h v", "d")}
             biases |= {"b_gate": Param("h v", "d")}
         params |= {"w_o": Param("h v o", "h v")}
+        params |= {"w_forget": Param("d h", "d"), "b_forget": Param("h", "d")} if self.forget_gate else {}
         params |= biases if self.qkv_bias else {}
         params |= {"b_o": Param("o", "h v")} if self.output_bias else {}
         start = 1.0 - self.norm_offset
@@ -263,6 +278,8 @@ class Config(Rotary):
             reasons["hidden_keys_may_as_well_not_be_there"] = why
         if self.rope_base is not None:
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        if self.forget_gate:
+            reasons["keys_have_no_order"] = "a key weighs less by the gates between it and the query"
         if self.temperature_growth is not None:
             reasons["keys_have_no_order"] = "scores depend on the query's position"
         if self.norm is not None:
@@ -286,7 +303,8 @@ class Config(Rotary):
         return reasons
 
     def cache_axes(self) -> dict[str, str]:
-        return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
+        own = {"log_forget": "b s h"} if self.forget_gate else {}
+        return {"k": "b s g k", "v": "b s g v"} | own if self.causal else {}
 
 
 EXAMPLES = {
@@ -356,5 +374,23 @@ EXAMPLES = {
         attention_factor=1.25,
         short_factor=(1.0, 1.5),
         long_factor=(1.25, 3.0),
+    ),
+    "forgetting": Config(
+        d_model=7, num_heads=4, num_kv_heads=2, head_dim=3, value_head_dim=5, forget_gate=True, rope_base=None
+    ),
+}
+
+PRESETS = {
+    "forgetting": Preset(
+        title="Forgetting attention (FoX)",
+        idea=(
+            "A recurrent layer forgets by gates, and softmax attention need not do without: the weight of an earlier key "
+            "is multiplied by all forget gates between it and the query. Positions need no other encoding."
+        ),
+        paper=(
+            "Lin, Nikishin, He, Courville 2025, Forgetting Transformer: Softmax Attention with a Forget Gate, "
+            "arXiv:2503.02130, section 3.1; the Pro layer's shifts of keys and values and its norm of outputs are not here"
+        ),
+        fields={"forget_gate": True, "rope_base": None},
     ),
 }

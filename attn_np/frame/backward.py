@@ -54,6 +54,10 @@ class AttentionBackward(LayerBackward):
         """Query, key and value as the call's projections read them."""
         return self.tape["zeroed_query"], self.tape["zeroed_key"], self.tape["zeroed_value"]
 
+    def zero_unseen_keys(self, subscripts: str, dx: Array) -> Array:
+        """The gradient of `AttentionCall.zero_unseen_keys`, in a full pass."""
+        return zero_unseen(subscripts, self.tape.get("key_mask"), dx)
+
     def attend(
         self,
         dcontext: Array,

@@ -19,7 +19,7 @@ from attn_np.contract._patterns import Pattern
 from attn_np.contract._tape import scope
 from attn_torch.attention.attend import attend_checked, softmax_takes_fast_path
 from attn_torch.attention.decode import DecodeStep, append, read_state, real_mask, write_state
-from attn_torch.attention.masks import attention_mask, zero_unseen, zero_unseen_inputs
+from attn_torch.attention.masks import attention_mask, query_and_key_masks, zero_unseen, zero_unseen_inputs
 from attn_torch.attention.row_blocks import AttendRows, attend_in_row_blocks
 from attn_torch.frame.layer import Output, cast_output
 from attn_torch.frame.memory import with_memory
@@ -181,6 +181,14 @@ class AttentionCall(LayerCall):
         window = getattr(c, "window", None) if window is None else window
         self.masking = {"mask": self.mask, "causal": causal, "window": window, "pattern": pattern, "step": self.step}
         return self.masking
+
+    def zero_unseen_keys(self, subscripts: str, x: Array) -> Array:
+        """x, one entry for each new key, 0 where no query sees the key, as `zero_unseen`; a step writes no such key."""
+        if self.step is not None:
+            return x
+        t, s = self.like.shape[1], x.shape[1]
+        masking: Any = {name: option for name, option in self.masking.items() if name != "step"}
+        return zero_unseen(subscripts, query_and_key_masks(t=t, s=s, like=x, **masking)[1], x)
 
     def cached(self, **new: Array) -> Any:
         """The entries of the cache under these names, and the new ones behind them; without a cache the new alone."""

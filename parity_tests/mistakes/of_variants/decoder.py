@@ -3,7 +3,7 @@
 from attn_np.contract.decoder import EXAMPLES
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
-sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
+sinks, gated, plain, forgetting = (at("decoder.py", "decoder", example) for example in EXAMPLES)
 MUTANTS = (
     sinks(
         "queries normed once more after they turn",
@@ -85,5 +85,30 @@ MUTANTS = (
         "gate=sigmoid(linear(",
         "gate=silu(linear(",
         needs=("silu",),
+    ),
+    forgetting(
+        "forget gate that touches its own key",
+        "only the gates between a key and its query count: the running sum of the key's own position is subtracted",
+        "-cumsum(log_forget, 1).swapaxes",
+        "(log_forget - cumsum(log_forget, 1)).swapaxes",
+    ),
+    forgetting(
+        "forget gates added up without a logarithm",
+        "a product of gates is a sum of their logarithms: log sigmoid, not the score itself",
+        '"bhts->bsh", -softplus(-forget_scores)',
+        '"bhts->bsh", forget_scores',
+    ),
+    at("decoder.py", "decoder", "forgetting", call="full")(
+        "padding that forgets",
+        "at padding a forget gate is 1: nothing fades there",
+        'call.zero_unseen_keys("bhts->bsh", -softplus(-forget_scores))',
+        "-softplus(-forget_scores)",
+    ),
+    forgetting(
+        "gradient of a forget gate from the earlier keys",
+        "a gate is in the running sums of its own position and of those after it",
+        "dlog_forget=-reverse_cumsum(dkey_bias)",
+        "dlog_forget=-cumsum(dkey_bias, 3)",
+        trees=NUMPY,
     ),
 )

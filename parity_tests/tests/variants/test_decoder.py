@@ -1,6 +1,6 @@
 """Decoder attention against scalar loops, the variants that it is made of, and the models whose fields it has."""
 
-from math import exp, log, sqrt, tanh
+from math import exp, log, prod, sqrt, tanh
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,11 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
     return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
 
 
+def forgetting(w: Any, h: int, word: list[float]) -> float:
+    """A head's gate between 0 and 1 at a word."""
+    return 1 / (1 + exp(-sum(a * row[h] for a, row in zip(word, w["w_forget"], strict=True)) - w["b_forget"][h]))
+
+
 def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
     """Output and weights of one batch row, one number at a time."""
     (left, right), t = c.window or (None, None), len(x)
@@ -75,7 +80,9 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
     r = c.num_heads // (c.num_kv_heads or c.num_heads)
     y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x], []
     for h in range(c.num_heads):
-        alphas = []
+        alphas, gates = [], [forgetting(w, h, word) if c.forget_gate else 1.0 for word in x]
+        is_key = [any(mask[h][i][j] for i in range(j, t)) for j in range(t)]  # no query sees padding
+        gates = [gate if real else 1.0 for gate, real in zip(gates, is_key, strict=True)]
         for i in range(t):
             raised = []
             for j in range(t):
@@ -85,7 +92,7 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
                 score = sum(a * b for a, b in zip(q[i][h], k[j][h // r], strict=True))
                 score *= 1 / sqrt(len(q[i][h])) if c.scale is None else c.scale
                 score = score if c.softcap is None else c.softcap * tanh(score / c.softcap)
-                raised.append(0.0 if hidden else exp(score + bias[h][i][j]))
+                raised.append(0.0 if hidden else exp(score + bias[h][i][j]) * prod(gates[j + 1 : i + 1]))
             total = sum(raised) + (exp(w["sinks"][h]) if c.sinks else 0.0)
             alphas.append([e / total if e else 0.0 for e in raised])
             used = [a / (1 - c.dropout) * kept for a, kept in zip(alphas[i], keep[h][i], strict=True)]
