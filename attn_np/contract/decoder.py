@@ -280,6 +280,7 @@ class Config(Rotary):
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
         if self.forget_gate:
             reasons["keys_have_no_order"] = "a key weighs less by the gates between it and the query"
+            reasons["a_large_bias_decides"] = "the first query sees one key, whatever its bias"
         if self.temperature_growth is not None:
             reasons["keys_have_no_order"] = "scores depend on the query's position"
         if self.norm is not None:

@@ -163,6 +163,15 @@ def field(config: Config, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
+def may_have(config: Config, **fields: Any) -> bool:
+    """Whether the config has these fields and its contract takes these values for them, beside its others."""
+    try:
+        replace(config, **fields)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def weighs(config: Config) -> bool:
     """Queries meet keys under a mask, and the weights are returned; the mask of other layers is for padding."""
     mask = config.arguments().get("mask")

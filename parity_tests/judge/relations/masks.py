@@ -12,6 +12,7 @@ from parity_tests.judge.calls import (
     attends,
     complete,
     keyed,
+    may_have,
     moved,
     ordered,
     score_shape,
@@ -100,7 +101,7 @@ def a_window_is_a_mask(s: Subject, call: Call) -> Iterator[Pair]:
 @relation(RELATIONS)
 def a_wide_window_hides_nothing(s: Subject, call: Call) -> Iterator[Pair]:
     config = call.config
-    if "window" in config.fields():
+    if may_have(config, window=(0, 0), causal=False):
         n = max(score_shape(call))
         free = call.with_fields(window=None)
         yield from both(s.bounded(call.with_fields(window=(n, n))), s.bounded(free))

@@ -15,6 +15,7 @@ from parity_tests.judge.calls import (
     field,
     keyed,
     louder,
+    may_have,
     moved,
     ordered,
     over_keys,
@@ -78,8 +79,9 @@ def a_large_bias_decides(s: Subject, call: Call) -> Iterator[Pair]:
 
 
 def unordered(config: Config) -> dict[str, Any]:
-    """Fields that let every query see every key."""
-    return {name: None if name == "window" else False for name in ("causal", "window") if name in config.fields()}
+    """Fields that let every query see every key, as far as the contract takes them."""
+    fields: dict[str, Any] = {"causal": False, "window": None}
+    return {name: value for name, value in fields.items() if may_have(config, **{name: value})}
 
 
 @relation(RELATIONS)

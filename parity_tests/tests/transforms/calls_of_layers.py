@@ -126,6 +126,7 @@ layer(
     **CAUSAL_HEADS,
 )
 layer("decoder, temperature_growth= and chunk_size=", rope_base=None, chunk_size=3, **TEMPERATURE, **CAUSAL_HEADS)
+layer("forgetting, num_kv_heads=", num_kv_heads=1, **CAUSAL_HEADS)
 layer("mla, positions=(cos, sin) and use_bias=", angles, use_bias=True, **LATENT)
 layer("mla, rope_sections= and absorbed=", on_two_axes, rope_sections=(1, 1), absorbed=True, max_positions=16, **LATENT)
 layer("linear, feature_map= of one's own", feature_map=squares, num_features=4, **CAUSAL_HEADS)
