@@ -377,7 +377,7 @@ EXAMPLES = {
         long_factor=(1.25, 3.0),
     ),
     "forgetting": Config(
-        d_model=7, num_heads=4, num_kv_heads=2, head_dim=3, value_head_dim=5, forget_gate=True, rope_base=None
+        d_model=7, num_heads=6, num_kv_heads=2, head_dim=3, value_head_dim=5, forget_gate=True, rope_base=None
     ),
 }
 

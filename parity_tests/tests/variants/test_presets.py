@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from attn_np import contract
 from attn_np.weights import WeightFileError
 from parity_tests.commands.app import app
+from parity_tests.judge.calls import may_have
 from parity_tests.sync import tables
 from parity_tests.tests.inputs import TREES, Tree
 
@@ -22,9 +23,9 @@ NAMED_DEFAULTS = ("entmax15",)  # a name that files have, of what a variant is b
 
 
 def others(name: str) -> dict[str, Any]:
-    """Values of the fields that the preset leaves open, from the variant's first example."""
+    """Values of the fields that the preset leaves open, from the variant's first example that goes with the others."""
     variant, preset = PRESETS[name]
-    example = next(iter(contract.examples(variant).values()))
+    example = next(c for c in contract.examples(variant).values() if may_have(c, **preset.fields))
     return {field: getattr(example, field) for field in example.fields() if field not in preset.fields}
 
 
