@@ -3,7 +3,18 @@
 from math import sqrt
 
 from attn_jax.attention.functions import to_python_scalar
-from attn_jax.ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
+from attn_jax.ops import (
+    Array,
+    Tape,
+    broadcast_to,
+    concatenate,
+    dtype_name,
+    known_range,
+    to_dtype,
+    upcast,
+    where,
+    zeros,
+)
 from attn_jax.ops.specs import checked_specs
 from attn_jax.recurrence.rules import chunk_size_for, recurrence
 from attn_np.contract import _recur as recur_contract
@@ -18,6 +29,7 @@ def recur(
     beta: Array | None = None,
     decay: Array | None = None,
     state: Array | None = None,
+    documents: Array | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     scale: float | None = None,
@@ -49,6 +61,8 @@ def recur(
             decay 1 and a key of 0.
         state: `b g k v`, the one before the first position; 0 by default. In float32 for 16-bit arrays, as the returned
             one is, with which the next call goes on.
+        documents: integers, `b t`: the number of each position's document, of sequences that are packed into one row.
+            The state is empty again where the number changes; the first position goes on with `state`.
         form: how it is computed, with the same result: "recurrent" passes the state from position to position,
             "chunked" from chunk to chunk with matrix products inside, and "parallel" takes the sequence as one chunk.
             "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel"; a
@@ -65,19 +79,26 @@ def recur(
             outside 0 to 1, where its values are known.
         TypeError: dtypes that do not fit.
     """
-    array_specs = checked_specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
+    array_specs = checked_specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state, documents=documents)
     recur_contract.check_qkv_present(array_specs)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     recur_contract.check_decay(None if decay is None else known_range(decay))
-    arguments = recurrence_inputs(q, k, v, beta, decay, state, scale)
+    arguments = recurrence_inputs(q, k, v, beta, decay, state, documents, scale)
     positions_per_chunk = chunk_size_for(form, chunk_size, q.shape[1])
     y, final_state = recurrence(*arguments, positions_per_chunk, recur_contract.has_delta_rule(rule), tape)
     return to_dtype(y, dtype_name(q)), final_state
 
 
 def recurrence_inputs(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, state: Array | None, scale: float | None
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array | None,
+    decay: Array | None,
+    state: Array | None,
+    documents: Array | None,
+    scale: float | None,
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array]:
     """The arguments of `recurrence`: scaled queries, decays by position with an axis of channels, a first state."""
     (b, t, g, width), dtype = k.shape, dtype_name(upcast(q))
@@ -86,4 +107,12 @@ def recurrence_inputs(
     if decay is not None:
         decay = decay if decay.ndim % 2 == 0 else decay[..., None]
         decay = decay if decay.ndim == 4 else broadcast_to(decay, (b, t, *decay.shape))
+    if documents is not None:
+        decay = where(begins_document(documents), 0.0, 1.0 + zeros((b, t, g, 1), k) if decay is None else decay)
     return q, k, v, beta, decay, zeros((b, g, width, v.shape[3]), q) if state is None else state
+
+
+def begins_document(documents: Array) -> Array:
+    """The positions whose document is another than that of the position before, `b t 1 1`; never the first."""
+    changes = documents[:, 1:] != documents[:, :-1]
+    return concatenate([documents[:, :1] != documents[:, :1], changes], 1)[:, :, None, None]

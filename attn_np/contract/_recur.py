@@ -5,7 +5,7 @@ from reprlib import repr as short
 from sys import float_info
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Spec, check_present, field_error, is_integer, is_number, require
+from attn_np.contract._base import FLOATS, INTEGERS, Spec, check_present, field_error, is_integer, is_number, require
 
 # Whether a rule decays the state, and whether it erases a key's old value.
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
@@ -23,7 +23,7 @@ def check_recur(
     """Refuse a call of `recur` that cannot be right.
 
     Args:
-        specs: of q, k, v, beta, decay and state.
+        specs: of q, k, v, beta, decay, state and documents.
         compute_dtype: the dtype that q is computed in.
 
     Raises:
@@ -63,7 +63,16 @@ def check_recur(
     if shape not in decay_shapes:
         expected = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
         raise field_error("recur", expected, shape, "give one for each head, or for each channel of the keys")
+    documents = specs.get("documents")
+    if documents is not None:
+        fix = "one number for each position"
+        require(documents[0] == (b, t), "recur", f"documents of shape {(b, t)}", documents[0], fix)
+        if documents[1] not in INTEGERS:
+            fix = "pass the number of each position's document"
+            raise TypeError(f"recur: expected documents of integers, got {documents[1]}; {fix}")
     for name, spec in specs.items():
+        if name == "documents":
+            continue
         allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (compute_dtype,)}.get(name, (q[1], compute_dtype))
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")

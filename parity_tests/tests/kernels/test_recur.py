@@ -27,6 +27,8 @@ CALLS = {
     "gated, channels of heads": ("gated", "g k"),
     "delta": ("delta", "beta"),
     "gated_delta": ("gated_delta", "state / b t g"),
+    "delta, documents": ("delta", "beta state documents"),
+    "gated_delta, documents": ("gated_delta", "state documents / b t g k"),
     "gated_delta, channels": ("gated_delta", "beta state / b t g k"),
 }
 
@@ -48,6 +50,7 @@ def given(call: str) -> tuple[dict[str, Any], Arrays]:
     inputs: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     inputs["k"] /= np.linalg.norm(inputs["k"], axis=-1, keepdims=True)
     others = {"beta": rng.random((B, T, G)), "state": rng.normal(size=(B, G, K, V))}
+    others["documents"] = np.array([[5, 5, 5, 7, 7, 5, 5], [1, 2, 3, 3, 3, 3, 3]])
     inputs |= {name: others[name] for name in names.split()}
     if axes:
         inputs["decay"] = rng.random(DECAYS[axes])
@@ -63,6 +66,8 @@ def loops(rule: str, inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
     for n, g in np.ndindex(B, G):
         state = [list(row) for row in x["state"][n][g]] if "state" in x else [[0.0] * V for _ in range(K)]
         for t in range(T):
+            if "documents" in x and t > 0 and x["documents"][n][t] != x["documents"][n][t - 1]:
+                state = [[0.0] * V for _ in range(K)]
             key, value, beta = x["k"][n][t][g], x["v"][n][t][g], x["beta"][n][t][g] if "beta" in x else 1.0
             decay = np.broadcast_to(spread(inputs["decay"])[n, t, g] if "decay" in x else 1.0, K).tolist()
             state = [[decay[i] * s for s in row] for i, row in enumerate(state)]
@@ -217,6 +222,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "no decay= with rule='delta', got one; rule='gated_delta' ha",
     ),
     "no floats": ({"q": X > 0}, TypeError, "q of dtype float64 or float32 or bfloat16 or float16, got bool"),
+    "documents": ({"documents": np.zeros((2, 4), int)}, ValueError, "documents of shape (2, 5), got (2, 4)"),
+    "documents of floats": (
+        {"documents": X[..., 0, 0]},
+        TypeError,
+        "documents of integers, got float64; pass the numb",
+    ),
     "two dtypes": ({"v": X.astype("float32")}, TypeError, "v of dtype float64, got float32"),
 }
 
@@ -267,6 +278,14 @@ BUGS = {
         "q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])\n    if",
         "q.reshape(b, t, h // k.shape[2], k.shape[2], q.shape[3]).swapaxes(2, 3)\n    if",
     ),
+    "a document that goes on with the last one's state": (
+        "begins_document(documents), 0.0, 1.0 +",
+        "begins_document(documents), 1.0, 1.0 +",
+    ),
+    "a document that begins a position late": (
+        "documents[:, 1:] != documents[:, :-1]",
+        "concatenate([documents[:, :1] != documents[:, :1], documents[:, 1:-1] != documents[:, :-2]], 1)",
+    ),
     "no scale": ("1 / sqrt(width) if scale is None", "1 if scale is None"),
 }
 
@@ -278,6 +297,7 @@ def failures(tree: Tree, package: Any) -> list[str]:
         ("gated_delta, channels", "recurrent"),
         ("gated_delta, channels", "chunked"),
         ("delta", "chunked"),
+        ("delta, documents", "chunked"),
     ):
         options, inputs = given(call)
         settings = options | {"form": form, "chunk_size": 4}

@@ -205,6 +205,12 @@ def _(o: Bench, x: Any, n: Any) -> Any:
     return o.package.recur(x, x / 4, x, rule="gated_delta", decay=decay, beta=decay[..., 0], form="recurrent")
 
 
+@call("recur, documents=")
+def _(o: Bench, x: Any, n: Any) -> Any:
+    documents = places(o, n, x.shape[1]) // 2
+    return o.package.recur(x, x / 4, x, rule="delta", documents=documents, form="chunked", chunk_size=3)
+
+
 @call("recur, state=, decay= of heads, and fewer heads of keys")
 def _(o: Bench, x: Any, n: Any) -> Any:
     one = x[:, :, :1]
