@@ -38,6 +38,7 @@ from attn_jax.kda import KimiDeltaAttention as _KimiDeltaAttention
 from attn_jax.linear import LinearAttention as _LinearAttention
 from attn_jax.longformer import LongformerAttention as _LongformerAttention
 from attn_jax.luong import LuongAttention as _LuongAttention
+from attn_jax.mamba2 import Mamba2 as _Mamba2
 from attn_jax.mha import MultiHeadAttention as _MultiHeadAttention
 from attn_jax.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
 from attn_jax.normalizers.simplex import entmax as entmax
@@ -92,6 +93,7 @@ from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
 from attn_np.contract.linear import Config as _LinearAttentionConfig
 from attn_np.contract.longformer import Config as _LongformerAttentionConfig
 from attn_np.contract.luong import Config as _LuongAttentionConfig
+from attn_np.contract.mamba2 import Config as _Mamba2Config
 from attn_np.contract.mha import Config as _MultiHeadAttentionConfig
 from attn_np.contract.mla import Config as _MultiHeadLatentAttentionConfig
 from attn_np.contract.prefix import Config as _PrefixAttentionConfig
@@ -137,6 +139,7 @@ __all__ = [
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
+    "Mamba2",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "PrefixAttention",
@@ -434,6 +437,16 @@ class LuongAttention(_LuongAttention):
         self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.LuongAttentionFields]
     ) -> None: ...
 
+class Mamba2(_Mamba2):
+    @overload
+    def __init__(
+        self, config: _Mamba2Config, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.Mamba2Fields]
+    ) -> None: ...
+
 class MultiHeadAttention(_MultiHeadAttention):
     @overload
     def __init__(
@@ -708,6 +721,10 @@ def build(
 def build(
     variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LuongAttentionFields]
 ) -> LuongAttention: ...
+@overload
+def build(
+    variant: Literal["mamba2"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Mamba2Fields]
+) -> Mamba2: ...
 @overload
 def build(
     variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]

@@ -32,6 +32,7 @@ from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
 from attn_np.contract.linear import Config as _LinearAttentionConfig
 from attn_np.contract.longformer import Config as _LongformerAttentionConfig
 from attn_np.contract.luong import Config as _LuongAttentionConfig
+from attn_np.contract.mamba2 import Config as _Mamba2Config
 from attn_np.contract.mha import Config as _MultiHeadAttentionConfig
 from attn_np.contract.mla import Config as _MultiHeadLatentAttentionConfig
 from attn_np.contract.prefix import Config as _PrefixAttentionConfig
@@ -83,6 +84,7 @@ from attn_torch.kda import KimiDeltaAttention as _KimiDeltaAttention
 from attn_torch.linear import LinearAttention as _LinearAttention
 from attn_torch.longformer import LongformerAttention as _LongformerAttention
 from attn_torch.luong import LuongAttention as _LuongAttention
+from attn_torch.mamba2 import Mamba2 as _Mamba2
 from attn_torch.mha import MultiHeadAttention as _MultiHeadAttention
 from attn_torch.mla import MultiHeadLatentAttention as _MultiHeadLatentAttention
 from attn_torch.normalizers.simplex import entmax as entmax
@@ -137,6 +139,7 @@ __all__ = [
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
+    "Mamba2",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "PrefixAttention",
@@ -434,6 +437,16 @@ class LuongAttention(_LuongAttention):
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, **fields: Unpack[_fields.LuongAttentionFields]
     ) -> None: ...
 
+class Mamba2(_Mamba2):
+    @overload
+    def __init__(
+        self, config: _Mamba2Config, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, **fields: Unpack[_fields.Mamba2Fields]
+    ) -> None: ...
+
 class MultiHeadAttention(_MultiHeadAttention):
     @overload
     def __init__(
@@ -708,6 +721,10 @@ def build(
 def build(
     variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.LuongAttentionFields]
 ) -> LuongAttention: ...
+@overload
+def build(
+    variant: Literal["mamba2"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.Mamba2Fields]
+) -> Mamba2: ...
 @overload
 def build(
     variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, **fields: Unpack[_fields.MultiHeadAttentionFields]

@@ -85,6 +85,7 @@ KNOWN = {
     "gru": Formula(LINEAR, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
     "hard": Formula(QUADRATIC),
     "kda": Formula(LINEAR),
+    "mamba2": Formula(LINEAR),
     "linear": Formula(LINEAR, fields={"causal": True}),
     "longformer": Formula(LINEAR, 1.0, {"half_window": 64}),
     "luong": Formula(QUADRATIC, fields={"query_dim": WIDTH}),

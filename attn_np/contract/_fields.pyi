@@ -379,6 +379,21 @@ class LuongAttentionFields(TypedDict, total=False):
     position_dim: int | None  # None
     dropout: float  # 0.0
 
+class Mamba2Fields(TypedDict, total=False):
+    d_model: Required[int]
+    num_heads: Required[int]
+    num_key_heads: int  # 1
+    state_dim: int  # 128
+    head_dim: int  # 64
+    output_dim: int | None  # None
+    form: Literal["auto", "parallel", "recurrent", "chunked"]  # "auto"
+    chunk_size: int  # 64
+    conv_size: int | None  # None
+    conv_bias: bool  # True
+    use_norm: bool  # True
+    norm_groups: int  # 1
+    norm_eps: float  # 1e-05
+
 class MultiHeadAttentionFields(TypedDict, total=False):
     d_model: Required[int]
     num_heads: Required[int]

@@ -385,12 +385,13 @@ PRESETS = {
     "forgetting": Preset(
         title="Forgetting attention (FoX)",
         idea=(
-            "A recurrent layer forgets by gates, and softmax attention need not do without: the weight of an earlier key "
-            "is multiplied by all forget gates between it and the query. Positions need no other encoding."
+            "A recurrent layer forgets by gates, and softmax attention need not do without: the weight of an earlier "
+            "key is multiplied by all forget gates between it and the query. Positions need no other encoding."
         ),
         paper=(
             "Lin, Nikishin, He, Courville 2025, Forgetting Transformer: Softmax Attention with a Forget Gate, "
-            "arXiv:2503.02130, section 3.1; the Pro layer's shifts of keys and values and its norm of outputs are not here"
+            "arXiv:2503.02130, section 3.1; the Pro layer's shifts of keys and values, and its norm of outputs, are "
+            "not here"
         ),
         fields={"forget_gate": True, "rope_base": None},
     ),

@@ -135,12 +135,12 @@ class Config(_base.Config):
         }
 
     def initial_a_log(self) -> tuple[float, ...]:
-        """Initial values of `a_log`: logarithms of rates from 1 to 16."""
-        return spread(log(1.0), log(16.0), self.num_heads)
+        """Initial values of `a_log`."""
+        return log_rates(self.num_heads)
 
     def initial_dt_bias(self) -> float | tuple[float, ...]:
-        """Initial values of `dt_bias`: the softplus makes steps from 0.001 to 0.1 of them."""
-        return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
+        """Initial values of `dt_bias`."""
+        return step_biases(self.num_heads)
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
@@ -159,6 +159,16 @@ class Config(_base.Config):
 
     def cache_slots(self) -> int | None:
         return 1
+
+
+def log_rates(heads: int) -> tuple[float, ...]:
+    """The logarithms of rates from 1 to 16."""
+    return spread(log(1.0), log(16.0), heads)
+
+
+def step_biases(heads: int) -> tuple[float, ...]:
+    """Biases of which the softplus makes steps from 0.001 to 0.1."""
+    return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), heads))
 
 
 def spread(low: float, high: float, n: int) -> tuple[float, ...]:

@@ -84,6 +84,7 @@ IDEAS = {
     "gru": Idea("The update gate `layers.0.z`: at 1 a unit keeps its state, at 0 it takes the new one.",
                 "layers.0.z", take=lambda x: x[0].T, axes=("time t", "unit")),
     "kda": Idea("What fades row by row and is overwritten: each position then corrects the state at its key."),
+    "mamba2": Idea("What fades and is written: each position's step decides how much of both."),
     "linear": Idea("What adds up: each position adds its product of key and value; the last column sums the keys."),
     "longformer": Idea("Position 0 is global: every query reads it, and it reads every key. The others read a window.",
                        fields={"num_heads": 1, "half_window": 1}, length=8),

@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, str] = {
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
         "parameters as DTensors with the heads over two processes: the only communication is one all-reduce after the "
-        "output projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda` and `retention` there "
+        "output projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda`, `mamba2` and `retention` there "
         "is more)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
@@ -57,7 +57,7 @@ TRANSFORMS: dict[str, str] = {
     "parametrize": "`torch.nn.utils.parametrize` of every parameter",
 }
 # Those that loop over positions or blocks, whatever their form.
-LOOPS = ("blockwise", "delta", "gated_delta", "gla", "gru", "kda", "seq2seq")
+LOOPS = ("blockwise", "delta", "gated_delta", "gla", "gru", "kda", "mamba2", "seq2seq")
 UNROLLED = (
     "loops over positions or blocks of them; `torch.compile` and `torch.export` write down every turn of a loop, and "
     "PyTorch 2.13 has no public `scan`, so each length is a program of its own (nor does it compile `torch.nn.GRU`)"
@@ -200,7 +200,7 @@ def test_compile(transform: str, variant: str) -> None:
 
 FORMS = [
     (variant, name)
-    for variant in ("linear", "retention", "delta", "gated_delta", "gla", "kda")
+    for variant in ("linear", "retention", "delta", "gated_delta", "gla", "kda", "mamba2")
     for name, config in contract.examples(variant).items()
     if getattr(config, "form", "auto") != "auto"
 ]
