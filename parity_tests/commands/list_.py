@@ -7,6 +7,7 @@ from rich.table import Table
 
 from attn_np import contract
 from parity_tests.commands._shared import behind_preset, console, listed
+from parity_tests.report import names
 
 
 def main(
@@ -14,8 +15,14 @@ def main(
         str | None, typer.Argument(help="List the stages of this variant, or of a preset's, which taps= may name.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    like: Annotated[
+        str | None, typer.Option(help='What the field calls it, such as "RWKV": what that is here.')
+    ] = None,
 ) -> None:
     """The catalogue: every variant with its family, class and name in full; or the stages of one variant."""
+    if like is not None:
+        show_names(like)
+        return
     if variant in contract.presets():
         console.print(f"{variant} is {behind_preset(variant)}; the stages of {contract.presets()[variant][0]}:")
         variant = contract.presets()[variant][0]
@@ -37,6 +44,20 @@ def main(
                 if behind == variant:
                     what = f"{preset.title}: {behind_preset(name)}"
                     out.add_row(f"  {name}", config.family, config.class_name, what)
+    console.print(out)
+
+
+def show_names(text: str) -> None:
+    """What the names that hold a text are here; an error where none does."""
+    found = names.like(text)
+    if not found:
+        fix = "`attn-parity list` has all variants"
+        raise typer.BadParameter(f"expected a name that the field has, got {text!r}; {fix}", param_hint="--like")
+    out = Table(box=None, pad_edge=False)
+    out.add_column("name")
+    out.add_column("here")
+    for known in found:
+        out.add_row(", ".join(known.names), known.spelled().replace("`", ""))
     console.print(out)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from attn_np import contract, weights
 from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
+from parity_tests.report import names
 
 COMMAND = "make sync"
 RESULTS = Path(__file__).resolve().parents[1] / "peers" / "results.json"
@@ -68,10 +69,16 @@ def origins() -> str:
     return table(("`layout=`", "Origin", "Variants", "Held against", "Worst error/bound"), *rows)
 
 
+def field_names() -> str:
+    """What papers, libraries and models call things, and what that is here."""
+    return table(("Name", "Here"), *names.table())
+
+
 # By file and name.
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "catalogue"): catalogue,
     ("docs/conventions.md", "letters"): letters,
+    ("docs/names.md", "names"): field_names,
     ("docs/weights.md", "refusals"): refusals,
     ("docs/weights.md", "layouts"): origins,
 }
