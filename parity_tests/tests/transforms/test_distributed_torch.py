@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 # Those with heads; and of these, those that send something before the sum: talking heads are mixed, by definition; of
 # `block_sparse` heads and batch become one axis; and
-# in the delta rules and the chunks of retention DTensor gathers what it need not; and the norm of `mamba2` is over heads.
+# in the delta rules and the chunks of retention DTensor gathers what it need not; the norm of `mamba2` is over heads.
 HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
 TALK = ("talking_heads", "block_sparse", "delta", "gated_delta", "kda", "mamba2", "retention")
 # How often a layer sums over its heads: axial projects its rows before it attends along its columns.

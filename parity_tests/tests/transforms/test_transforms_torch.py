@@ -47,8 +47,8 @@ TRANSFORMS: dict[str, str] = {
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
         "parameters as DTensors with the heads over two processes: the only communication is one all-reduce after the "
-        "output projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda`, `mamba2` and `retention` there "
-        "is more)"
+        "output projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda`, `mamba2` and "
+        "`retention` there is more)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
     "deepcopy": "a copy with the same bits and nothing in common",
