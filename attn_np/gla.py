@@ -84,7 +84,7 @@ class GatedLinearAttention(Layer[Config]):
             dout=dcontext,
             dfinal_state=zero_state,
         )
-        dq_scaled, dk, dv, _, ddecay, _ = cotangents
+        dq_scaled, dk, dv, _, ddecay, *_ = cotangents
         dq, dk, dv, ddecay = record(tape, dq=dq_scaled * scale, dk=dk, dv=dv, ddecay=ddecay)
         dlog_decay = record(tape, dlog_decay=ddecay * decay)
         # log_decay = -softplus(-a) / temperature

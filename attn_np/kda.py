@@ -121,7 +121,7 @@ class KimiDeltaAttention(Layer[Config]):
             tape, q_unit * scale, k_unit, v_silu, beta, decay, zero_state, chunk_size, delta_rule=True, dout=dcontext,
             dfinal_state=zero_state,
         )  # fmt: skip
-        dq_scaled, dk_unit, dv_silu, dbeta, ddecay, _ = cotangents
+        dq_scaled, dk_unit, dv_silu, dbeta, ddecay, *_ = cotangents
         dq_unit, dk_unit = (repeat_heads_vjp(dx, q.shape[2]) for dx in (dq_scaled * scale, dk_unit))
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dv_silu, ddecay = record(tape, dv_silu=dv_silu, ddecay=ddecay)

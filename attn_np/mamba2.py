@@ -100,7 +100,7 @@ class Mamba2(Layer[Config]):
         dx_gate, dw["w_gate"], _ = linear_vjp("btd,dhv->bthv", x, self.w_gate, None, dgate_scores)
         dw["skip"] = sum_to(np.sum(dcontext * v_silu, axis=-1), self.skip.shape)
         zero_state = zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), q)
-        dq_heads, dk_heads, dv_silu, dstep, ddecay, _ = recurrence_vjp(
+        dq_heads, dk_heads, dv_silu, dstep, ddecay, *_ = recurrence_vjp(
             tape, zero_unseen("bt->bthk", real, repeat_heads(q_silu, v_silu)), repeat_heads(k_silu, v_silu), v_silu,
             step, decay[..., None], zero_state, chunk_size_for(c.form, c.chunk_size, q.shape[1]), delta_rule=False,
             dout=dcontext, dfinal_state=zero_state,

@@ -160,7 +160,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 def chunked_form(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
-    delta_rule: bool, tape: Tape,
+    erase_key: Array | None, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, for `recur`, `gla` and `kda`; the state is passed from chunk to chunk.
 
@@ -173,8 +173,9 @@ def chunked_form(
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     beta = None if beta is None else to_chunks(beta, chunk_size)
-    beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
+    erasing = None if erase_key is None else scaled_by(to_chunks(erase_key, chunk_size), beta)
+    beta_v, w = scaled_by(v, beta), None
+    rows = q if erasing is None else concatenate([q, erasing[:, :, :, None]], 3)
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
@@ -182,10 +183,10 @@ def chunked_form(
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(chunk_size, q)[:, None, None], products[:, :, :, :r], 0.0))
     u = beta_v
-    if delta_rule:
+    if erasing is not None:
         key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
+        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(erasing, from_start)))
         u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
     def body(state, xs):
@@ -211,28 +212,28 @@ def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> t
 
 
 def recurrent_form(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, delta_rule: bool,
-    tape: Tape,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
+    erase_key: Array | None, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
     def body(state, xs):
-        k, v, beta, decay = xs
+        k, v, beta, decay, erase_key = xs
         decayed = state if decay is None else decay[..., None] * state
-        v_new = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
+        v_new = v if erase_key is None else v - einsum("bgk,bgkv->bgv", erase_key, decayed)
         v_new = scaled_by(v_new, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
         return state, (v_new, state)
 
     final_state, (_, states_after) = scan(
-        body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape
+        body, initial_state, (k, v, beta, decay, erase_key), names=("v_new", "states"), tape=tape
     )
     return einsum("btgrk,btgkv->btgrv", q, states_after), final_state
 
 
 def recurrence(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int | None,
-    delta_rule: bool, tape: Tape,
+    delta_rule: bool, tape: Tape, erase_key: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
 
@@ -243,11 +244,13 @@ def recurrence(
         initial_state: the state before the first position.
         chunk_size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
+        erase_key: `b t g k`, by a delta rule the key whose value is removed; None for the one that is written.
     """
     b, t, h, _ = q.shape
+    erase_key = k if delta_rule and erase_key is None else erase_key
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if chunk_size is None:
-        out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, delta_rule, tape)
+        out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, erase_key, tape)
     else:
-        out, final_state = chunked_form(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
+        out, final_state = chunked_form(q, k, v, beta, decay, initial_state, chunk_size, erase_key, tape)
     return out.reshape(b, t, h, v.shape[3]), final_state

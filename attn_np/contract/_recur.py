@@ -23,7 +23,7 @@ def check_recur(
     """Refuse a call of `recur` that cannot be right.
 
     Args:
-        specs: of q, k, v, beta, decay, state and documents.
+        specs: of q, k, v, beta, decay, state, documents and erase_key.
         compute_dtype: the dtype that q is computed in.
 
     Raises:
@@ -44,8 +44,8 @@ def check_recur(
     (b, t, h, width), (g, value_width) = q[0], v[0][2:]
     shapes = {"k": (b, t, g, width), "v": (b, t, g, value_width), "state": (b, g, width, value_width)}
     fix = "q is b t h k, k is b t g k, v is b t g v, a state is b g k v"
-    for name, shape in (shapes | {"beta": (b, t, g)}).items():
-        spec = specs[name]
+    for name, shape in (shapes | {"beta": (b, t, g), "erase_key": k[0]}).items():
+        spec = specs.get(name)
         require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], fix)
     require(h > 0 and width > 0, "recur", "q with at least one head and a width", q[0], "q is b t h k")
     if g <= 0 or h % g:
@@ -63,6 +63,9 @@ def check_recur(
     if shape not in decay_shapes:
         expected = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
         raise field_error("recur", expected, shape, "give one for each head, or for each channel of the keys")
+    erases, rules = specs.get("erase_key") is not None, "rule='delta' and rule='gated_delta' have one"
+    fits = not erases or has_delta_rule(rule)
+    require(fits, "recur", f"no erase_key= with rule={rule!r}", "one", rules)
     documents = specs.get("documents")
     if documents is not None:
         fix = "one number for each position"
@@ -73,7 +76,9 @@ def check_recur(
     for name, spec in specs.items():
         if name == "documents":
             continue
-        allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (compute_dtype,)}.get(name, (q[1], compute_dtype))
+        allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "erase_key": (q[1],), "state": (compute_dtype,)}.get(
+            name, (q[1], compute_dtype)
+        )
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
 

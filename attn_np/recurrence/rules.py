@@ -246,7 +246,7 @@ def scaled_by(x: Array, factor: Array | None) -> Array:
 
 def chunked_form(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int,
-    delta_rule: bool, tape: Tape,
+    erase_key: Array | None, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state, for `recur`, `gla` and `kda`; the state is passed from chunk to chunk.
 
@@ -259,8 +259,9 @@ def chunked_form(
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v = to_chunks(q, chunk_size), to_chunks(k, chunk_size), to_chunks(v, chunk_size)
     beta = None if beta is None else to_chunks(beta, chunk_size)
-    beta_k, beta_v, w = scaled_by(k, beta), scaled_by(v, beta), None
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
+    erasing = None if erase_key is None else scaled_by(to_chunks(erase_key, chunk_size), beta)
+    beta_v, w = scaled_by(v, beta), None
+    rows = q if erasing is None else concatenate([q, erasing[:, :, :, None]], 3)
     if decay is None:
         products, from_start, to_end, chunk_decay = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
     else:
@@ -268,10 +269,10 @@ def chunked_form(
         chunk_decay = from_start[:, -1]
     scores = record(tape, scores=where(causal_mask(chunk_size, q)[:, None, None], products[:, :, :, :r], 0.0))
     u = beta_v
-    if delta_rule:
+    if erasing is not None:
         key_products = record(tape, key_products=where(earlier_mask(chunk_size, q)[:, None], products[:, :, :, r], 0.0))
         inverse = record(tape, inverse=unit_lower_inverse(key_products))
-        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start)))
+        w = record(tape, w=einsum("btgs,bsgk->btgk", inverse, scaled_by(erasing, from_start)))
         u = record(tape, u=einsum("btgs,bsgv->btgv", inverse, beta_v))
 
     def body(state, xs):
@@ -297,28 +298,28 @@ def with_chunk_axis(b: int, t: int, chunk_size: int, *arrays: Array | None) -> t
 
 
 def recurrent_form(
-    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, delta_rule: bool,
-    tape: Tape,
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
+    erase_key: Array | None, tape: Tape,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
 
     def body(state, xs):
-        k, v, beta, decay = xs
+        k, v, beta, decay, erase_key = xs
         decayed = state if decay is None else decay[..., None] * state
-        v_new = v - einsum("bgk,bgkv->bgv", k, decayed) if delta_rule else v
+        v_new = v if erase_key is None else v - einsum("bgk,bgkv->bgv", erase_key, decayed)
         v_new = scaled_by(v_new, beta)
         state = decayed + einsum("bgk,bgv->bgkv", k, v_new)
         return state, (v_new, state)
 
     final_state, (_, states_after) = scan(
-        body, initial_state, (k, v, beta, decay), names=("v_new", "states"), tape=tape
+        body, initial_state, (k, v, beta, decay, erase_key), names=("v_new", "states"), tape=tape
     )
     return einsum("btgrk,btgkv->btgrv", q, states_after), final_state
 
 
 def recurrence(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array, chunk_size: int | None,
-    delta_rule: bool, tape: Tape,
+    delta_rule: bool, tape: Tape, erase_key: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The outputs, `b t h v`, and the last state, `b g k v`.
 
@@ -329,13 +330,15 @@ def recurrence(
         initial_state: the state before the first position.
         chunk_size: the length of a chunk, or None for one position after the other.
         delta_rule: whether the value that the state holds for a key is removed before the new one is written.
+        erase_key: `b t g k`, by a delta rule the key whose value is removed; None for the one that is written.
     """
     b, t, h, _ = q.shape
+    erase_key = k if delta_rule and erase_key is None else erase_key
     beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
     if chunk_size is None:
-        out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, delta_rule, tape)
+        out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, erase_key, tape)
     else:
-        out, final_state = chunked_form(q, k, v, beta, decay, initial_state, chunk_size, delta_rule, tape)
+        out, final_state = chunked_form(q, k, v, beta, decay, initial_state, chunk_size, erase_key, tape)
     return out.reshape(b, t, h, v.shape[3]), final_state
 
 
@@ -344,14 +347,16 @@ def recurrence(
 
 def chunked_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
-    chunk_size: int, delta_rule: bool, dout: Array, dfinal_state: Array,
+    chunk_size: int, erase_key: Array | None, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v, beta, the decays and the first state: `chunked_form` in reverse."""
+    """The gradients of q, k, v, beta, decays, first state and erased keys: `chunked_form` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v, dout = (to_chunks(x, chunk_size) for x in (q, k, v, dout))
     beta = None if beta is None else to_chunks(beta, chunk_size)
     decay = None if decay is None else to_chunks(decay, chunk_size, 1.0)
-    beta_k, w, states_before = scaled_by(k, beta), tape.get("w"), tape["states_before"]
+    erase_key = None if erase_key is None else to_chunks(erase_key, chunk_size)
+    erasing = None if erase_key is None else scaled_by(erase_key, beta)
+    w, states_before = tape.get("w"), tape["states_before"]
     from_start, to_end = (None, None) if decay is None else range_products(decay)
     chunk_decay, v_new = None if from_start is None else from_start[:, -1], tape["v_new"].reshape(v.shape)
     from_start_per_row = None if from_start is None else from_start[:, :, :, None]
@@ -373,82 +378,90 @@ def chunked_form_vjp(
     names = ("dv_new", "dk_to_end", "dchunk_decay")
     dinitial_state, (dv_new, dk_to_end, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
     dv_new, dk_to_end = dv_new.reshape(v.shape), dk_to_end.reshape(k.shape)
-    dfrom_start_by_beta_k, dbeta_k, dbeta_v = 0.0, None, dv_new
-    if delta_rule:
+    dfrom_start_by_erasing, derasing, derase_key, dbeta_v = 0.0, None, None, dv_new
+    if erasing is not None:
         dw = -einsum("btgv,bgkv->btgk", dv_new, states_before)
         dw, du = record(tape, dw=dw, du=dv_new)
         inverse = tape["inverse"]
-        dinverse_k, dbeta_k_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(beta_k, from_start), dw)
+        dinverse_k, derasing_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, scaled_by(erasing, from_start), dw)
         dinverse_v, dbeta_v = einsum_vjp("btgs,bsgv->btgv", inverse, scaled_by(v, beta), du)
         dkey_products = unit_lower_inverse_vjp(inverse, sum_grads(dinverse_k, dinverse_v))
         dkey_products = record(tape, dkey_products=where(earlier_mask(chunk_size, q)[:, None], dkey_products, 0.0))
         dproducts = concatenate([dproducts, dkey_products[:, :, :, None]], 3)
-        dfrom_start_by_beta_k, dbeta_k = dbeta_k_decayed * beta_k, scaled_by(dbeta_k_decayed, from_start)
-    rows = concatenate([q, beta_k[:, :, :, None]], 3) if delta_rule else q
+        dfrom_start_by_erasing, derasing = derasing_decayed * erasing, scaled_by(derasing_decayed, from_start)
+    rows = q if erasing is None else concatenate([q, erasing[:, :, :, None]], 3)
     if decay is None:
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
-        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_start_by_beta_k, decay.shape)
+        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_start_by_erasing, decay.shape)
         dchunk_decay = sum_to(dchunk_decay.reshape(states_before.shape[:-1]), decay[:, 0].shape)[:, None]
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dchunk_decay], 1)
         dto_end = sum_to(dk_to_end * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
     dq = sum_grads(drows[:, :, :, :r], scaled_by(dq_decayed, from_start_per_row))
     dk, dv, dbeta = sum_grads(dk, scaled_by(dk_to_end, to_end)), scaled_by(dbeta_v, beta), None
-    if dbeta_k is not None:
-        dbeta_k = sum_grads(dbeta_k, drows[:, :, :, r])
-        dk = sum_grads(dk, scaled_by(dbeta_k, beta))
+    if derasing is not None:
+        derasing = sum_grads(derasing, drows[:, :, :, r])
+        derase_key = scaled_by(derasing, beta)
     if beta is not None:
         dbeta = np.sum(dbeta_v * v, axis=-1, keepdims=True)
-        dbeta = dbeta if dbeta_k is None else dbeta + np.sum(dbeta_k * k, axis=-1, keepdims=True)
-    grads = tuple(None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay))
-    return *grads, dinitial_state
+        dbeta = dbeta if derasing is None else dbeta + np.sum(derasing * erase_key, axis=-1, keepdims=True)
+    *grads, derase_key = (None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay, derase_key))
+    return *grads, dinitial_state, derase_key
 
 
 def recurrent_form_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
-    delta_rule: bool, dout: Array, dfinal_state: Array,
+    erase_key: Array | None, dout: Array, dfinal_state: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v, beta, the decays and the first state: `recurrent_form` in reverse."""
+    """The gradients of q, k, v, beta, decays, first state and erased keys: `recurrent_form` in reverse."""
     states_after, v_new = tape["states"], tape["v_new"]
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     dq, dstates_after = einsum_vjp("btgrk,btgkv->btgrv", q, states_after, dout)
 
     def body(dstate, xs):
-        dstate_read, k, beta, decay, v_new, state_before = xs
+        dstate_read, k, beta, decay, erase_key, v_new, state_before = xs
         dstate = dstate + dstate_read
         dv_new = einsum("bgk,bgkv->bgv", k, dstate)
         dk = einsum("bgkv,bgv->bgk", dstate, v_new)
-        dstate = dstate - einsum("bgk,bgv->bgkv", k, scaled_by(dv_new, beta)) if delta_rule else dstate
+        if erase_key is not None:
+            dstate = dstate - einsum("bgk,bgv->bgkv", erase_key, scaled_by(dv_new, beta))
         ddecay = np.sum(dstate * state_before, axis=-1)
         return (dstate if decay is None else decay[..., None] * dstate), (dv_new, dk, ddecay)
 
-    xs = record(tape, dstates=dstates_after), k, beta, decay, v_new, states_before
+    xs = record(tape, dstates=dstates_after), k, beta, decay, erase_key, v_new, states_before
     names = ("dv_new", "dk", "ddecay")
     dinitial_state, (dv_new, dk, ddecay) = scan(body, dfinal_state, xs, names=names, reverse=True)
-    dv, dbeta, difference = scaled_by(dv_new, beta), None, v
-    if delta_rule:
+    dv, dbeta, derase_key, difference = scaled_by(dv_new, beta), None, None, v
+    if erase_key is not None:
         decayed = states_before if decay is None else decay[..., None] * states_before
-        dk = sum_grads(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
-        difference = v - einsum("btgk,btgkv->btgv", k, decayed)
+        derase_key = -einsum("btgkv,btgv->btgk", decayed, dv)
+        difference = v - einsum("btgk,btgkv->btgv", erase_key, decayed)
     if beta is not None:
         dbeta = np.sum(dv_new * difference, axis=-1, keepdims=True)
-    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dinitial_state
+    ddecay = None if decay is None else sum_to(ddecay, decay.shape)
+    return dq, dk, dv, dbeta, ddecay, dinitial_state, derase_key
 
 
 def recurrence_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, initial_state: Array,
-    chunk_size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array,
+    chunk_size: int | None, delta_rule: bool, dout: Array, dfinal_state: Array, erase_key: Array | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
+    """The gradients of q, k, v, beta, the decays, the first state and an erased key that is not k, from those of the
+    outputs and the last state.
+    """
     (b, t, h, width), kv_heads = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, kv_heads, h // kv_heads, width)
     dout = dout.reshape(b, t, kv_heads, h // kv_heads, v.shape[3])
+    erased = k if delta_rule and erase_key is None else erase_key
     if chunk_size is None:
-        grads = recurrent_form_vjp(tape, grouped, k, v, beta, decay, initial_state, delta_rule, dout, dfinal_state)
+        grads = recurrent_form_vjp(tape, grouped, k, v, beta, decay, initial_state, erased, dout, dfinal_state)
     else:
         grads = chunked_form_vjp(
-            tape, grouped, k, v, beta, decay, initial_state, chunk_size, delta_rule, dout, dfinal_state
+            tape, grouped, k, v, beta, decay, initial_state, chunk_size, erased, dout, dfinal_state
         )
-    dq, dk, dv, dbeta, ddecay, dinitial_state = grads
-    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dinitial_state
+    dq, dk, dv, dbeta, ddecay, dinitial_state, derase_key = grads
+    if erase_key is None and derase_key is not None:
+        dk, derase_key = sum_grads(dk, derase_key), None
+    dbeta = None if dbeta is None else dbeta[..., 0]
+    return dq.reshape(q.shape), dk, dv, dbeta, ddecay, dinitial_state, derase_key

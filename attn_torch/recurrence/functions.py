@@ -30,6 +30,7 @@ def recur(
     decay: Array | None = None,
     state: Array | None = None,
     documents: Array | None = None,
+    erase_key: Array | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     scale: float | None = None,
@@ -42,8 +43,9 @@ def recur(
 
         S_t = decay_t S_{t-1} + beta_t k_t (v_t - erased_t)^T,  y_t = scale S_t^T q_t
 
-    with erased_t = (decay_t S_{t-1})^T k_t by a delta rule and 0 by the others. Keys and values may have fewer heads
-    than the queries, g for h: query head i then reads state i // r, where r query heads share one.
+    with erased_t = (decay_t S_{t-1})^T e_t by a delta rule, where e_t is `erase_key` or k_t, and 0 by the others. Keys
+    and values may have fewer heads than the queries, g for h: query head i then reads state i // r, where r query heads
+    share one.
 
     In chunks a decay is never the quotient of two products, which overflow and underflow. A chunk is halved, and what a
     key of the earlier half weighs for a query of the later one is the product of its decays to the middle and of the
@@ -63,6 +65,8 @@ def recur(
             one is, with which the next call goes on.
         documents: integers, `b t`: the number of each position's document, of sequences that are packed into one row.
             The state is empty again where the number changes; the first position goes on with `state`.
+        erase_key: `b t g k`, by a delta rule the key whose value is removed, if it is not k: the removal key of RWKV-7,
+            that of Comba. The state grows unless beta e_t^T k_t is from 0 to 2.
         form: how it is computed, with the same result: "recurrent" passes the state from position to position,
             "chunked" from chunk to chunk with matrix products inside, and "parallel" takes the sequence as one chunk.
             "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else "parallel"; a
@@ -79,14 +83,17 @@ def recur(
             outside 0 to 1, where its values are known.
         TypeError: dtypes that do not fit.
     """
-    array_specs = checked_specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state, documents=documents)
+    array_specs = checked_specs(
+        "recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state, documents=documents, erase_key=erase_key
+    )
     recur_contract.check_qkv_present(array_specs)
     scale, chunk_size = to_python_scalar(scale), to_python_scalar(chunk_size)
     recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     recur_contract.check_decay(None if decay is None else known_range(decay))
     arguments = recurrence_inputs(q, k, v, beta, decay, state, documents, scale)
     positions_per_chunk = chunk_size_for(form, chunk_size, q.shape[1])
-    y, final_state = recurrence(*arguments, positions_per_chunk, recur_contract.has_delta_rule(rule), tape)
+    delta_rule, erase_key = recur_contract.has_delta_rule(rule), upcast(erase_key)
+    y, final_state = recurrence(*arguments, positions_per_chunk, delta_rule, tape, erase_key)
     return to_dtype(y, dtype_name(q)), final_state
 
 

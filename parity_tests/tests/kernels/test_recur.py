@@ -27,6 +27,8 @@ CALLS = {
     "gated, channels of heads": ("gated", "g k"),
     "delta": ("delta", "beta"),
     "gated_delta": ("gated_delta", "state / b t g"),
+    "delta, erase_key": ("delta", "beta erase_key"),
+    "gated_delta, erase_key": ("gated_delta", "beta state erase_key / b t g k"),
     "delta, documents": ("delta", "beta state documents"),
     "gated_delta, documents": ("gated_delta", "state documents / b t g k"),
     "gated_delta, channels": ("gated_delta", "beta state / b t g k"),
@@ -50,6 +52,7 @@ def given(call: str) -> tuple[dict[str, Any], Arrays]:
     inputs: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     inputs["k"] /= np.linalg.norm(inputs["k"], axis=-1, keepdims=True)
     others = {"beta": rng.random((B, T, G)), "state": rng.normal(size=(B, G, K, V))}
+    others["erase_key"] = inputs["k"] * rng.uniform(0.5, 1, size=(B, T, G, K))
     others["documents"] = np.array([[5, 5, 5, 7, 7, 5, 5], [1, 2, 3, 3, 3, 3, 3]])
     inputs |= {name: others[name] for name in names.split()}
     if axes:
@@ -71,7 +74,8 @@ def loops(rule: str, inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
             key, value, beta = x["k"][n][t][g], x["v"][n][t][g], x["beta"][n][t][g] if "beta" in x else 1.0
             decay = np.broadcast_to(spread(inputs["decay"])[n, t, g] if "decay" in x else 1.0, K).tolist()
             state = [[decay[i] * s for s in row] for i, row in enumerate(state)]
-            known = [sum(key[i] * state[i][c] for i in range(K)) if "delta" in rule else 0.0 for c in range(V)]
+            erased = x["erase_key"][n][t][g] if "erase_key" in x else key
+            known = [sum(erased[i] * state[i][c] for i in range(K)) if "delta" in rule else 0.0 for c in range(V)]
             state = [
                 [s + key[i] * beta * (value[c] - known[c]) for c, s in enumerate(row)] for i, row in enumerate(state)
             ]
@@ -222,6 +226,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "no decay= with rule='delta', got one; rule='gated_delta' ha",
     ),
     "no floats": ({"q": X > 0}, TypeError, "q of dtype float64 or float32 or bfloat16 or float16, got bool"),
+    "another width": (
+        {"rule": "delta", "erase_key": X[..., :2]},
+        ValueError,
+        "erase_key of shape (2, 5, 4, 3), got (2",
+    ),
+    "nothing to erase": ({"erase_key": X}, ValueError, "no erase_key= with rule='linear', got one; rule='delta' and r"),
     "documents": ({"documents": np.zeros((2, 4), int)}, ValueError, "documents of shape (2, 5), got (2, 4)"),
     "documents of floats": (
         {"documents": X[..., 0, 0]},
@@ -252,9 +262,13 @@ def test_a_scale_that_asks_for_its_gradient_is_refused() -> None:
 
 
 BUGS = {
+    "the written key is erased": (
+        "erase_key = k if delta_rule and erase_key is None else erase_key",
+        "erase_key = k if delta_rule else None",
+    ),
     "old value of the state before it decays": (
-        '"bgk,bgkv->bgv", k, decayed) if delta_rule',
-        '"bgk,bgkv->bgv", k, state) if delta_rule',
+        '"bgk,bgkv->bgv", erase_key, decayed)',
+        '"bgk,bgkv->bgv", erase_key, state)',
     ),
     "keys of a chunk do not decay": (
         "with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end)",
@@ -264,7 +278,7 @@ BUGS = {
         "chunk_decay = from_start[:, -1]\n    scores",
         "chunk_decay = None\n    scores",
     ),
-    "what a chunk erases does not decay": ("inverse, scaled_by(beta_k, from_start)))", "inverse, beta_k))"),
+    "what a chunk erases does not decay": ("inverse, scaled_by(erasing, from_start)))", "inverse, erasing))"),
     "a query decays to the end of the chunk": (
         "rows[:, t // 2 :] * from_middle[:,",
         "rows[:, t // 2 :] * to_middle[:,",
@@ -298,6 +312,7 @@ def failures(tree: Tree, package: Any) -> list[str]:
         ("gated_delta, channels", "chunked"),
         ("delta", "chunked"),
         ("delta, documents", "chunked"),
+        ("gated_delta, erase_key", "recurrent"),
     ):
         options, inputs = given(call)
         settings = options | {"form": form, "chunk_size": 4}
@@ -319,12 +334,12 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 RULES = {
     "the first state has no gradient": ("return *grads, dinitial_state", "return *grads, 0.0 * dinitial_state"),
     "a decay's gradient within the chunk alone": ("dfrom_start[:, -1:] + dchunk_decay]", "dfrom_start[:, -1:]]"),
-    "keys without the part of the system": ("dk = sum_grads(dk, scaled_by(dbeta_k, beta))", "dk = sum_grads(dk)"),
+    "keys without the part of the system": ("dk, derase_key = sum_grads(dk, derase_key), None", "derase_key = None"),
     "what is written without the difference": ("dv_new * difference, axis=-1", "dv_new * v, axis=-1"),
     "a middle that does not move": ("dfrom_middle[:, -1:] + dsecond]", "dfrom_middle[:, -1:]]"),
     "decays of the position after": (
-        "sum_to(ddecay, decay.shape), dinitial_state",
-        "sum_to(ddecay[:, ::-1], decay.shape), dinitial_state",
+        "ddecay = None if decay is None else sum_to(ddecay, decay.shape)",
+        "ddecay = None if decay is None else sum_to(ddecay[:, ::-1], decay.shape)",
     ),
     "a scale without its gradient": ("dq = dq * (1 / sqrt(k.shape[3])", "dq = dq * (1.0"),
 }

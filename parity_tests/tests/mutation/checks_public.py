@@ -516,6 +516,9 @@ def recurred(alias: str) -> None:
             for form, size in (("recurrent", 64), ("chunked", 4), ("chunked", 3), ("auto", 64)):
                 recurred_by(package, some, {"rule": rule, "form": form, "chunk_size": size})
             recurred_by(package, some, {"rule": rule, "scale": 0.3})
+    other: Any = {"q": q, "k": k, "v": v, "erase_key": 0.5 * k[:, ::-1], "beta": rng.random((3, 6, 2))}
+    for form in ("recurrent", "chunked"):
+        recurred_by(package, other, {"rule": "delta", "form": form, "chunk_size": 4})
     packed: Any = {"q": q, "k": k, "v": v, "documents": np.array([[0, 0, 1, 1, 1, 0]] * 3)}
     recurred_by(package, packed, {"rule": "delta", "form": "chunked", "chunk_size": 4})
     for rows in (slice(0, 2), slice(2, 5), slice(5, 6)):
@@ -551,6 +554,8 @@ def recurred(alias: str) -> None:
         ({"rule": "gated", "decay": q}, ValueError, "decay of shape"),
         ({"rule": "gated", "decay": np.array([0.5, 1.5])}, ValueError, "decay from 0 to 1, got 0.5 to 1.5"),
         ({"k": None}, TypeError, "an array for k"),
+        ({"erase_key": k}, ValueError, "no erase_key= with rule='linear'"),
+        ({"rule": "delta", "erase_key": q}, ValueError, "erase_key of shape"),
         ({"documents": np.zeros((3, 5), int)}, ValueError, "documents of shape"),
         ({"documents": q[:, :, 0, 0]}, TypeError, "documents of integers"),
         ({"v": v.astype("float32")}, TypeError, "v of dtype float64"),

@@ -37,7 +37,7 @@ def test_no_name_has_two_answers() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
-    [("RWKV", "RWKV-6"), ("rwkv7", "not here"), ("FOX", 'build("forgetting")'), ("bahdanau attention", "additive")],
+    [("RWKV", "RWKV-6"), ("rwkv4", "not here"), ("FOX", 'build("forgetting")'), ("bahdanau attention", "additive")],
 )
 def test_the_command_finds_names_however_they_are_spelled(asked: str, answer: str) -> None:
     shown = CliRunner().invoke(app, ["list", "--like", asked])

@@ -205,10 +205,10 @@ def _(o: Bench, x: Any, n: Any) -> Any:
     return o.package.recur(x, x / 4, x, rule="gated_delta", decay=decay, beta=decay[..., 0], form="recurrent")
 
 
-@call("recur, documents=")
+@call("recur, documents= and erase_key=")
 def _(o: Bench, x: Any, n: Any) -> Any:
-    documents = places(o, n, x.shape[1]) // 2
-    return o.package.recur(x, x / 4, x, rule="delta", documents=documents, form="chunked", chunk_size=3)
+    documents, options = places(o, n, x.shape[1]) // 2, {"form": "chunked", "chunk_size": 3}
+    return o.package.recur(x, x / 4, x, rule="delta", documents=documents, erase_key=x / 8, **options)
 
 
 @call("recur, state=, decay= of heads, and fewer heads of keys")
