@@ -66,6 +66,7 @@ from attn_jax.talking_heads import TalkingHeadsAttention as _TalkingHeadsAttenti
 from attn_jax.transformer_xl import TransformerXLAttention as _TransformerXLAttention
 from attn_np.contract import _fields
 from attn_np.contract import _patterns as patterns
+from attn_np.contract._projections import Projections
 from attn_np.contract.additive import Config as _AdditiveAttentionConfig
 from attn_np.contract.alibi import Config as _AlibiAttentionConfig
 from attn_np.contract.axial import Config as _AxialAttentionConfig
@@ -606,209 +607,209 @@ class TransformerXLAttention(_TransformerXLAttention):
 
 @overload
 def build(
-    variant: Literal["additive"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AdditiveAttentionFields]
+    variant: Literal["additive"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AdditiveAttentionFields]
 ) -> AdditiveAttention: ...
 @overload
 def build(
-    variant: Literal["alibi"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AlibiAttentionFields]
+    variant: Literal["alibi"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AlibiAttentionFields]
 ) -> AlibiAttention: ...
 @overload
 def build(
-    variant: Literal["axial"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AxialAttentionFields]
+    variant: Literal["axial"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AxialAttentionFields]
 ) -> AxialAttention: ...
 @overload
 def build(
-    variant: Literal["bigbird"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BigBirdAttentionFields]
+    variant: Literal["bigbird"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BigBirdAttentionFields]
 ) -> BigBirdAttention: ...
 @overload
 def build(
-    variant: Literal["block_sparse"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockSparseAttentionFields]
+    variant: Literal["block_sparse"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockSparseAttentionFields]
 ) -> BlockSparseAttention: ...
 @overload
 def build(
-    variant: Literal["blockwise"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockwiseAttentionFields]
+    variant: Literal["blockwise"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockwiseAttentionFields]
 ) -> BlockwiseAttention: ...
 @overload
 def build(
-    variant: Literal["chunked"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ChunkedAttentionFields]
+    variant: Literal["chunked"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ChunkedAttentionFields]
 ) -> ChunkedAttention: ...
 @overload
 def build(
-    variant: Literal["cope"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ContextualPositionAttentionFields]
+    variant: Literal["cope"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ContextualPositionAttentionFields]
 ) -> ContextualPositionAttention: ...
 @overload
 def build(
-    variant: Literal["decoder"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
+    variant: Literal["decoder"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
 ) -> DecoderAttention: ...
 @overload
 def build(
-    variant: Literal["delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DeltaRuleFields]
+    variant: Literal["delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DeltaRuleFields]
 ) -> DeltaRule: ...
 @overload
 def build(
-    variant: Literal["differential"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DifferentialAttentionFields]
+    variant: Literal["differential"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DifferentialAttentionFields]
 ) -> DifferentialAttention: ...
 @overload
 def build(
-    variant: Literal["dilated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DilatedAttentionFields]
+    variant: Literal["dilated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DilatedAttentionFields]
 ) -> DilatedAttention: ...
 @overload
 def build(
-    variant: Literal["disentangled"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
+    variant: Literal["disentangled"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
 ) -> DisentangledAttention: ...
 @overload
 def build(
-    variant: Literal["dot_product"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DotProductAttentionFields]
+    variant: Literal["dot_product"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DotProductAttentionFields]
 ) -> DotProductAttention: ...
 @overload
 def build(
-    variant: Literal["entmax_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["entmax_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
 def build(
-    variant: Literal["fused_qkv"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.FusedQKVAttentionFields]
+    variant: Literal["fused_qkv"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.FusedQKVAttentionFields]
 ) -> FusedQKVAttention: ...
 @overload
 def build(
-    variant: Literal["gated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedAttentionFields]
+    variant: Literal["gated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedAttentionFields]
 ) -> GatedAttention: ...
 @overload
 def build(
-    variant: Literal["gated_delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedDeltaRuleFields]
+    variant: Literal["gated_delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedDeltaRuleFields]
 ) -> GatedDeltaRule: ...
 @overload
 def build(
-    variant: Literal["gla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedLinearAttentionFields]
+    variant: Literal["gla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedLinearAttentionFields]
 ) -> GatedLinearAttention: ...
 @overload
 def build(
-    variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
+    variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
-    variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]
+    variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]
 ) -> GatedRecurrentUnit: ...
 @overload
 def build(
-    variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.HardAttentionFields]
+    variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.HardAttentionFields]
 ) -> HardAttention: ...
 @overload
 def build(
-    variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]
+    variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]
 ) -> KimiDeltaAttention: ...
 @overload
 def build(
-    variant: Literal["linear"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LinearAttentionFields]
+    variant: Literal["linear"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LinearAttentionFields]
 ) -> LinearAttention: ...
 @overload
 def build(
-    variant: Literal["longformer"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LongformerAttentionFields]
+    variant: Literal["longformer"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LongformerAttentionFields]
 ) -> LongformerAttention: ...
 @overload
 def build(
-    variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LuongAttentionFields]
+    variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LuongAttentionFields]
 ) -> LuongAttention: ...
 @overload
 def build(
-    variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["mla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
+    variant: Literal["mla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
 ) -> MultiHeadLatentAttention: ...
 @overload
 def build(
-    variant: Literal["prefix"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.PrefixAttentionFields]
+    variant: Literal["prefix"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.PrefixAttentionFields]
 ) -> PrefixAttention: ...
 @overload
 def build(
-    variant: Literal["qk_norm"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.QKNormAttentionFields]
+    variant: Literal["qk_norm"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.QKNormAttentionFields]
 ) -> QKNormAttention: ...
 @overload
 def build(
-    variant: Literal["retention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["retention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["ring"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RingAttentionFields]
+    variant: Literal["ring"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RingAttentionFields]
 ) -> RingAttention: ...
 @overload
 def build(
-    variant: Literal["rotary"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RotaryAttentionFields]
+    variant: Literal["rotary"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RotaryAttentionFields]
 ) -> RotaryAttention: ...
 @overload
 def build(
-    variant: Literal["segments"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SegmentedAttentionFields]
+    variant: Literal["segments"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SegmentedAttentionFields]
 ) -> SegmentedAttention: ...
 @overload
 def build(
-    variant: Literal["self_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SelfAttentionFields]
+    variant: Literal["self_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SelfAttentionFields]
 ) -> SelfAttention: ...
 @overload
 def build(
-    variant: Literal["seq2seq"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Seq2SeqFields]
+    variant: Literal["seq2seq"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Seq2SeqFields]
 ) -> Seq2Seq: ...
 @overload
 def build(
-    variant: Literal["shaw"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ShawAttentionFields]
+    variant: Literal["shaw"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ShawAttentionFields]
 ) -> ShawAttention: ...
 @overload
 def build(
-    variant: Literal["sigmoid_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SigmoidAttentionFields]
+    variant: Literal["sigmoid_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SigmoidAttentionFields]
 ) -> SigmoidAttention: ...
 @overload
 def build(
-    variant: Literal["sinks"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
+    variant: Literal["sinks"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
 ) -> SinkAttention: ...
 @overload
 def build(
-    variant: Literal["swin"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SwinAttentionFields]
+    variant: Literal["swin"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SwinAttentionFields]
 ) -> SwinAttention: ...
 @overload
 def build(
-    variant: Literal["t5_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.T5AttentionFields]
+    variant: Literal["t5_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.T5AttentionFields]
 ) -> T5Attention: ...
 @overload
 def build(
-    variant: Literal["talking_heads"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TalkingHeadsAttentionFields]
+    variant: Literal["talking_heads"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TalkingHeadsAttentionFields]
 ) -> TalkingHeadsAttention: ...
 @overload
 def build(
-    variant: Literal["transformer_xl"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TransformerXLAttentionFields]
+    variant: Literal["transformer_xl"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TransformerXLAttentionFields]
 ) -> TransformerXLAttention: ...
 @overload
 def build(
-    variant: Literal["deberta_v3"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
+    variant: Literal["deberta_v3"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
 ) -> DisentangledAttention: ...
 @overload
 def build(
-    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
 def build(
-    variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MqaFields]
+    variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MqaFields]
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
-    variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
+    variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
 ) -> SinkAttention: ...
 @overload
 def build(
-    variant: Literal["retnet"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["retnet"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["sliding_window"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["sliding_window"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["softcap"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["softcap"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
