@@ -113,7 +113,13 @@ def projections(config: Config) -> tuple[Projection, ...]:
         shape = shape_of(param.axes, sizes)
         found.append(
             Projection(
-                config.variant, name, bias if bias in own else None, (*letters[:n],), (*letters[n:],), shape[:n], shape[n:]
+                config.variant,
+                name,
+                bias if bias in own else None,
+                (*letters[:n],),
+                (*letters[n:],),
+                shape[:n],
+                shape[n:],
             )
         )
     return tuple(found)
@@ -135,7 +141,7 @@ def check_projections(config: Config, given: Any) -> tuple[Projection, ...]:
     require(given in words, variant, f"projections= to be {' or '.join(map(repr, words))}", repr(given), "choose one")
     if given == "arrays":
         return ()
-    fix = 'its weights are in its formula: leave projections= out'
+    fix = "its weights are in its formula: leave projections= out"
     require(has_projections(config), variant, "a layer with projections for projections=", f"{given!r} of none", fix)
     return projections(config)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from inspect import signature
 from typing import Any
 
-from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward passes read what such a tape holds
 from attn_np.contract._projections import Projections, require_no_projections
+from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward passes read what such a tape holds
 from attn_np.frame.build import build as build
 from attn_np.frame.build import layer_class as layer_class
 from attn_np.frame.layer import Layer, Output
@@ -177,9 +177,7 @@ def load_pretrained(
         report(pretrained.report())
     dtype = float_dtype_name(pretrained.config.variant, pretrained.dtype)
     values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).from_params(
-        pretrained.config, values, dtype, projections=projections
-    )
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype, projections=projections)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -69,10 +69,10 @@ def call_module(module: torch.nn.Module, x: Tensor) -> Tensor:
         inputs = inputs.to(module.weight.dtype)  # PyTorch's own takes one dtype, and rounds to it
     y = module(inputs)
     if not isinstance(y, Tensor) or y.shape != (*first, projection.out_features) or widened(y).dtype != x.dtype:
-        projection.check_output(y, Tensor, first, (names(y), names(x)))
+        projection.check_output(y, Tensor, first, (name(y), name(x)))
     return widened(y).unflatten(-1, projection.outputs)
 
 
-def names(x: Any) -> str:
+def name(x: Any) -> str:
     """The name of a tensor's dtype as it is after widening."""
     return str(widened(x).dtype).removeprefix("torch.") if isinstance(x, Tensor) else ""
