@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, get_args
 
-from attn_np.contract._base import Config, require, shape_of
+from attn_np.contract._base import Config, field_error, require, shape_of
 
 Projections = Literal["arrays", "modules"]
 
@@ -92,6 +92,11 @@ class Projection:
         sizes = sorted(prod(shape) for shape in shapes)
         wanted = sorted([self.in_features * self.out_features, self.out_features][: len(names)])
         require(sizes == wanted, self.variant, f"{self.name} of {wanted} numbers", sizes, fix)
+
+    def no_numbers(self, got: str) -> ValueError:
+        """The error of a weight whose numbers cannot be read, such as a quantised one."""
+        fix = "load the layer before it was changed, or save the state of the framework's module"
+        return field_error(self.variant, f"{self.name} to hold plain numbers for its parameters", got, fix)
 
     def _width(self) -> str:
         return f"{self.name} from {self.in_features} to {self.out_features} features"

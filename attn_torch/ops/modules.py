@@ -37,11 +37,16 @@ def linear_arrays(projection: Projection, module: torch.nn.Module) -> dict[str, 
     """The parameters by our names, as views of those of the module.
 
     Raises:
-        ValueError: a module that holds other parameters, such as one with an adapter.
+        ValueError: a module that holds other parameters, such as one with an adapter, or numbers in a form of their
+            own, such as quantised ones.
     """
     params: Any = dict(module.named_parameters())
     projection.check_plain([*params], "weight", [tuple(x.shape) for x in params.values()])
-    arrays = {projection.name: params["weight"].T.unflatten(1, projection.outputs).unflatten(0, projection.inputs)}
+    try:
+        weight = params["weight"].T.unflatten(1, projection.outputs).unflatten(0, projection.inputs)
+    except NotImplementedError as error:
+        raise projection.no_numbers(type(params["weight"]).__name__) from error
+    arrays = {projection.name: weight}
     return arrays if projection.bias is None else arrays | {projection.bias: params["bias"].view(projection.outputs)}
 
 
