@@ -56,20 +56,24 @@ class Projection:
         fix = "replace it by one of this width"
         require(features == (self.in_features, self.out_features), self.variant, self._width(), features, fix)
 
-    def check_output(self, y: Any, array_class: type, first: Sequence[int], dtypes: tuple[str, str]) -> None:
+    def check_output(
+        self, y: Any, array_class: type, first: Sequence[int], dtypes: tuple[str, str], fix: str = ""
+    ) -> None:
         """Refuse what the module returned unless it has the sizes `first` and the features, and one dtype.
 
         Args:
             dtypes: that of the output, and the one that is expected.
+            fix: what to do about a wrong shape, if the package knows.
 
         Raises:
             TypeError: no array.
             ValueError: another shape or dtype.
         """
         if not isinstance(y, array_class):
-            fix = "return the projection alone"
-            raise TypeError(f"{self.variant}: expected an array from {self.name}, got {type(y).__name__}; {fix}")
-        shape, fix = (*first, self.out_features), f"give it a module from {self.in_features} features to as many"
+            got = type(y).__name__
+            raise TypeError(f"{self.variant}: expected an array from {self.name}, got {got}; return the array alone")
+        shape = (*first, self.out_features)
+        fix = fix or f"give it a module from {self.in_features} features to {self.out_features}"
         require(tuple(y.shape) == shape, self.variant, f"{self.name} to return {shape}", tuple(y.shape), fix)
         got, want = dtypes
         require(got == want, self.variant, f"{self.name} to return {want}", got, "give the module the layer's dtype")

@@ -74,7 +74,9 @@ def call_module(module: torch.nn.Module, x: Tensor) -> Tensor:
         inputs = inputs.to(module.weight.dtype)  # PyTorch's own takes one dtype, and rounds to it
     y = module(inputs)
     if not isinstance(y, Tensor) or y.shape != (*first, projection.out_features) or widened(y).dtype != x.dtype:
-        projection.check_output(y, Tensor, first, (name(y), name(x)))
+        split = hasattr(getattr(module, "weight", None), "device_mesh")
+        fix = "keep all features: ColwiseParallel(use_local_output=False)" if split else ""
+        projection.check_output(y, Tensor, first, (name(y), name(x)), fix)
     return widened(y).unflatten(-1, projection.outputs)
 
 

@@ -58,9 +58,11 @@ class Heads(ParallelStyle):
                     where[linear, "bias"] = Shard(0) if rows else Replicate()
         if not any(placement.is_shard() for placement in where.values()):
             heads = getattr(module.config, "num_heads", "no heads")
+            inner = any(len({*x.output_letters[1:]} & {*HEADS}) for x in module.modules_by_name.values())
+            fix = "build the layer with arrays" if inner else "choose another mesh or another num_heads="
             raise ValueError(
                 f"Heads: expected heads of {module.config.variant} that the processes of the mesh divide, got {heads} "
-                f"over {size} processes; choose another mesh or another num_heads="
+                f"{'inside of a module, ' if inner else ''}over {size} processes; {fix}"
             )
         for (owner, name), placement in where.items():
             param = getattr(owner, name)

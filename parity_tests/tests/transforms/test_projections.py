@@ -365,7 +365,7 @@ BAD = {
     "width": (lambda x: x[..., :5], "ValueError: mha: expected w_q to return (2, 5, 12), got (2, 5, 5); give it"),
     "order": (lambda x: x.swapaxes(0, 1), "ValueError: mha: expected w_q to return (2, 5, 12), got (5, 2, 12);"),
     "dtype": (as_float64, "ValueError: mha: expected w_q to return float32, got float64; give the module the layer's"),
-    "pair": (lambda x: (x, x), "TypeError: mha: expected an array from w_q, got tuple; return the projection alone"),
+    "pair": (lambda x: (x, x), "TypeError: mha: expected an array from w_q, got tuple; return the array alone"),
 }
 
 
