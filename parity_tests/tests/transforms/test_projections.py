@@ -165,17 +165,14 @@ def test_a_module_that_replaces_one_is_called_in_jax() -> None:
     assert is_called(TREES["jax"], config, random_inputs(config, "full")) == {"w_q", "w_k", "w_v", "w_o"}
 
 
-def given_to_linear(variant: str) -> tuple[set[str], set[str]]:
-    """The weights that a NumPy file gives to `linear`, and those that it gives to `einsum`."""
-    found: dict[str, set[str]] = {"linear": set(), "einsum": set()}
+def given_to(function: str, variant: str) -> list[list[str]]:
+    """The parameters that a NumPy file gives to each call of a function in its forward."""
     tree = ast.parse((ROOT / "attn_np" / f"{variant}.py").read_text("utf-8"))
     forwards = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and not n.name.endswith("vjp")]
-    for call in (n for function in forwards for n in ast.walk(function) if isinstance(n, ast.Call)):
-        if isinstance(call.func, ast.Name) and call.func.id in found and len(call.args) > 2:
-            for weight in call.args[1:3]:
-                if isinstance(weight, ast.Attribute) and ast.unparse(weight.value) == "self":
-                    found[call.func.id].add(weight.attr)
-    return found["linear"], found["einsum"]
+    calls = [n for part in forwards for n in ast.walk(part) if isinstance(n, ast.Call)]
+    calls = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function]
+    own = [[x for x in call.args if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "self"] for call in calls]
+    return [[x.attr for x in params] for params in own if params]
 
 
 # A recurrence's weights of three gates are one array, used by the next step, too.
@@ -184,15 +181,16 @@ GATES = {"w_x", "w_h"}
 
 @pytest.mark.parametrize("variant", contract.variants())
 def test_what_linear_takes_is_a_projection(variant: str) -> None:
-    """And what `einsum` takes is none."""
-    by_linear, by_einsum = given_to_linear(variant)
+    """With its bias; and what `einsum` takes is none."""
     configs = [*contract.examples(variant).values()]
     for config in configs:
         configs += [c for x in config.children().values() for c in (x if isinstance(x, list) else [x])]
-    known = {projection.name for config in configs for projection in projections(config)}
-    assert by_linear - GATES <= known and not by_einsum & known
-    biases = {projection.bias for config in configs for projection in projections(config)}
-    assert {b for c in configs for b in c.own_params() if b.startswith("b_") and f"w{b[1:]}" in known} <= biases
+    known: dict[str, set[str]] = {}
+    for projection in (x for config in configs for x in projections(config)):
+        known.setdefault(projection.name, set()).update({projection.bias} - {None})
+    for weight, *bias in given_to("linear", variant):
+        assert weight in GATES or known[weight] == {*bias}, weight
+    assert not {name for params in given_to("einsum", variant) for name in params} & known.keys()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
