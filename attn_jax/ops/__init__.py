@@ -356,7 +356,7 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     return product(subscripts, upcast(a), upcast(b))
 
 
-def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
+def linear(subscripts: str, x: Array, weight: Array | nnx.Module, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one; of a module, what it returns."""
     y = call_module(weight, x) if isinstance(weight, nnx.Module) else projection(subscripts, upcast(x), upcast(weight))
     return y if bias is None else y + upcast(bias)

@@ -44,19 +44,21 @@ def linear_arrays(projection: Projection, module: Any) -> dict[str, Array]:
         ValueError: a module that holds other parameters, such as one with an adapter.
     """
     leaves = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    params = {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
-    projection.check_plain([*params], "kernel", [x.shape for x in params.values()])
-    arrays = {projection.name: params["kernel"].reshape(*projection.inputs, *projection.outputs)}
-    return arrays if projection.bias is None else arrays | {projection.bias: params["bias"].reshape(projection.outputs)}
+    params: Any = {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
+    shape = params["kernel"].shape if "kernel" in params else ()
+    projection.check_plain([*params], "kernel", shape)
+    arrays = {projection.name: params["kernel"].reshape(*shape[:-2], *projection.inputs, *projection.outputs)}
+    if projection.bias is not None:
+        arrays[projection.bias] = params["bias"].reshape(*shape[:-2], *projection.outputs)
+    return arrays
 
 
 def module_arrays(projection: Projection, arrays: dict[str, Array]) -> dict[str, Array]:
     """The parameters by the names of the module that `linear_arrays` reads: its inverse."""
-    sizes = projection.in_features, projection.out_features
-    kernel = {f"{projection.name}.kernel": arrays[projection.name].reshape(sizes)}
-    return (
-        kernel if projection.bias is None else kernel | {f"{projection.name}.bias": arrays[projection.bias].reshape(-1)}
-    )
+    name, bias, weight = projection.name, projection.bias, arrays[projection.name]
+    stacked = weight.shape[: weight.ndim - len(projection.inputs) - len(projection.outputs)]
+    kernel = {f"{name}.kernel": weight.reshape(*stacked, projection.in_features, projection.out_features)}
+    return kernel if bias is None else kernel | {f"{name}.bias": arrays[bias].reshape(*stacked, -1)}
 
 
 def mark(projection: Projection, module: Any) -> None:

@@ -78,13 +78,14 @@ class Projection:
         got, want = dtypes
         require(got == want, self.variant, f"{self.name} to return {want}", got, "give the module the layer's dtype")
 
-    def check_plain(self, found: Sequence[str], weight: str, shapes: Sequence[Any]) -> None:
+    def check_plain(self, found: Sequence[str], weight: str, shape: Sequence[int], rows: bool = False) -> None:
         """Refuse a module whose parameters are more, or others, than the weight and the bias that a file holds.
 
         Args:
             found: the names of its parameters.
             weight: the framework's name of the weight.
-            shapes: those of the parameters.
+            shape: that of the weight; none without one. Axes may stand before its two, of layers that are stacked.
+            rows: a row is an output, as in PyTorch.
 
         Raises:
             ValueError: naming what there is.
@@ -93,9 +94,9 @@ class Projection:
         fix = "merge what was added to it, or save the state of the framework's module"
         expected = f"{self.name} to hold {' and '.join(names)} alone for its parameters"
         require(sorted(found) == sorted(names), self.variant, expected, ", ".join(found) or "none", fix)
-        sizes = sorted(prod(shape) for shape in shapes)
-        wanted = sorted([self.in_features * self.out_features, self.out_features][: len(names)])
-        require(sizes == wanted, self.variant, f"{self.name} of {wanted} numbers", sizes, fix)
+        sizes = (self.out_features, self.in_features) if rows else (self.in_features, self.out_features)
+        fix = "replace the module by one of this width"
+        require((*shape[-2:],) == sizes, self.variant, f"{weight} of {self.name} of shape {sizes}", (*shape,), fix)
 
     def no_numbers(self, got: str) -> ValueError:
         """The error of a weight whose numbers cannot be read, such as a quantised one."""

@@ -64,10 +64,10 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         projections: "modules" for a `torch.nn.Linear` in the place of each projection's parameters.
 
     Attributes:
-        modules_by_name: the projections that are modules, by the name that the module has here; empty with arrays.
+        projections: those that are modules; none with arrays.
     """
 
-    modules_by_name: dict[str, Projection]
+    projections: tuple[Projection, ...] = ()
     Config: ClassVar[type[Any]]
 
     def __init_subclass__(cls) -> None:
@@ -89,10 +89,10 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config = config_of(type(self), config, positional, fields)
         self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
-        self.modules_by_name = {x.name: x for x in check_projections(config, projections)}
-        in_modules = {name for x in self.modules_by_name.values() for name in x.names()}
+        self.projections = check_projections(config, projections)
+        modules, in_modules = {x.name for x in self.projections}, {n for x in self.projections for n in x.names()}
         for name in annotated_names(type(self)):  # those that this config leaves out are None, and biases in modules
-            if name not in (own.keys() - in_modules) | self.modules_by_name.keys() | children.keys():
+            if name not in (own.keys() - in_modules) | modules | children.keys():
                 self.register_parameter(name, None)
         arrays = {}
         for name in own:
@@ -100,8 +100,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
             arrays[name] = empty.to(device=device, dtype=torch_dtype)
             if name not in in_modules:
                 self.register_parameter(name, torch.nn.Parameter(arrays.pop(name)))
-        for name, projection in self.modules_by_name.items():
-            setattr(self, name, linear_module(projection, {part: arrays.pop(part) for part in projection.names()}))
+        for projection in self.projections:
+            of_module = {name: arrays.pop(name) for name in projection.names()}
+            setattr(self, projection.name, linear_module(projection, of_module))
         if _values is None:
             self._draw()
         for name, child in children.items():
@@ -121,9 +122,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; what replaces the module of a projection is told which one, or refused."""
-        projection = self.__dict__.get("modules_by_name", {}).get(name)
-        if projection is not None:
-            mark(projection, value)
+        for projection in self.projections:
+            if projection.name == name:
+                mark(projection, value)
         super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
@@ -136,7 +137,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def _draw(self) -> None:
         """Draw the layer's own parameters, without those of its children."""
         own, fans, params = self.config.own_params(), self.config.fans(), self._own_params()
-        views = {name for x in self.modules_by_name.values() for name in x.names()}
+        views = {name for x in self.projections for name in x.names()}
         for name in own:
             param = params[name]
             initial_value, limit = own[name].initial_value(), fans[name] ** -0.5
@@ -158,8 +159,8 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def _own_params(self) -> dict[str, Array]:
         """The layer's own parameters by name, those in modules as views."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
-        for name, projection in self.modules_by_name.items():
-            params |= linear_arrays(projection, getattr(self, name))
+        for projection in self.projections:
+            params |= linear_arrays(projection, getattr(self, projection.name))
         return params
 
     @property
@@ -178,7 +179,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
             ValueError: the module of a projection holds more than its weight and bias, such as an adapter.
         """
         layers = [(prefix, part) for prefix, part in self.named_modules() if isinstance(part, Layer)]
-        if not any(part.modules_by_name for _, part in layers):
+        if not any(part.projections for _, part in layers):
             return dict(self.named_parameters())
         found = {f"{prefix}.{name}".lstrip("."): x for prefix, part in layers for name, x in part._own_params().items()}
         return {name: found[name] for name in self.config.params()}

@@ -349,7 +349,7 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
 
-def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
+def linear(subscripts: str, x: Array, weight: Array | torch.nn.Module, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one; of a module, what it returns."""
     y = call_module(weight, x) if isinstance(weight, torch.nn.Module) else einsum(subscripts, x, weight)
     return y if bias is None else y + upcast(bias)

@@ -41,7 +41,7 @@ def linear_arrays(projection: Projection, module: torch.nn.Module) -> dict[str, 
             own, such as quantised ones.
     """
     params: Any = dict(module.named_parameters())
-    projection.check_plain([*params], "weight", [tuple(x.shape) for x in params.values()])
+    projection.check_plain([*params], "weight", params["weight"].shape if "weight" in params else (), rows=True)
     try:
         weight = params["weight"].T.unflatten(1, projection.outputs).unflatten(0, projection.inputs)
     except NotImplementedError as error:

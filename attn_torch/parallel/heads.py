@@ -41,13 +41,12 @@ class Heads(ParallelStyle):
             return [i for i, x in enumerate(letters) if x in HEADS and sizes[i] % size == 0]
 
         for layer in (part for part in module.modules() if isinstance(part, Layer)):
-            projections = layer.modules_by_name.values()
-            in_modules = {name for projection in projections for name in projection.names()}
+            in_modules = {name for projection in layer.projections for name in projection.names()}
             for name, given in layer.config.own_params().items():
                 if name not in in_modules:
                     at = split(given.axes.split(), getattr(layer, name).shape)
                     where[layer, name] = Shard(at[0]) if at else Replicate()
-            for projection in projections:
+            for projection in layer.projections:
                 linear = getattr(layer, projection.name)
                 linear_arrays(projection, linear)  # which refuses what is no weight and bias alone
                 # The heads of (h k) features can be split where they are the outer axis.
@@ -58,7 +57,7 @@ class Heads(ParallelStyle):
                     where[linear, "bias"] = Shard(0) if rows else Replicate()
         if not any(placement.is_shard() for placement in where.values()):
             heads = getattr(module.config, "num_heads", "no heads")
-            inner = any(len({*x.output_letters[1:]} & {*HEADS}) for x in module.modules_by_name.values())
+            inner = any(len({*x.output_letters[1:]} & {*HEADS}) for x in module.projections)
             fix = "build the layer with arrays" if inner else "choose another mesh or another num_heads="
             raise ValueError(
                 f"Heads: expected heads of {module.config.variant} that the processes of the mesh divide, got {heads} "

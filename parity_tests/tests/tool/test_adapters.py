@@ -98,7 +98,7 @@ def test_weights_of_8_bits_stay_within_half_a_step(variant: str) -> None:
     layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
     quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
     wide = {name: x.astype("float64") for name, x in weights.items()}
-    for projection in layer.modules_by_name.values():
+    for projection in layer.projections:
         weight = getattr(layer, projection.name).weight
         meant = weight.dequantize().detach().double().T.numpy()
         step = weight.scale.detach().double().T.numpy()

@@ -48,7 +48,7 @@ def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[s
     leaves = dict(layer.named_parameters()) | inputs
     found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
     found = {name: whole(x) for name, x in found.items()}
-    for projection in layer.modules_by_name.values():
+    for projection in layer.projections:
         weight = found.pop(f"d{projection.name}.weight")
         found[f"d{projection.name}"] = weight.T.reshape(*projection.inputs, *projection.outputs)
         if projection.bias is not None:
@@ -92,7 +92,8 @@ def stock_styles(
     Where positions meet heads, the inputs are DTensors, too: by a style as well.
     """
     layer: Any = build(variant, config, weights, "modules")
-    columns = {name: ColwiseParallel(use_local_output=False) for name in layer.modules_by_name if name != "w_o"}
+    names = [projection.name for projection in layer.projections if projection.name != "w_o"]
+    columns = {name: ColwiseParallel(use_local_output=False) for name in names}
     mesh = init_device_mesh("cpu", (WORLD,))
     layer = parallelize_module(layer, mesh, columns | {"w_o": RowwiseParallel()})
     if variant in ("decoder", "retention"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 import attn_jax
 import attn_np
@@ -45,10 +46,7 @@ def fill(tree: Tree, layer: Any, weights: Arrays) -> Any:
 def owners(tree: Tree, layer: Any) -> list[tuple[Any, Projection]]:
     """Every projection that is a module, with the layer that it is of."""
     parts = layer.modules() if tree.name == "torch" else [part for _, part in nnx.iter_modules(layer)]
-    layers = [part for part in parts if hasattr(part, "config")]
-    found = [getattr(part, "modules_by_name", None) or getattr(part, "projections", ()) for part in layers]
-    each = [x.values() if isinstance(x, dict) else x for x in found]
-    return [(part, projection) for part, of_part in zip(layers, each, strict=True) for projection in of_part]
+    return [(part, projection) for part in parts for projection in getattr(part, "projections", ())]
 
 
 def output(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:
@@ -325,6 +323,27 @@ def test_copies_and_splits_go_on_as_layers() -> None:
     assert np.array_equal(merged(jnp.asarray(x)), flax_layer(jnp.asarray(x)))
     merged.w_q = DoubledInFlax(merged.w_q)
     assert not np.array_equal(merged(jnp.asarray(x)), flax_layer(jnp.asarray(x)))
+
+
+def test_layers_that_vmap_stacks_are_read_and_named() -> None:
+    config = contract.config("mha", **MHA)
+
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(seed: Any) -> Any:
+        return attn_jax.MultiHeadAttention(config, rngs=nnx.Rngs(seed), projections="modules")
+
+    layers = make(jax.random.split(jax.random.key(0), 3))
+    params = layers.params()
+    assert params["w_q"].shape == (3, 12, 3, 4) and params["b_q"].shape == (3, 3, 4)
+    layers.set_params({name: 2 * x for name, x in params.items()})
+    assert np.array_equal(layers.w_q.kernel[1].reshape(12, 3, 4), 2 * params["w_q"][1])
+    attn_jax.parallel.name_axes(layers, h="model", d="embed")
+    specs = nnx.get_partition_spec(nnx.state(layers, nnx.Param))
+    assert specs["w_q"]["kernel"].get_value() == PartitionSpec(None, "embed", "model")
+    assert specs["w_o"]["kernel"].get_value() == PartitionSpec(None, "model", None)
+    assert specs["w_k"]["bias"].get_value() == PartitionSpec(None, "model")
+    with pytest.raises(ValueError, match="expected letters of the axes of parameters, d, h, i, j, o, got 'k'"):
+        attn_jax.parallel.name_axes(layers, k="model")
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
