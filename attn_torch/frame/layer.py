@@ -158,7 +158,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
 
     def _own_params(self) -> dict[str, Array]:
         """The layer's own parameters by name, those in modules as views."""
-        params = {name: param for name, param in self._parameters.items() if param is not None}
+        params: dict[str, Array] = {name: param for name, param in self._parameters.items() if param is not None}
         for projection in self.projections:
             params |= linear_arrays(projection, getattr(self, projection.name))
         return params

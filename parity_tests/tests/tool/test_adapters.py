@@ -14,6 +14,7 @@ from parity_tests.tests.witness import bounded, ratio, weights_of
 # Their warnings are theirs.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
 EPS = 2.0**-53
+build: Any = attn_torch.build
 
 # The projections that read the inputs as they are, and the one of the output. An adapter on each.
 ADAPTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -44,7 +45,7 @@ def test_adapters_of_peft_train_and_merge(variant: str) -> None:
     """
     peft = pytest.importorskip("peft")
     fields, names = ADAPTED[variant]
-    layer: Any = attn_torch.build(variant, dtype="float64", projections="modules", **fields)
+    layer: Any = build(variant, dtype="float64", projections="modules", **fields)
     x = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rounded([x, *(p for p in layer.parameters())], 10)
     before = {name: p.detach().clone() for name, p in layer.params().items()}
@@ -81,7 +82,7 @@ def test_adapters_of_peft_train_and_merge(variant: str) -> None:
     changed = {name for name, p in layer.params().items() if not torch.equal(p, before[name])}
     assert changed == {*names, "w_o"}
     assert torch.all((layer(x) - y).abs() <= 2 * terms * EPS * sizes)
-    arrays: Any = attn_torch.build(variant, dtype="float64", **fields)
+    arrays: Any = build(variant, dtype="float64", **fields)
     arrays.set_params({name: p.detach() for name, p in layer.params().items()})
     weights = {name: p.detach().numpy() for name, p in layer.params().items()}
     want = bounded(layer.config, {"query": x.numpy()}, weights)["y"]
@@ -94,7 +95,7 @@ def test_weights_of_8_bits_stay_within_half_a_step(variant: str) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     config = contract.config(variant, **ADAPTED[variant][0])
     weights = {name: x.astype("float32") for name, x in weights_of(config).items()}
-    layer: Any = attn_torch.build(variant, projections="modules", **ADAPTED[variant][0])
+    layer: Any = build(variant, projections="modules", **ADAPTED[variant][0])
     layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
     quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
     wide = {name: x.astype("float64") for name, x in weights.items()}

@@ -93,9 +93,10 @@ def stock_styles(
     """
     layer: Any = build(variant, config, weights, "modules")
     names = [projection.name for projection in layer.projections if projection.name != "w_o"]
-    columns = {name: ColwiseParallel(use_local_output=False) for name in names}
+    styles: dict[str, Any] = {name: ColwiseParallel(use_local_output=False) for name in names}
+    styles["w_o"] = RowwiseParallel()
     mesh = init_device_mesh("cpu", (WORLD,))
-    layer = parallelize_module(layer, mesh, columns | {"w_o": RowwiseParallel()})
+    layer = parallelize_module(layer, mesh, styles)
     if variant in ("decoder", "retention"):
         whole = (Replicate(),)
         parallelize_module(layer, mesh, PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole))
