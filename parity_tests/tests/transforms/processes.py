@@ -47,7 +47,11 @@ def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[s
     y.backward(torch.from_numpy(dy))
     leaves = dict(layer.named_parameters()) | inputs
     found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
-    found = {name: whole(x) for name, x in found.items()}
+    return by_our_names(layer, {name: whole(x) for name, x in found.items()})
+
+
+def by_our_names(layer: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of the weights and biases of modules as those of the parameters that they hold."""
     for projection in layer.projections:
         weight = found.pop(f"d{projection.name}.weight")
         found[f"d{projection.name}"] = weight.T.reshape(*projection.inputs, *projection.outputs)
@@ -190,10 +194,13 @@ def by_rows(
 ) -> dict[str, Any]:
     """FSDP2 or DDP: every process has its own rows of the batch; gradients of the parameters, the mean over them.
 
-    `axes` says which axis of inputs and outputs is the batch, `dys` has the gradients of the outputs by name.
+    `axes` says which axis of inputs and outputs is the batch, `dys` has the gradients of the outputs by name. "fsdp of
+    modules" is FSDP2 around each projection and the layer.
     """
-    layer = build(variant, config, weights).eval()
-    model: Any = fully_shard(layer) if wrap == "fsdp" else DistributedDataParallel(layer)
+    layer = build(variant, config, weights, "modules" if wrap == "fsdp of modules" else "arrays").eval()
+    for projection in layer.projections:
+        fully_shard(getattr(layer, projection.name))
+    model: Any = DistributedDataParallel(layer) if wrap == "ddp" else fully_shard(layer)
     found = model(**{name: torch.from_numpy(x).chunk(WORLD, axes[name])[rank] for name, x in inputs.items()})
     outputs = dict(zip(dys, found if isinstance(found, tuple) else (found,), strict=False))
     own = [torch.from_numpy(dy).chunk(WORLD, axes[name])[rank] for name, dy in dys.items()]
@@ -203,4 +210,4 @@ def by_rows(
         parts = [torch.empty_like(y).contiguous() for _ in range(WORLD)]
         distributed.all_gather(parts, y.detach().contiguous())
         grads[name] = torch.cat(parts, axes[name]).numpy()
-    return grads
+    return by_our_names(layer, grads)

@@ -173,8 +173,11 @@ def test_heads_that_cannot_be_split_are_refused(found: dict[str, Any]) -> None:
         assert part in str(told[name])
 
 
-@pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
-@pytest.mark.parametrize("variant", ROWS)
+@pytest.mark.parametrize(
+    ("variant", "wrap"),
+    [(v, wrap) for v in ROWS for wrap in ("fsdp", "ddp")]
+    + [(v, "fsdp of modules") for v in ("mha", "mla", "gated_delta")],
+)
 def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> None:
     config, _, want = split(variant)
     got = found[f"{variant}, {wrap}"]
