@@ -41,12 +41,14 @@ def linear_arrays(projection: Projection, module: Any) -> dict[str, Array]:
     """The parameters by our names.
 
     Raises:
-        ValueError: a module that holds other parameters, such as one with an adapter.
+        ValueError: a module that holds something else, such as one with an adapter, or that computes something else.
     """
-    leaves = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    leaves = nnx.to_flat_state(nnx.state(module))
     params: Any = {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
     shape = params["kernel"].shape if "kernel" in params else ()
     projection.check_plain([*params], "kernel", shape)
+    if type(module).__call__ is not nnx.Linear.__call__:
+        raise projection.not_plain("be a plain Linear", module)
     arrays = {projection.name: params["kernel"].reshape(*shape[:-2], *projection.inputs, *projection.outputs)}
     if projection.bias is not None:
         arrays[projection.bias] = params["bias"].reshape(*shape[:-2], *projection.outputs)

@@ -79,10 +79,10 @@ class Projection:
         require(got == want, self.variant, f"{self.name} to return {want}", got, "give the module the layer's dtype")
 
     def check_plain(self, found: Sequence[str], weight: str, shape: Sequence[int], rows: bool = False) -> None:
-        """Refuse a module whose parameters are more, or others, than the weight and the bias that a file holds.
+        """Refuse a module that holds more than the weight and the bias of a file, or something else.
 
         Args:
-            found: the names of its parameters.
+            found: the names of what it holds.
             weight: the framework's name of the weight.
             shape: that of the weight; none without one. Axes may stand before its two, of layers that are stacked.
             rows: a row is an output, as in PyTorch.
@@ -98,10 +98,10 @@ class Projection:
         fix = "replace the module by one of this width"
         require((*shape[-2:],) == sizes, self.variant, f"{weight} of {self.name} of shape {sizes}", (*shape,), fix)
 
-    def no_numbers(self, got: str) -> ValueError:
-        """The error of a weight whose numbers cannot be read, such as a quantised one."""
+    def not_plain(self, expected: str, got: object) -> ValueError:
+        """The error of a module whose parameters are not all that it computes with, or no plain numbers."""
         fix = "load the layer before it was changed, or save the state of the framework's module"
-        return field_error(self.variant, f"{self.name} to hold plain numbers for its parameters", got, fix)
+        return field_error(self.variant, f"{self.name} to {expected} for its parameters", type(got).__name__, fix)
 
     def _width(self) -> str:
         return f"{self.name} from {self.in_features} to {self.out_features} features"

@@ -37,15 +37,17 @@ def linear_arrays(projection: Projection, module: torch.nn.Module) -> dict[str, 
     """The parameters by our names, as views of those of the module.
 
     Raises:
-        ValueError: a module that holds other parameters, such as one with an adapter, or numbers in a form of their
-            own, such as quantised ones.
+        ValueError: a module that holds something else, such as one with an adapter, that computes something else, or
+            whose numbers have a form of their own, such as quantised ones.
     """
-    params: Any = dict(module.named_parameters())
+    params: Any = dict(module.named_parameters()) | dict(module.named_buffers())
     projection.check_plain([*params], "weight", params["weight"].shape if "weight" in params else (), rows=True)
+    if type(module).forward not in (Linear.forward, torch.nn.Linear.forward):
+        raise projection.not_plain("be a plain Linear", module)
     try:
         weight = params["weight"].T.unflatten(1, projection.outputs).unflatten(0, projection.inputs)
     except NotImplementedError as error:
-        raise projection.no_numbers(type(params["weight"]).__name__) from error
+        raise projection.not_plain("hold plain numbers", params["weight"]) from error
     arrays = {projection.name: weight}
     return arrays if projection.bias is None else arrays | {projection.bias: params["bias"].view(projection.outputs)}
 

@@ -440,14 +440,30 @@ def test_a_module_put_there_behind_the_layer_is_refused() -> None:
     assert words.startswith("ValueError: linear: expected a module of a layer, got Linear, which no attribute")
 
 
+class Negated(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return -super().forward(input)
+
+
+class NegatedInFlax(nnx.Linear):
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        return -super().__call__(inputs, out_sharding)
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_a_file_never_drops_what_a_module_holds(name: str, tmp_path: Path) -> None:
-    """A bias that the config has not, a bias that is gone, an adapter: nothing is written."""
+    """A bias that the config has not, a bias that is gone, an adapter, a formula of its own: nothing is written."""
     tree, told = TREES[name], {}
-    for what, use_bias in (("a bias", False), ("no bias", True), ("adapter", True)):
+    for what, use_bias in (("a bias", False), ("no bias", True), ("adapter", True), ("formula", True), ("state", True)):
         layer = tree.package.build("mha", projections="modules", d_model=12, num_heads=3, use_bias=use_bias)
         if what == "adapter":
             layer.w_v = (Doubled if name == "torch" else DoubledInFlax)(layer.w_v)
+        elif what == "formula":
+            layer.w_v = Negated(12, 12) if name == "torch" else NegatedInFlax(12, 12, rngs=nnx.Rngs(0))
+        elif what == "state" and name == "torch":
+            layer.w_v.register_buffer("seen", torch.ones(3))
+        elif what == "state":
+            layer.w_v.seen = nnx.BatchStat(jnp.ones(3))
         elif name == "torch":
             layer.w_v = torch.nn.Linear(12, 12, bias=not use_bias)
         else:
@@ -459,6 +475,8 @@ def test_a_file_never_drops_what_a_module_holds(name: str, tmp_path: Path) -> No
     assert f"expected w_v to hold {weight} alone for its parameters, got" in told["a bias"]
     assert f"expected w_v to hold {weight} and bias alone for its parameters, got {weight};" in told["no bias"]
     assert "got base.bias, base" in told["adapter"] or "got base.weight, base.bias" in told["adapter"]
+    assert "expected w_v to be a plain Linear for its parameters, got Negated" in told.pop("formula")
+    assert "seen; merge" in told["state"]
     assert all("merge what was added to it, or save the state" in words for words in told.values())
 
 
