@@ -151,8 +151,8 @@ def check_projections(config: Config, given: Any) -> tuple[Projection, ...]:
     require(given in words, variant, f"projections= to be {' or '.join(map(repr, words))}", repr(given), "choose one")
     if given == "arrays":
         return ()
-    fix = "its weights are in its formula: leave projections= out"
-    require(has_projections(config), variant, "a layer with projections for projections=", f"{given!r} of none", fix)
+    expected = "projections='arrays' for a layer whose weights are in its formula"
+    require(has_projections(config), variant, expected, repr(given), "leave it out")
     return projections(config)
 
 

@@ -491,8 +491,8 @@ def test_what_has_no_modules_says_so() -> None:
             lambda package=package: package.build("additive", query_dim=3, hidden_dim=5, projections="modules")
         )
         assert words == (
-            "ValueError: additive: expected a layer with projections for projections=, got 'modules' of none; "
-            "its weights are in its formula: leave projections= out"
+            "ValueError: additive: expected projections='arrays' for a layer whose weights are in its formula, "
+            "got 'modules'; leave it out"
         )
         words = said(lambda package=package: package.build("mha", projections="linear", **MHA))
         assert words.startswith("ValueError: mha: expected projections= to be 'arrays' or 'modules', got 'linear';")
