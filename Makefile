@@ -92,7 +92,7 @@ course: env  ## run every lesson of the course as printed, its notebook in a fre
 	$(RUN) -m pytest -n $(JOBS) -m course $(PYTEST_ARGS)
 
 .PHONY: peers
-peers: env  ## hold layers against transformers, Keras and Equinox; of types alone a part (PART=1/6, PYTEST_ARGS=...)
+peers: env  ## hold layers against transformers, Keras, Equinox, peft and torchao; of types alone a part (PART=1/6, PYTEST_ARGS=...)
 	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)
 	$(RUN) -m pytest -n $(JOBS) -m peers --left-out --part $(PART) $(PYTEST_ARGS) \
 	    parity_tests/tests/tool/test_peers.py parity_tests/tests/weights/test_absent_fields.py || test $$? -eq 5

@@ -67,6 +67,7 @@ from attn_jax.talking_heads import TalkingHeadsAttention as _TalkingHeadsAttenti
 from attn_jax.transformer_xl import TransformerXLAttention as _TransformerXLAttention
 from attn_np.contract import _fields
 from attn_np.contract import _patterns as patterns
+from attn_np.contract._projections import Projections
 from attn_np.contract.additive import Config as _AdditiveAttentionConfig
 from attn_np.contract.alibi import Config as _AlibiAttentionConfig
 from attn_np.contract.axial import Config as _AxialAttentionConfig
@@ -180,656 +181,656 @@ __all__ = [
 class AdditiveAttention(_AdditiveAttention):
     @overload
     def __init__(
-        self, config: _AdditiveAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _AdditiveAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.AdditiveAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.AdditiveAttentionFields]
     ) -> None: ...
 
 class AlibiAttention(_AlibiAttention):
     @overload
     def __init__(
-        self, config: _AlibiAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _AlibiAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.AlibiAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.AlibiAttentionFields]
     ) -> None: ...
 
 class AxialAttention(_AxialAttention):
     @overload
     def __init__(
-        self, config: _AxialAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _AxialAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.AxialAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.AxialAttentionFields]
     ) -> None: ...
 
 class BigBirdAttention(_BigBirdAttention):
     @overload
     def __init__(
-        self, config: _BigBirdAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _BigBirdAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.BigBirdAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.BigBirdAttentionFields]
     ) -> None: ...
 
 class BlockSparseAttention(_BlockSparseAttention):
     @overload
     def __init__(
-        self, config: _BlockSparseAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _BlockSparseAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.BlockSparseAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.BlockSparseAttentionFields]
     ) -> None: ...
 
 class BlockwiseAttention(_BlockwiseAttention):
     @overload
     def __init__(
-        self, config: _BlockwiseAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _BlockwiseAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.BlockwiseAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.BlockwiseAttentionFields]
     ) -> None: ...
 
 class ChunkedAttention(_ChunkedAttention):
     @overload
     def __init__(
-        self, config: _ChunkedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _ChunkedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.ChunkedAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.ChunkedAttentionFields]
     ) -> None: ...
 
 class ContextualPositionAttention(_ContextualPositionAttention):
     @overload
     def __init__(
-        self, config: _ContextualPositionAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _ContextualPositionAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.ContextualPositionAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.ContextualPositionAttentionFields]
     ) -> None: ...
 
 class DecoderAttention(_DecoderAttention):
     @overload
     def __init__(
-        self, config: _DecoderAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DecoderAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DecoderAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DecoderAttentionFields]
     ) -> None: ...
 
 class DeltaRule(_DeltaRule):
     @overload
     def __init__(
-        self, config: _DeltaRuleConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DeltaRuleConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DeltaRuleFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DeltaRuleFields]
     ) -> None: ...
 
 class DifferentialAttention(_DifferentialAttention):
     @overload
     def __init__(
-        self, config: _DifferentialAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DifferentialAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DifferentialAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DifferentialAttentionFields]
     ) -> None: ...
 
 class DilatedAttention(_DilatedAttention):
     @overload
     def __init__(
-        self, config: _DilatedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DilatedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DilatedAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DilatedAttentionFields]
     ) -> None: ...
 
 class DisentangledAttention(_DisentangledAttention):
     @overload
     def __init__(
-        self, config: _DisentangledAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DisentangledAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DisentangledAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DisentangledAttentionFields]
     ) -> None: ...
 
 class DotProductAttention(_DotProductAttention):
     @overload
     def __init__(
-        self, config: _DotProductAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _DotProductAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.DotProductAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.DotProductAttentionFields]
     ) -> None: ...
 
 class EntmaxAttention(_EntmaxAttention):
     @overload
     def __init__(
-        self, config: _EntmaxAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _EntmaxAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.EntmaxAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.EntmaxAttentionFields]
     ) -> None: ...
 
 class FusedQKVAttention(_FusedQKVAttention):
     @overload
     def __init__(
-        self, config: _FusedQKVAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _FusedQKVAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.FusedQKVAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.FusedQKVAttentionFields]
     ) -> None: ...
 
 class GatedAttention(_GatedAttention):
     @overload
     def __init__(
-        self, config: _GatedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _GatedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.GatedAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GatedAttentionFields]
     ) -> None: ...
 
 class GatedDeltaRule(_GatedDeltaRule):
     @overload
     def __init__(
-        self, config: _GatedDeltaRuleConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _GatedDeltaRuleConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.GatedDeltaRuleFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GatedDeltaRuleFields]
     ) -> None: ...
 
 class GatedLinearAttention(_GatedLinearAttention):
     @overload
     def __init__(
-        self, config: _GatedLinearAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _GatedLinearAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.GatedLinearAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GatedLinearAttentionFields]
     ) -> None: ...
 
 class GroupedQueryAttention(_GroupedQueryAttention):
     @overload
     def __init__(
-        self, config: _GroupedQueryAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _GroupedQueryAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.GroupedQueryAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GroupedQueryAttentionFields]
     ) -> None: ...
 
 class GatedRecurrentUnit(_GatedRecurrentUnit):
     @overload
     def __init__(
-        self, config: _GatedRecurrentUnitConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _GatedRecurrentUnitConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.GatedRecurrentUnitFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GatedRecurrentUnitFields]
     ) -> None: ...
 
 class HardAttention(_HardAttention):
     @overload
     def __init__(
-        self, config: _HardAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _HardAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.HardAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.HardAttentionFields]
     ) -> None: ...
 
 class KimiDeltaAttention(_KimiDeltaAttention):
     @overload
     def __init__(
-        self, config: _KimiDeltaAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _KimiDeltaAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.KimiDeltaAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.KimiDeltaAttentionFields]
     ) -> None: ...
 
 class LinearAttention(_LinearAttention):
     @overload
     def __init__(
-        self, config: _LinearAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _LinearAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.LinearAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.LinearAttentionFields]
     ) -> None: ...
 
 class LongformerAttention(_LongformerAttention):
     @overload
     def __init__(
-        self, config: _LongformerAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _LongformerAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.LongformerAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.LongformerAttentionFields]
     ) -> None: ...
 
 class LuongAttention(_LuongAttention):
     @overload
     def __init__(
-        self, config: _LuongAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _LuongAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.LuongAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.LuongAttentionFields]
     ) -> None: ...
 
 class Mamba2(_Mamba2):
     @overload
     def __init__(
-        self, config: _Mamba2Config, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _Mamba2Config, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.Mamba2Fields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.Mamba2Fields]
     ) -> None: ...
 
 class MultiHeadAttention(_MultiHeadAttention):
     @overload
     def __init__(
-        self, config: _MultiHeadAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _MultiHeadAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.MultiHeadAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.MultiHeadAttentionFields]
     ) -> None: ...
 
 class MultiHeadLatentAttention(_MultiHeadLatentAttention):
     @overload
     def __init__(
-        self, config: _MultiHeadLatentAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _MultiHeadLatentAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
     ) -> None: ...
 
 class PrefixAttention(_PrefixAttention):
     @overload
     def __init__(
-        self, config: _PrefixAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _PrefixAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.PrefixAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.PrefixAttentionFields]
     ) -> None: ...
 
 class QKNormAttention(_QKNormAttention):
     @overload
     def __init__(
-        self, config: _QKNormAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _QKNormAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.QKNormAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.QKNormAttentionFields]
     ) -> None: ...
 
 class Retention(_Retention):
     @overload
     def __init__(
-        self, config: _RetentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _RetentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.RetentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.RetentionFields]
     ) -> None: ...
 
 class RingAttention(_RingAttention):
     @overload
     def __init__(
-        self, config: _RingAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _RingAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.RingAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.RingAttentionFields]
     ) -> None: ...
 
 class RotaryAttention(_RotaryAttention):
     @overload
     def __init__(
-        self, config: _RotaryAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _RotaryAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.RotaryAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.RotaryAttentionFields]
     ) -> None: ...
 
 class SegmentedAttention(_SegmentedAttention):
     @overload
     def __init__(
-        self, config: _SegmentedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _SegmentedAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.SegmentedAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.SegmentedAttentionFields]
     ) -> None: ...
 
 class SelfAttention(_SelfAttention):
     @overload
     def __init__(
-        self, config: _SelfAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _SelfAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.SelfAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.SelfAttentionFields]
     ) -> None: ...
 
 class Seq2Seq(_Seq2Seq):
     @overload
     def __init__(
-        self, config: _Seq2SeqConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _Seq2SeqConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.Seq2SeqFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.Seq2SeqFields]
     ) -> None: ...
 
 class ShawAttention(_ShawAttention):
     @overload
     def __init__(
-        self, config: _ShawAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _ShawAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.ShawAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.ShawAttentionFields]
     ) -> None: ...
 
 class SigmoidAttention(_SigmoidAttention):
     @overload
     def __init__(
-        self, config: _SigmoidAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _SigmoidAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.SigmoidAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.SigmoidAttentionFields]
     ) -> None: ...
 
 class SinkAttention(_SinkAttention):
     @overload
     def __init__(
-        self, config: _SinkAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _SinkAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.SinkAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.SinkAttentionFields]
     ) -> None: ...
 
 class SwinAttention(_SwinAttention):
     @overload
     def __init__(
-        self, config: _SwinAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _SwinAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.SwinAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.SwinAttentionFields]
     ) -> None: ...
 
 class T5Attention(_T5Attention):
     @overload
     def __init__(
-        self, config: _T5AttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _T5AttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.T5AttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.T5AttentionFields]
     ) -> None: ...
 
 class TalkingHeadsAttention(_TalkingHeadsAttention):
     @overload
     def __init__(
-        self, config: _TalkingHeadsAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _TalkingHeadsAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.TalkingHeadsAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.TalkingHeadsAttentionFields]
     ) -> None: ...
 
 class TransformerXLAttention(_TransformerXLAttention):
     @overload
     def __init__(
-        self, config: _TransformerXLAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32"
+        self, config: _TransformerXLAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
     ) -> None: ...
     @overload
     def __init__(
-        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", **fields: Unpack[_fields.TransformerXLAttentionFields]
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.TransformerXLAttentionFields]
     ) -> None: ...
 
 @overload
 def build(
-    variant: Literal["additive"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AdditiveAttentionFields]
+    variant: Literal["additive"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AdditiveAttentionFields]
 ) -> AdditiveAttention: ...
 @overload
 def build(
-    variant: Literal["alibi"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AlibiAttentionFields]
+    variant: Literal["alibi"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AlibiAttentionFields]
 ) -> AlibiAttention: ...
 @overload
 def build(
-    variant: Literal["axial"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AxialAttentionFields]
+    variant: Literal["axial"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.AxialAttentionFields]
 ) -> AxialAttention: ...
 @overload
 def build(
-    variant: Literal["bigbird"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BigBirdAttentionFields]
+    variant: Literal["bigbird"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BigBirdAttentionFields]
 ) -> BigBirdAttention: ...
 @overload
 def build(
-    variant: Literal["block_sparse"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockSparseAttentionFields]
+    variant: Literal["block_sparse"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockSparseAttentionFields]
 ) -> BlockSparseAttention: ...
 @overload
 def build(
-    variant: Literal["blockwise"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockwiseAttentionFields]
+    variant: Literal["blockwise"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.BlockwiseAttentionFields]
 ) -> BlockwiseAttention: ...
 @overload
 def build(
-    variant: Literal["chunked"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ChunkedAttentionFields]
+    variant: Literal["chunked"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ChunkedAttentionFields]
 ) -> ChunkedAttention: ...
 @overload
 def build(
-    variant: Literal["cope"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ContextualPositionAttentionFields]
+    variant: Literal["cope"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ContextualPositionAttentionFields]
 ) -> ContextualPositionAttention: ...
 @overload
 def build(
-    variant: Literal["decoder"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
+    variant: Literal["decoder"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
 ) -> DecoderAttention: ...
 @overload
 def build(
-    variant: Literal["delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DeltaRuleFields]
+    variant: Literal["delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DeltaRuleFields]
 ) -> DeltaRule: ...
 @overload
 def build(
-    variant: Literal["differential"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DifferentialAttentionFields]
+    variant: Literal["differential"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DifferentialAttentionFields]
 ) -> DifferentialAttention: ...
 @overload
 def build(
-    variant: Literal["dilated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DilatedAttentionFields]
+    variant: Literal["dilated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DilatedAttentionFields]
 ) -> DilatedAttention: ...
 @overload
 def build(
-    variant: Literal["disentangled"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
+    variant: Literal["disentangled"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
 ) -> DisentangledAttention: ...
 @overload
 def build(
-    variant: Literal["dot_product"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DotProductAttentionFields]
+    variant: Literal["dot_product"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DotProductAttentionFields]
 ) -> DotProductAttention: ...
 @overload
 def build(
-    variant: Literal["entmax_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["entmax_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
 def build(
-    variant: Literal["fused_qkv"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.FusedQKVAttentionFields]
+    variant: Literal["fused_qkv"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.FusedQKVAttentionFields]
 ) -> FusedQKVAttention: ...
 @overload
 def build(
-    variant: Literal["gated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedAttentionFields]
+    variant: Literal["gated"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedAttentionFields]
 ) -> GatedAttention: ...
 @overload
 def build(
-    variant: Literal["gated_delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedDeltaRuleFields]
+    variant: Literal["gated_delta"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedDeltaRuleFields]
 ) -> GatedDeltaRule: ...
 @overload
 def build(
-    variant: Literal["gla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedLinearAttentionFields]
+    variant: Literal["gla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedLinearAttentionFields]
 ) -> GatedLinearAttention: ...
 @overload
 def build(
-    variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
+    variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
-    variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]
+    variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]
 ) -> GatedRecurrentUnit: ...
 @overload
 def build(
-    variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.HardAttentionFields]
+    variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.HardAttentionFields]
 ) -> HardAttention: ...
 @overload
 def build(
-    variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]
+    variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]
 ) -> KimiDeltaAttention: ...
 @overload
 def build(
-    variant: Literal["linear"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LinearAttentionFields]
+    variant: Literal["linear"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LinearAttentionFields]
 ) -> LinearAttention: ...
 @overload
 def build(
-    variant: Literal["longformer"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LongformerAttentionFields]
+    variant: Literal["longformer"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LongformerAttentionFields]
 ) -> LongformerAttention: ...
 @overload
 def build(
-    variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LuongAttentionFields]
+    variant: Literal["luong"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.LuongAttentionFields]
 ) -> LuongAttention: ...
 @overload
 def build(
-    variant: Literal["mamba2"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Mamba2Fields]
+    variant: Literal["mamba2"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Mamba2Fields]
 ) -> Mamba2: ...
 @overload
 def build(
-    variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["mha"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["mla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
+    variant: Literal["mla"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
 ) -> MultiHeadLatentAttention: ...
 @overload
 def build(
-    variant: Literal["prefix"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.PrefixAttentionFields]
+    variant: Literal["prefix"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.PrefixAttentionFields]
 ) -> PrefixAttention: ...
 @overload
 def build(
-    variant: Literal["qk_norm"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.QKNormAttentionFields]
+    variant: Literal["qk_norm"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.QKNormAttentionFields]
 ) -> QKNormAttention: ...
 @overload
 def build(
-    variant: Literal["retention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["retention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["ring"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RingAttentionFields]
+    variant: Literal["ring"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RingAttentionFields]
 ) -> RingAttention: ...
 @overload
 def build(
-    variant: Literal["rotary"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RotaryAttentionFields]
+    variant: Literal["rotary"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RotaryAttentionFields]
 ) -> RotaryAttention: ...
 @overload
 def build(
-    variant: Literal["segments"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SegmentedAttentionFields]
+    variant: Literal["segments"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SegmentedAttentionFields]
 ) -> SegmentedAttention: ...
 @overload
 def build(
-    variant: Literal["self_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SelfAttentionFields]
+    variant: Literal["self_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SelfAttentionFields]
 ) -> SelfAttention: ...
 @overload
 def build(
-    variant: Literal["seq2seq"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Seq2SeqFields]
+    variant: Literal["seq2seq"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.Seq2SeqFields]
 ) -> Seq2Seq: ...
 @overload
 def build(
-    variant: Literal["shaw"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ShawAttentionFields]
+    variant: Literal["shaw"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.ShawAttentionFields]
 ) -> ShawAttention: ...
 @overload
 def build(
-    variant: Literal["sigmoid_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SigmoidAttentionFields]
+    variant: Literal["sigmoid_attention"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SigmoidAttentionFields]
 ) -> SigmoidAttention: ...
 @overload
 def build(
-    variant: Literal["sinks"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
+    variant: Literal["sinks"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
 ) -> SinkAttention: ...
 @overload
 def build(
-    variant: Literal["swin"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SwinAttentionFields]
+    variant: Literal["swin"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SwinAttentionFields]
 ) -> SwinAttention: ...
 @overload
 def build(
-    variant: Literal["t5_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.T5AttentionFields]
+    variant: Literal["t5_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.T5AttentionFields]
 ) -> T5Attention: ...
 @overload
 def build(
-    variant: Literal["talking_heads"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TalkingHeadsAttentionFields]
+    variant: Literal["talking_heads"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TalkingHeadsAttentionFields]
 ) -> TalkingHeadsAttention: ...
 @overload
 def build(
-    variant: Literal["transformer_xl"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TransformerXLAttentionFields]
+    variant: Literal["transformer_xl"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.TransformerXLAttentionFields]
 ) -> TransformerXLAttention: ...
 @overload
 def build(
-    variant: Literal["deberta_v3"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
+    variant: Literal["deberta_v3"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DisentangledAttentionFields]
 ) -> DisentangledAttention: ...
 @overload
 def build(
-    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
 def build(
-    variant: Literal["forgetting"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
+    variant: Literal["forgetting"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
 ) -> DecoderAttention: ...
 @overload
 def build(
-    variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["lightning"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MqaFields]
+    variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MqaFields]
 ) -> GroupedQueryAttention: ...
 @overload
 def build(
-    variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
+    variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.SinkAttentionFields]
 ) -> SinkAttention: ...
 @overload
 def build(
-    variant: Literal["retnet"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
+    variant: Literal["retnet"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.RetentionFields]
 ) -> Retention: ...
 @overload
 def build(
-    variant: Literal["sliding_window"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["sliding_window"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["softcap"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
+    variant: Literal["softcap"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.MultiHeadAttentionFields]
 ) -> MultiHeadAttention: ...
 @overload
 def build(
-    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
+    variant: Literal["sparsemax"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...

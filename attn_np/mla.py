@@ -53,7 +53,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         if self.w_dq is not None:
             q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             q_latent = record(tape, q_latent=rms_norm(q_down, self.w_q_norm, c.norm_eps))
-        q = einsum("bte,ehk->bthk", q_latent, self.w_q)
+        q = linear("bte,ehk->bthk", q_latent, self.w_q, None)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.rope_layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
         kv_down = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
@@ -104,9 +104,9 @@ class MultiHeadLatentAttention(Layer[Config]):
         dvalue, dw["w_dkv"], dw["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dkv_down)
         dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.rope_layout, inverse=True)], -1)
         if self.w_dq is None:
-            dquery, dw["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
+            dquery, dw["w_q"], _ = linear_vjp("bte,ehk->bthk", query, self.w_q, None, dq)
         else:
-            dq_latent, dw["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
+            dq_latent, dw["w_q"], _ = linear_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, None, dq)
             dq_latent = record(tape, dq_latent=dq_latent)
             dq_down, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dq_latent)
             dq_down = record(tape, dq_down=dq_down)

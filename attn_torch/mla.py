@@ -44,7 +44,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         if self.w_dq is not None:
             q_down = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             q_latent = record(tape, q_latent=rms_norm(q_down, self.w_q_norm, c.norm_eps))
-        q = einsum("bte,ehk->bthk", q_latent, self.w_q)
+        q = linear("bte,ehk->bthk", q_latent, self.w_q, None)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.rope_layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
         kv_down = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))

@@ -1,7 +1,7 @@
 """Multi-head attention from `torch.nn.Linear`, and how it takes weights from a file of ours.
 
-The layers of this library hold their weights as arrays shaped for `einsum`. Tools that look for `nn.Linear` (adapters
-such as LoRA, quantisers, tensor parallelism) find none in them. This module has four, and computes the same: the layout
+The layers of this library hold their weights as arrays shaped for `einsum`, or in modules of their own with
+`projections="modules"`. A module of yours that has four `nn.Linear`s, as most code has, computes the same: the layout
 `torch_linear` has its names, in both directions.
 
 Run it: `python examples/torch_linear_module.py`.

@@ -10,6 +10,7 @@ from attn_jax.frame.layer import Layer
 from attn_jax.ops import Device, DType, check_device, float_dtype_name, from_numpy
 from attn_np import contract
 from attn_np.contract._call import refuse_generator
+from attn_np.contract._projections import Projections
 from attn_np.weights import draw
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -31,6 +32,7 @@ def build(
     seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    projections: Projections = "arrays",
     rngs: nnx.Rngs | None = None,
     **fields: Any,
 ) -> Any:
@@ -45,6 +47,7 @@ def build(
             each call.
         dtype: float64, float32, bfloat16 or float16.
         device: where the parameters live, as the framework says it.
+        projections: "modules" makes each projection an `nnx.Linear`, `w_q.kernel`, for tools that look for these.
         rngs: with `seed=None`, draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 
@@ -55,11 +58,11 @@ def build(
     config, device = contract.config(variant, **fields), check_device(device)
     dtype = float_dtype_name(variant, dtype)
     if seed is None:
-        layer: Any = layer_class(config.variant)(config, rngs=rngs, param_dtype=dtype)
+        layer: Any = layer_class(config.variant)(config, rngs=rngs, param_dtype=dtype, projections=projections)
         layer.eval()
         if device is not None:
             nnx.update(layer, jax.device_put(nnx.state(layer, nnx.Param), device))
         return layer
     refuse_generator(config.variant, "rngs", rngs, seed)
     values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
-    return layer_class(config.variant).from_params(config, values, dtype, seed)
+    return layer_class(config.variant).from_params(config, values, dtype, seed, projections)

@@ -1,6 +1,6 @@
 """The base of JAX's layers: parameters, checks of a call, outputs, and decoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from inspect import isfunction
@@ -14,11 +14,13 @@ from flax import nnx
 
 from attn_jax.attention.decode import Cache, begin_step, empty_cache, end_step
 from attn_jax.ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
+from attn_jax.ops.modules import linear_arrays, linear_module, mark, module_arrays
 from attn_jax.ops.specs import checked_specs, refuse_silent_float32, spec_of
 from attn_np.contract import Config, annotated_names, under_prefix
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
+from attn_np.contract._projections import Projection, Projections, check_projections, projections_of_child
 from attn_np.contract._rotary import unpack_positions_pair
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -83,8 +85,13 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         dtype: of inputs and outputs, as in Flax: float inputs are cast to it. By default inputs must have the
             parameters' dtype, and others are refused as in the other packages. Sums are formed in float32 at least.
         param_dtype: of the parameters, which keep it; float32 by default.
+        projections: "modules" for an `nnx.Linear` in the place of each projection's parameters.
+
+    Attributes:
+        projections: those that are modules; none with arrays.
     """
 
+    projections: tuple[Projection, ...] = ()
     Config: ClassVar[type[Any]]
 
     def __init_subclass__(cls) -> None:
@@ -103,6 +110,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         rngs: nnx.Rngs | None = None,
         dtype: Any = None,
         param_dtype: Any = "float32",
+        projections: Projections = "arrays",
         _values: dict[str, Array] | None = None,
         **fields: Any,
     ) -> None:
@@ -126,9 +134,12 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
         self.has_params = bool(shapes)
+        self.projections = check_projections(config, projections)
+        modules, in_modules = {x.name for x in self.projections}, {n for x in self.projections for n in x.names()}
         for name in annotated_names(type(self)):
-            if name not in own and name not in children:
+            if name not in (own.keys() - in_modules) | modules | children.keys():
                 setattr(self, name, None)
+        arrays = {}
         for name in own:
             limit, initial_value = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
@@ -139,22 +150,40 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
                 value = jax.random.normal(rngs.params(), shapes[name], jax_dtype)
             else:
                 value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
-            setattr(self, name, nnx.Param(value))
+            if name in in_modules:
+                arrays[name] = value
+            else:
+                setattr(self, name, nnx.Param(value))
+        for projection in self.projections:
+            setattr(self, projection.name, linear_module(projection, arrays))
         for name, child in children.items():
             configs = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             sublayers = [
-                self._child(part, under_prefix(_values, p), rngs, dtype, param_dtype) for p, part in configs.items()
+                self._child(part, under_prefix(_values, p), rngs, dtype, param_dtype, projections)
+                for p, part in configs.items()
             ]
             setattr(self, name, nnx.List(sublayers) if isinstance(child, list) else sublayers[0])
 
-    def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
+    def _child(
+        self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any, projections: str
+    ) -> "Layer[Any]":
         cls = getattr(import_module(f"{TREE}.{config.variant}"), config.class_name)
-        return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
+        projections = projections_of_child(config, projections)
+        return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, projections=projections, _values=values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; what replaces the module of a projection is told which one, or refused."""
+        for projection in self.projections:
+            if projection.name == name:
+                mark(projection, value)
+        super().__setattr__(name, value)
 
     @classmethod
-    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(
+        cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0, projections: Projections = "arrays"
+    ) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
-        layer = cls(config, rngs=nnx.Rngs(seed), param_dtype=dtype, _values=values)
+        layer = cls(config, rngs=nnx.Rngs(seed), param_dtype=dtype, projections=projections, _values=values)
         layer.eval()
         return layer
 
@@ -163,10 +192,24 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         self.deterministic = self.deterministic if deterministic is None else deterministic
 
     def params(self) -> dict[str, Array]:
-        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        """Every parameter by its dotted name: the dictionary that weight files hold.
+
+        Raises:
+            ValueError: the module of a projection holds more than its weight and bias, such as an adapter.
+        """
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
         params = {".".join(map(str, path)): leaf.get_value() for path, leaf in flat}
+        for prefix, layer, projection in self._modules():
+            arrays = linear_arrays(projection, getattr(layer, projection.name))
+            params |= {prefix + name: x for name, x in arrays.items()}
         return {name: params[name] for name in self.config.params()}
+
+    def _modules(self) -> Iterator[tuple[str, "Layer[Any]", Projection]]:
+        """Every projection that is a module, here and in the layers inside, with its layer and the prefix of that."""
+        for path, layer in nnx.iter_modules(self):
+            if isinstance(layer, Layer):
+                prefix = "".join(f"{part}." for part in path)
+                yield from ((prefix, layer, projection) for projection in layer.projections)
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Replace the parameters by arrays, by dotted name, with the devices and sharding of those replaced.
@@ -178,6 +221,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
             TypeError: no dictionary, or a value that is no array.
         """
         values = checked_params(self.config.variant, self.params(), values, checked_specs, dtype_name)
+        for prefix, _, projection in self._modules():
+            arrays = {name: values[prefix + name] for name in projection.names()}
+            values |= {prefix + name: x for name, x in module_arrays(projection, arrays).items()}
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
         leaves = []
         for path, leaf in flat:

@@ -19,6 +19,7 @@ from jax.numpy import tanh as tanh
 from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from attn_jax.ops.modules import call_module
 from attn_jax.ops.named import record as record
 from attn_jax.ops.products import product, projection
 from attn_jax.ops.pytrees import pytree as pytree
@@ -36,12 +37,7 @@ Tape = Any  # a dictionary of named intermediates, or None
 DType = Any  # as JAX takes it: a name, jnp.float32, a NumPy dtype
 Device = Any  # a jax.Device, a Sharding, the name of a platform such as "cpu", or None
 
-DTYPES = {
-    "float64": jnp.float64,
-    "float32": jnp.float32,
-    "float16": jnp.float16,
-    "bfloat16": jnp.bfloat16,
-}
+DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
 SIXTEEN_BITS = (jnp.float16, jnp.bfloat16)
 
 
@@ -341,9 +337,9 @@ def to_numpy(x: Array) -> np.ndarray:
 
 
 def upcast(x: Any) -> Any:
-    """float32 for 16-bit types; other types, and None, stay as they are. Of a Param, its array."""
+    """float32 for 16-bit types; other types, None and modules stay as they are. Of a Param, its array."""
     x = x[...] if isinstance(x, nnx.Variable) else x
-    return x.astype(jnp.float32) if x is not None and x.dtype in SIXTEEN_BITS else x
+    return x.astype(jnp.float32) if not isinstance(x, nnx.Module | None) and x.dtype in SIXTEEN_BITS else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
@@ -360,9 +356,9 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     return product(subscripts, upcast(a), upcast(b))
 
 
-def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
-    """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = projection(subscripts, upcast(x), upcast(weight))
+def linear(subscripts: str, x: Array, weight: Array | nnx.Module, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one; of a module, what it returns."""
+    y = call_module(weight, x) if isinstance(weight, nnx.Module) else projection(subscripts, upcast(x), upcast(weight))
     return y if bias is None else y + upcast(bias)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from flax import nnx
 
 from attn_jax.frame.layer import Layer
+from attn_jax.ops.modules import linear_arrays
 
 
 def name_axes(model: Any, **names: str | None) -> None:
@@ -17,17 +18,22 @@ def name_axes(model: Any, **names: str | None) -> None:
     parameter's letters stand in `layer.config.params()`). The names are axes of a mesh, or logical names that
     `nnx.logical_axis_rules` maps to them. Axes that get no name are whole on every device, and so are those of arrays
     whose size the mesh's axis does not divide, if they are left out here: `g`, where there are fewer heads of keys.
-    Parameters that `nnx.vmap` has stacked keep their first axes without a name.
+    Parameters that `nnx.vmap` has stacked keep their first axes without a name. The kernel of a module has two axes,
+    of features: `d` and `(h k)` for w_q; each takes the name of its outer letter.
 
     Raises:
-        ValueError: a letter that no parameter has.
+        ValueError: a letter that no parameter has, or in modules only as an inner one of features.
     """
-    params = [
-        (getattr(layer, name), given.axes.split())
-        for _, layer in nnx.iter_modules(model)
-        if isinstance(layer, Layer)
-        for name, given in layer.config.own_params().items()
-    ]
+    params = []
+    for layer in (part for _, part in nnx.iter_modules(model) if isinstance(part, Layer)):
+        in_modules = {name for projection in layer.projections for name in projection.names()}
+        own = {name: given.axes.split() for name, given in layer.config.own_params().items() if name not in in_modules}
+        params += [(getattr(layer, name), letters) for name, letters in own.items()]
+        for projection in layer.projections:
+            linear, outer = getattr(layer, projection.name), projection.output_letters[0]
+            linear_arrays(projection, linear)  # which refuses what is no kernel and bias alone
+            params.append((linear.kernel, [projection.input_letters[0], outer]))
+            params += [] if projection.bias is None else [(linear.bias, [outer])]
     known = sorted({letter for _, letters in params for letter in letters})
     for letter in names:
         if letter not in known:

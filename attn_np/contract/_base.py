@@ -139,6 +139,7 @@ class Config:
     traps: ClassVar[tuple[str, ...]] = ()
     # Fields that change no result: how it is computed, and which calls are refused.
     not_in_results: ClassVar[tuple[str, ...]] = ()
+    projects: ClassVar[Mapping[str, str | bool]] = {}  # what `projections` cannot know from `own_params`
 
     def __init_subclass__(cls) -> None:
         cls.variant = cls.__module__.rpartition(".")[2]

@@ -21,6 +21,7 @@ class Config(_base.Config):
 
     class_name = "AdditiveAttention"
     family = "alignment"
+    projects = {"w_q": False, "w_k": False}
     title = "Additive attention"
     idea = (
         "Queries and keys of different widths can't be multiplied, but both can be projected to a common "

@@ -34,6 +34,7 @@ class Config(_base.Config):
 
     class_name = "GatedDeltaRule"
     family = "linear"
+    projects = {"w_a": "dt_bias", "w_q_conv": False, "w_k_conv": False, "w_v_conv": False}
     title = "Gated delta rule"
     idea = (
         "The delta rule replaces one value at a time and cannot clear its state; a decaying state forgets everything "

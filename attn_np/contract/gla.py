@@ -30,6 +30,7 @@ class Config(_base.Config):
 
     class_name = "GatedLinearAttention"
     family = "linear"
+    projects = {"w_a_up": "b_a"}
     title = "Gated linear attention"
     idea = (
         "A state that decays at a fixed rate forgets whatever the text says. Here each position chooses from its own "

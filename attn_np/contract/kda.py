@@ -32,6 +32,7 @@ class Config(gated_delta.Config):
 
     class_name = "KimiDeltaAttention"
     family = "linear"
+    projects = {**gated_delta.Config.projects, "w_a_up": "dt_bias", "w_gate_up": "b_gate"}
     title = "Kimi delta attention"
     idea = (
         "The gated delta rule forgets all of a head's state at one rate. Here every channel of the keys has a decay of "

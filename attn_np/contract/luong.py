@@ -24,6 +24,7 @@ class Config(_base.Config):
 
     class_name = "LuongAttention"
     family = "alignment"
+    projects = {"w": False, "w_q": False, "w_k": False, "w_position": False}
     title = "Luong attention"
     idea = (
         "How well a query fits a key can be measured in three ways: by their dot product, which has nothing to learn; "

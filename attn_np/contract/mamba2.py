@@ -71,6 +71,7 @@ class Config(_base.Config):
     )
 
     not_in_results = ("form", "chunk_size")
+    projects = {"w_dt": "dt_bias", "w_q_conv": False, "w_k_conv": False, "w_v_conv": False}
 
     d_model: int
     num_heads: int

@@ -49,6 +49,7 @@ class Config(Rotary):
 
     class_name = "MultiHeadLatentAttention"
     family = "heads"
+    projects = {"w_uk": False, "w_uv": False}
     title = "Multi-head latent attention"
     idea = (
         "Keys and values of all heads are computed from one latent, much smaller than they are together, and only the "

@@ -26,6 +26,7 @@ class Config(_heads.Heads):
 
     class_name = "SwinAttention"
     family = "sparse"
+    projects = {"w_bias": False}
     title = "Swin attention"
     idea = (
         "An image has too many patches for each to see all. Each sees those of its own window, and in the next layer "

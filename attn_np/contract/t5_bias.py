@@ -29,6 +29,7 @@ class Config(_heads.RelativePositionConfig):
 
     class_name = "T5Attention"
     family = "positions"
+    projects = {"w_bias": False}
     title = "T5's relative position biases"
     idea = (
         "The distance of two words has a learned number that is added to their score. Small distances have a number "

@@ -31,6 +31,7 @@ class Config(CrossAttentionConfig):
 
     class_name = "TalkingHeadsAttention"
     family = "heads"
+    projects = {"w_mix_scores": False, "w_mix_weights": False}
     title = "Talking-heads attention"
     idea = (
         "Heads attend independently and know nothing of each other. Here each softmax gets a mixture of the scores of "

@@ -27,6 +27,7 @@ class Config(_heads.RelativePositionConfig):
 
     class_name = "TransformerXLAttention"
     family = "positions"
+    projects = {"w_r": False}
     title = "Transformer-XL's relative positions"
     idea = (
         "A text is read segment by segment, and each segment also looks at the cached keys of earlier ones. Positions "

@@ -7,6 +7,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract._call import refuse_generator
+from attn_np.contract._projections import Projections
 from attn_np.frame.layer import Layer
 from attn_np.ops import Device, DType, check_device, float_dtype_name, from_numpy
 from attn_np.weights import draw
@@ -30,6 +31,7 @@ def build(
     seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    projections: Projections = "arrays",
     rng: np.random.Generator | int | None = None,
     **fields: Any,
 ) -> Any:
@@ -44,6 +46,7 @@ def build(
             each call.
         dtype: float64, float32, bfloat16 or float16.
         device: where the parameters live, "cpu".
+        projections: "arrays"; NumPy has no modules.
         rng: with `seed=None`, a NumPy generator that draws the parameters and, in training, dropout; a new one by
             default.
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.
@@ -55,7 +58,7 @@ def build(
     config, device = contract.config(variant, **fields), check_device(device)
     dtype = float_dtype_name(variant, dtype)
     if seed is None:
-        return layer_class(config.variant)(config, rng=rng, dtype=dtype).eval()
+        return layer_class(config.variant)(config, rng=rng, dtype=dtype, projections=projections).eval()
     refuse_generator(config.variant, "rng", rng, seed)
     values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
-    return layer_class(config.variant).from_params(config, values, dtype, seed)
+    return layer_class(config.variant).from_params(config, values, dtype, seed, projections)

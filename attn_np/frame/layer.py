@@ -12,6 +12,7 @@ from attn_np.contract import Config, annotated_names, float_dtype_name, under_pr
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
+from attn_np.contract._projections import Projections, refuse_modules
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_np.ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast, use_up
 from attn_np.ops.specs import checked_specs, spec_of
@@ -85,6 +86,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         config: the contract's Config; or its fields by name.
         rng: a NumPy generator, or a seed for one, that draws the parameters and, in training, dropout.
         dtype: float64, float32, bfloat16 or float16.
+        projections: "arrays"; the other packages have modules, too.
     """
 
     Config: ClassVar[type[Any]]
@@ -101,10 +103,12 @@ class Layer(DecodingMixin[Array], Generic[C]):
         *positional: object,
         rng: np.random.Generator | int | None = None,
         dtype: str = "float32",
+        projections: Projections = "arrays",
         _values: dict[str, Array] | None = None,
         **fields: Any,
     ) -> None:
         config = config_of(type(self), config, positional, fields)
+        refuse_modules(config, projections)
         self.config, self.training, self.dtype = config, True, float_dtype_name(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
@@ -133,9 +137,11 @@ class Layer(DecodingMixin[Array], Generic[C]):
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 
     @classmethod
-    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(
+        cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0, projections: Projections = "arrays"
+    ) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
-        return cls(config, rng=seed, dtype=dtype, _values=values).eval()
+        return cls(config, rng=seed, dtype=dtype, projections=projections, _values=values).eval()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config}, dtype={self.dtype!r})"

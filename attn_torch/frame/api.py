@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from inspect import signature
 from typing import Any
 
+from attn_np.contract._projections import Projections, require_no_projections
 from attn_np.weights import (
     PathArg,
     pop_on_read,
@@ -70,6 +71,7 @@ def load(
     cast: bool = False,
     finite: bool = True,
     device: Device = None,
+    projections: Projections = "arrays",
     **fields: Any,
 ) -> Any:
     """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
@@ -93,6 +95,7 @@ def load(
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
         device: where the parameters of a new layer live.
+        projections: of a new layer, as in `build`.
         fields: those of the Config; those that the file states must agree.
 
     Raises:
@@ -105,6 +108,8 @@ def load(
         require_layer_of(Layer, into, expected, "call load(path, into=layer)")
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    if into is not None:
+        require_no_projections(into.config, projections)
     device = check_device(device)
     layer_config = into.config if into else None
     target_dtype = requested_dtype(layer_config, into.params() if into else {}, dtype)
@@ -113,7 +118,9 @@ def load(
     dtype = float_dtype_name(weight_file.config.variant, weight_file.dtype or target_dtype or "float32")
     values = pop_on_read(weight_file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(weight_file.config.variant).from_params(weight_file.config, values, dtype)
+        return layer_class(weight_file.config.variant).from_params(
+            weight_file.config, values, dtype, projections=projections
+        )
     into.set_params(values)
     into.eval()
     return into
@@ -132,6 +139,7 @@ def load_pretrained(
     cast: bool = False,
     finite: bool = True,
     device: Device = None,
+    projections: Projections = "arrays",
     report: Callable[[str], object] | None = None,
     **fields: Any,
 ) -> Any:
@@ -151,6 +159,7 @@ def load_pretrained(
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
         device: where the parameters live.
+        projections: as in `build`.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
         fields: those of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
@@ -166,7 +175,7 @@ def load_pretrained(
         report(pretrained.report())
     dtype = float_dtype_name(pretrained.config.variant, pretrained.dtype)
     values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype)
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype, projections=projections)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from attn_np import contract
+from attn_np.contract._projections import Projections
 from attn_np.weights import draw
 from attn_torch.frame.layer import Layer
 from attn_torch.ops import Device, DType, check_device, float_dtype_name, from_numpy
@@ -27,6 +28,7 @@ def build(
     seed: int | None = 0,
     dtype: DType = "float32",
     device: Device = None,
+    projections: Projections = "arrays",
     **fields: Any,
 ) -> Any:
     """A layer in evaluation mode, with weights that are the same bits in every package.
@@ -39,6 +41,7 @@ def build(
         seed: integer from 0; draws every parameter. None: from PyTorch's own generator, anew in each call.
         dtype: float64, float32, bfloat16 or float16.
         device: where the parameters live, as the framework says it.
+        projections: "modules" makes each projection a `torch.nn.Linear`, `w_q.weight`, for tools that look for these.
         fields: those of the variant's Config: `help` of the layer's `Config` tells them.
 
     Raises:
@@ -48,6 +51,6 @@ def build(
     config, device = contract.config(variant, **fields), check_device(device)
     dtype = float_dtype_name(variant, dtype)
     if seed is None:
-        return layer_class(config.variant)(config, device=device, dtype=dtype).eval()
+        return layer_class(config.variant)(config, device=device, dtype=dtype, projections=projections).eval()
     values = {key: from_numpy(x, device) for key, x in draw(config, seed, dtype).items()}
-    return layer_class(config.variant).from_params(config, values, dtype, seed)
+    return layer_class(config.variant).from_params(config, values, dtype, seed, projections)

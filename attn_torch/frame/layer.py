@@ -10,9 +10,11 @@ from attn_np.contract import Config, annotated_names, float_dtype_name, under_pr
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
+from attn_np.contract._projections import Projection, Projections, check_projections, projections_of_child
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_torch.attention.decode import Cache, begin_step, empty_cache, end_step
 from attn_torch.ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast, use_up
+from attn_torch.ops.modules import linear_arrays, linear_module, mark
 from attn_torch.ops.specs import checked_specs, spec_of
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -59,8 +61,13 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config: the contract's Config; or its fields by name.
         device: where the parameters live; "meta" constructs without drawing.
         dtype: float64, float32, bfloat16 or float16; float32 by default.
+        projections: "modules" for a `torch.nn.Linear` in the place of each projection's parameters.
+
+    Attributes:
+        projections: those that are modules; none with arrays.
     """
 
+    projections: tuple[Projection, ...] = ()
     Config: ClassVar[type[Any]]
 
     def __init_subclass__(cls) -> None:
@@ -74,6 +81,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         *positional: object,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
+        projections: Projections = "arrays",
         _values: dict[str, Array] | None = None,
         **fields: Any,
     ) -> None:
@@ -81,25 +89,43 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config = config_of(type(self), config, positional, fields)
         self.config, torch_dtype = config, DTYPES[float_dtype_name(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
-        for name in annotated_names(type(self)):  # those that this config leaves out are None
-            if name not in own and name not in children:
+        self.projections = check_projections(config, projections)
+        modules, in_modules = {x.name for x in self.projections}, {n for x in self.projections for n in x.names()}
+        for name in annotated_names(type(self)):  # those that this config leaves out are None, and biases in modules
+            if name not in (own.keys() - in_modules) | modules | children.keys():
                 self.register_parameter(name, None)
+        arrays = {}
         for name in own:
             empty = torch.empty(shapes[name], device=device, dtype=torch_dtype) if _values is None else _values[name]
-            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=torch_dtype)))
+            arrays[name] = empty.to(device=device, dtype=torch_dtype)
+            if name not in in_modules:
+                self.register_parameter(name, torch.nn.Parameter(arrays.pop(name)))
+        for projection in self.projections:
+            of_module = {name: arrays.pop(name) for name in projection.names()}
+            setattr(self, projection.name, linear_module(projection, of_module))
         if _values is None:
             self._draw()
         for name, child in children.items():
             configs = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             sublayers = [
-                self._child(part, under_prefix(_values, p), device, torch_dtype) for p, part in configs.items()
+                self._child(part, under_prefix(_values, p), device, torch_dtype, projections)
+                for p, part in configs.items()
             ]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
-    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(
+        cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0, projections: Projections = "arrays"
+    ) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; dropout draws from PyTorch's own generator, not a seed."""
-        return cls(config, dtype=dtype, _values=values).eval()
+        return cls(config, dtype=dtype, projections=projections, _values=values).eval()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; what replaces the module of a projection is told which one, or refused."""
+        for projection in self.projections:
+            if projection.name == name:
+                mark(projection, value)
+        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """Draw every parameter again in place, as the constructor does: after `to_empty` of a layer made on "meta"."""
@@ -110,21 +136,32 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     @torch.no_grad()
     def _draw(self) -> None:
         """Draw the layer's own parameters, without those of its children."""
-        own, fans = self.config.own_params(), self.config.fans()
-        for name, param in self._parameters.items():
-            if param is None:
-                continue
+        own, fans, params = self.config.own_params(), self.config.fans(), self._own_params()
+        views = {name for x in self.projections for name in x.names()}
+        for name in own:
+            param = params[name]
             initial_value, limit = own[name].initial_value(), fans[name] ** -0.5
             if initial_value is not None:
                 param.copy_(torch.tensor(initial_value, dtype=param.dtype))
-            elif own[name].normal:
-                param.normal_()
-            else:
-                param.uniform_(-limit, limit)
+            else:  # the weight of a module is not drawn in memory's order, so that it gets the array's numbers
+                drawn = torch.empty_like(param, memory_format=torch.contiguous_format) if name in views else param
+                drawn = drawn.normal_() if own[name].normal else drawn.uniform_(-limit, limit)
+                if drawn is not param:
+                    param.copy_(drawn)
 
-    def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
+    def _child(
+        self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype, projections: str
+    ) -> "Layer[Any]":
         cls = getattr(import_module(f"{TREE}.{config.variant}"), config.class_name)
-        return cls(config, device=device, dtype=dtype, _values=values)
+        projections = projections_of_child(config, projections)
+        return cls(config, device=device, dtype=dtype, projections=projections, _values=values)
+
+    def _own_params(self) -> dict[str, Array]:
+        """The layer's own parameters by name, those in modules as views."""
+        params: dict[str, Array] = {name: param for name, param in self._parameters.items() if param is not None}
+        for projection in self.projections:
+            params |= linear_arrays(projection, getattr(self, projection.name))
+        return params
 
     @property
     def dtype(self) -> str | None:
@@ -136,8 +173,16 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         return f"{self.config}, dtype={self.dtype!r}"
 
     def params(self) -> dict[str, Array]:
-        """Every parameter by its dotted name: the dictionary that weight files hold."""
-        return dict(self.named_parameters())
+        """Every parameter by its dotted name: the dictionary that weight files hold. Of modules, views.
+
+        Raises:
+            ValueError: the module of a projection holds more than its weight and bias, such as an adapter.
+        """
+        layers = [(prefix, part) for prefix, part in self.named_modules() if isinstance(part, Layer)]
+        if not any(part.projections for _, part in layers):
+            return dict(self.named_parameters())
+        found = {f"{prefix}.{name}".lstrip("."): x for prefix, part in layers for name, x in part._own_params().items()}
+        return {name: found[name] for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Copy tensors into the parameters, by dotted name: the dictionary that `params` returns.

@@ -26,6 +26,7 @@ from attn_torch.ops.caches import note_lengths as note_lengths
 from attn_torch.ops.caches import read_lengths as read_lengths
 from attn_torch.ops.caches import refuse_plain_cache
 from attn_torch.ops.caches import use_up as use_up
+from attn_torch.ops.modules import call_module
 from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
@@ -302,8 +303,8 @@ def to_numpy(x: Array) -> np.ndarray:
 
 
 def upcast(x: Any) -> Any:
-    """float32 for 16-bit types; other types, and None, stay as they are."""
-    return x.float() if x is not None and x.dtype in SIXTEEN_BITS else x
+    """float32 for 16-bit types; other types, None, and modules, which widen by themselves, stay as they are."""
+    return x.float() if getattr(x, "dtype", None) in SIXTEEN_BITS else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
@@ -348,9 +349,9 @@ def einsum(subscripts: str, a: Array, b: Array) -> Array:
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
 
-def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Array:
-    """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = einsum(subscripts, x, weight)
+def linear(subscripts: str, x: Array, weight: Array | torch.nn.Module, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one; of a module, what it returns."""
+    y = call_module(weight, x) if isinstance(weight, torch.nn.Module) else einsum(subscripts, x, weight)
     return y if bias is None else y + upcast(bias)
 
 

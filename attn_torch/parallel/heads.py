@@ -1,5 +1,6 @@
 """Tensor parallelism: the heads of layers over the processes of a mesh, by PyTorch's `parallelize_module`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from attn_torch.frame.layer import Layer
+from attn_torch.ops.modules import linear_arrays
 
 HEADS = "h", "g"  # query heads, and heads of keys and values
 
@@ -34,21 +36,37 @@ class Heads(ParallelStyle):
                 "parallelize_module"
             )
         size, where = device_mesh.size(), {}
+
+        def split(letters: Sequence[str], sizes: Sequence[int]) -> list[int]:
+            return [i for i, x in enumerate(letters) if x in HEADS and sizes[i] % size == 0]
+
         for layer in (part for part in module.modules() if isinstance(part, Layer)):
+            in_modules = {name for projection in layer.projections for name in projection.names()}
             for name, given in layer.config.own_params().items():
-                shape = getattr(layer, name).shape
-                at = [i for i, x in enumerate(given.axes.split()) if x in HEADS and shape[i] % size == 0]
-                where[layer, name] = Shard(at[0]) if at else Replicate()
+                if name not in in_modules:
+                    at = split(given.axes.split(), getattr(layer, name).shape)
+                    where[layer, name] = Shard(at[0]) if at else Replicate()
+            for projection in layer.projections:
+                linear = getattr(layer, projection.name)
+                linear_arrays(projection, linear)  # which refuses what is no weight and bias alone
+                # The heads of (h k) features can be split where they are the outer axis.
+                rows = 0 in split(projection.output_letters, projection.outputs)
+                columns = 0 in split(projection.input_letters, projection.inputs)
+                where[linear, "weight"] = Shard(0) if rows else Shard(1) if columns else Replicate()
+                if projection.bias is not None:
+                    where[linear, "bias"] = Shard(0) if rows else Replicate()
         if not any(placement.is_shard() for placement in where.values()):
             heads = getattr(module.config, "num_heads", "no heads")
+            inner = any(len({*x.output_letters[1:]} & {*HEADS}) for x in module.projections)
+            fix = "build the layer with arrays" if inner else "choose another mesh or another num_heads="
             raise ValueError(
                 f"Heads: expected heads of {module.config.variant} that the processes of the mesh divide, got {heads} "
-                f"over {size} processes; choose another mesh or another num_heads="
+                f"{'inside of a module, ' if inner else ''}over {size} processes; {fix}"
             )
-        for (layer, name), placement in where.items():
-            param = getattr(layer, name)
+        for (owner, name), placement in where.items():
+            param = getattr(owner, name)
             part = distribute_tensor(param.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank)
-            layer.register_parameter(name, nn.Parameter(part, requires_grad=param.requires_grad))
+            owner.register_parameter(name, nn.Parameter(part, requires_grad=param.requires_grad))
 
         def take(layer: nn.Module, given: Any, options: Any) -> Any:
             dropout = getattr(layer.config, "dropout", 0)

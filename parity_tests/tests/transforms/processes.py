@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import attn_torch
@@ -36,8 +36,8 @@ def run(rank: int, folder: str, cases: dict[str, dict[str, Any]]) -> None:
         distributed.destroy_process_group()
 
 
-def build(variant: Any, config: dict[str, Any], weights: dict[str, Any]) -> Any:
-    layer = attn_torch.build(variant, dtype="float64", **config)
+def build(variant: Any, config: dict[str, Any], weights: dict[str, Any], projections: Any = "arrays") -> Any:
+    layer = attn_torch.build(variant, dtype="float64", projections=projections, **config)
     layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
     return layer
 
@@ -47,7 +47,17 @@ def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[s
     y.backward(torch.from_numpy(dy))
     leaves = dict(layer.named_parameters()) | inputs
     found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
-    return {name: whole(x) for name, x in found.items()}
+    return by_our_names(layer, {name: whole(x) for name, x in found.items()})
+
+
+def by_our_names(layer: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of the weights and biases of modules as those of the parameters that they hold."""
+    for projection in layer.projections:
+        weight = found.pop(f"d{projection.name}.weight")
+        found[f"d{projection.name}"] = weight.T.reshape(*projection.inputs, *projection.outputs)
+        if projection.bias is not None:
+            found[f"d{projection.bias}"] = found.pop(f"d{projection.name}.bias").reshape(projection.outputs)
+    return found
 
 
 def whole(x: Any) -> Any:
@@ -56,10 +66,17 @@ def whole(x: Any) -> Any:
 
 
 def heads_sharded(
-    rank: int, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
+    rank: int,
+    variant: str,
+    config: dict[str, Any],
+    weights: dict[str, Any],
+    inputs: dict[str, Any],
+    dy: Any,
+    projections: str = "arrays",
 ) -> dict[str, Any]:
     """Parameters split where they have an axis of heads; inputs and outputs the same plain tensors in every process."""
-    layer: Any = parallelize_module(build(variant, config, weights), init_device_mesh("cpu", (WORLD,)), Heads())
+    layer: Any = build(variant, config, weights, projections)
+    layer = parallelize_module(layer, init_device_mesh("cpu", (WORLD,)), Heads())
     given = {name: torch.from_numpy(x) for name, x in inputs.items()}
     given = {name: x.requires_grad_(x.is_floating_point()) for name, x in given.items()}
     with CommDebugMode() as forward:
@@ -71,11 +88,45 @@ def heads_sharded(
     return results(layer, y, dy, floats) | {"counts": [sum(counts.values()) - sums, sums]}
 
 
+def stock_styles(
+    rank: int, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
+) -> dict[str, Any]:
+    """Projections split by PyTorch's own styles: those of heads by columns, the one of the output by rows.
+
+    Where positions meet heads, the inputs are DTensors, too: by a style as well.
+    """
+    layer: Any = build(variant, config, weights, "modules")
+    names = [projection.name for projection in layer.projections if projection.name != "w_o"]
+    styles: dict[str, Any] = {name: ColwiseParallel(use_local_output=False) for name in names}
+    styles["w_o"] = RowwiseParallel()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    layer = parallelize_module(layer, mesh, styles)
+    if variant in ("decoder", "retention"):
+        whole = (Replicate(),)
+        parallelize_module(layer, mesh, PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole))
+    query = torch.from_numpy(inputs["query"]).requires_grad_()
+    y = layer(query)
+    assert not isinstance(y, DTensor) and layer.w_q.weight.to_local().shape[0] * WORLD == layer.w_q.out_features
+    return results(layer, y, dy, {"query": query})
+
+
+def local_outputs_refused(rank: int) -> dict[str, Any]:
+    """What is said of a style that gives each process its own part of the features."""
+    layer: Any = attn_torch.build("mha", projections="modules", d_model=12, num_heads=4)
+    parallelize_module(layer, init_device_mesh("cpu", (WORLD,)), {"w_q": ColwiseParallel()})
+    try:
+        layer(torch.ones(1, 3, 12))
+    except ValueError as error:
+        return {"told": str(error)}
+    return {"told": "nothing"}
+
+
 def heads_refused(rank: int) -> dict[str, Any]:
     """What is said of a module that is none of ours, of a layer without heads, and of heads that do not divide."""
     mesh, told = init_device_mesh("cpu", (WORLD,)), dict[str, Any]()
     mha = attn_torch.build("mha", d_model=9, num_heads=3)
     modules = {"none": torch.nn.Linear(3, 3), "no heads": attn_torch.build("self_attention", d_model=4), "three": mha}
+    modules["inside"] = attn_torch.build("fused_qkv", projections="modules", d_model=12, num_heads=4)
     for name, module in modules.items():
         try:
             parallelize_module(module, mesh, Heads())
@@ -143,10 +194,13 @@ def by_rows(
 ) -> dict[str, Any]:
     """FSDP2 or DDP: every process has its own rows of the batch; gradients of the parameters, the mean over them.
 
-    `axes` says which axis of inputs and outputs is the batch, `dys` has the gradients of the outputs by name.
+    `axes` says which axis of inputs and outputs is the batch, `dys` has the gradients of the outputs by name. "fsdp of
+    modules" is FSDP2 around each projection and the layer.
     """
-    layer = build(variant, config, weights).eval()
-    model: Any = fully_shard(layer) if wrap == "fsdp" else DistributedDataParallel(layer)
+    layer = build(variant, config, weights, "modules" if wrap == "fsdp of modules" else "arrays").eval()
+    for projection in layer.projections:
+        fully_shard(getattr(layer, projection.name))
+    model: Any = DistributedDataParallel(layer) if wrap == "ddp" else fully_shard(layer)
     found = model(**{name: torch.from_numpy(x).chunk(WORLD, axes[name])[rank] for name, x in inputs.items()})
     outputs = dict(zip(dys, found if isinstance(found, tuple) else (found,), strict=False))
     own = [torch.from_numpy(dy).chunk(WORLD, axes[name])[rank] for name, dy in dys.items()]
@@ -156,4 +210,4 @@ def by_rows(
         parts = [torch.empty_like(y).contiguous() for _ in range(WORLD)]
         distributed.all_gather(parts, y.detach().contiguous())
         grads[name] = torch.cat(parts, axes[name]).numpy()
-    return grads
+    return by_our_names(layer, grads)

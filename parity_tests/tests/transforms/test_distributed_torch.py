@@ -40,10 +40,21 @@ def four_heads(variant: str) -> dict[str, Any]:
     return fields | ({"num_kv_heads": 2} if fields.get("num_kv_heads") else {})
 
 
+# With modules: by `Heads`, and by PyTorch's own styles, which take no mask that is no DTensor.
+IN_MODULES = ("mha", "gqa", "differential", "decoder", "retention")
+STYLED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mha": ("mha", {"d_model": 12, "num_heads": 4, "use_bias": True, "causal": True}, "plain"),
+    "gqa": ("gqa", GROUPED | {"use_bias": True}, "plain"),
+    "decoder": ("decoder", GROUPED | {"head_dim": 6, "causal": True}, "plain"),
+    "retention": ("retention", {"d_model": 12, "num_heads": 4}, "plain"),
+}
+
+
 @cache
-def asked(name: str) -> tuple[Any, dict[str, Any]]:
+def asked(name: str, styled: bool = False) -> tuple[Any, dict[str, Any]]:
     """The config of a case, and what the processes are told."""
-    variant, fields, call = CASES[name] if name in CASES else (name, four_heads(name), "full")
+    cases = STYLED if styled else CASES
+    variant, fields, call = cases[name] if name in cases else (name, four_heads(name), "full")
     config: Any = contract.config(variant, **fields)
     inputs = random_inputs(config, call, b=4, t=7, s=7)
     inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
@@ -78,11 +89,16 @@ def found(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFacto
     """The results of every case that a selected test asks for, from one run of the processes."""
     folder = tmp_path_factory.mktemp("processes")
     cases: dict[str, Any] = {"context_parallel": {"how": "in_context_parallel"}, "refused": {"how": "heads_refused"}}
+    cases["local"] = {"how": "local_outputs_refused"}
     cases["steps"] = {"how": "steps_with_heads_sharded", **decoding()[1]}
     for params in selected:
         match params:
             case {"variant": variant, "wrap": wrap}:
                 cases[f"{variant}, {wrap}"] = {"how": "by_rows", "wrap": wrap, **split(variant)[1]}
+            case {"modules": name}:
+                cases[f"{name}, modules"] = {"how": "heads_sharded", "projections": "modules", **asked(name)[1]}
+            case {"styled": name}:
+                cases[f"{name}, styled"] = {"how": "stock_styles", **asked(name, styled=True)[1]}
             case {"case": name} | {"variant": name}:
                 cases[name] = {"how": "heads_sharded", **asked(name)[1]}
             case _:
@@ -122,6 +138,31 @@ def agrees_and_is_summed_once(name: str, found: dict[str, Any]) -> None:
         assert (others, sums) == ((1, 0) if name == "fused_qkv" else (0, SUMS.get(name, 1)))  # it has no projection
 
 
+@pytest.mark.parametrize(
+    "modules", [x if x == "mha" else pytest.param(x, marks=pytest.mark.left_out) for x in IN_MODULES]
+)
+def test_heads_of_modules_agree(modules: str, found: dict[str, Any]) -> None:
+    got, (config, told) = dict(found[f"{modules}, modules"]), asked(modules)
+    others, sums = got.pop("counts")
+    assert set(got) >= {"y", "dquery", *(f"d{name}" for name in config.shapes())} and sums + others
+    judged(got, bounded(config, told["inputs"], told["weights"]))
+
+
+@pytest.mark.parametrize(
+    "styled", [x if x in ("mha", "decoder") else pytest.param(x, marks=pytest.mark.left_out) for x in STYLED]
+)
+def test_the_styles_of_torch_split_modules(styled: str, found: dict[str, Any]) -> None:
+    got, (config, told) = found[f"{styled}, styled"], asked(styled, styled=True)
+    assert set(got) >= {"y", "dquery", *(f"d{name}" for name in config.shapes())}
+    judged(got, bounded(config, told["inputs"], told["weights"]))
+
+
+def test_a_part_of_the_features_is_refused(found: dict[str, Any]) -> None:
+    words = str(found["local"]["told"])
+    assert words.startswith("mha: expected w_q to return (1, 3, 12), got (1, 3, 6);"), words
+    assert "use_local_output=False" in words
+
+
 def test_heads_that_cannot_be_split_are_refused(found: dict[str, Any]) -> None:
     """Before any parameter is changed."""
     told = dict(found["refused"])
@@ -130,13 +171,17 @@ def test_heads_that_cannot_be_split_are_refused(found: dict[str, Any]) -> None:
         "none": "TypeError: Heads: expected a layer of attn_torch, got Linear; name the layer",
         "no heads": "self_attention that the processes of the mesh divide, got no heads over 2",
         "three": "ValueError: Heads: expected heads of mha that the processes of the mesh divide, got 3 over 2",
+        "inside": "got 4 inside of a module, over 2 processes; build the layer with arrays",
     }
     for name, part in words.items():
         assert part in str(told[name])
 
 
-@pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
-@pytest.mark.parametrize("variant", ROWS)
+@pytest.mark.parametrize(
+    ("variant", "wrap"),
+    [(v, wrap) for v in ROWS for wrap in ("fsdp", "ddp")]
+    + [(v, "fsdp of modules") for v in ("mha", "mla", "gated_delta")],
+)
 def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> None:
     config, _, want = split(variant)
     got = found[f"{variant}, {wrap}"]
