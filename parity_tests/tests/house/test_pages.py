@@ -202,7 +202,7 @@ def test_words_of_a_lessons_picture_keep_a_size() -> None:
     """In a narrow window it scrolls: where words are 10 units high, they are never below 9 px."""
     text = (
         "# A lesson\n\n```python\nimport matplotlib.pyplot as plt\n\nfigure, axes = plt.subplots(figsize=(9, 3))\n```"
-        "\n\n:::{drawn}\nA figure.\n:::\n"
+        "\n\n![Figure 1](pictures/page_1.svg)\n\n**Figure 1.** A figure.\n"
     )
     page = course.with_pictures(text, course.run_lesson(text, "page"), "page", "page.ipynb")
     (width, narrowest) = map(float, re.findall(r'viewBox="0 0 ([\d.]+) [^>]*min-width:([\d.]+)px', page)[0])
