@@ -125,8 +125,12 @@ def names_apart(names: dict[str, object]) -> dict[str, object]:
 
 
 def optional_lines(text: str) -> frozenset[int]:
-    """The lines of the blocks that need more than NumPy: by what they import, or by a name of another such block."""
+    """The lines of the blocks that need more than NumPy: by what they import, or by a name that only such a block binds.
+
+    A name that a block binds itself is taken for bound before it is read; the test that runs the others alone would see.
+    """
     tainted: set[str] = set()
+    known: set[str] = set(dir(builtins))
     found = set()
     for block in blocks(text):
         nodes = list(ast.walk(ast.parse(block.code)))
@@ -137,10 +141,11 @@ def optional_lines(text: str) -> frozenset[int]:
         beyond = any(module == name or module.startswith(f"{name}.") for module in modules for name in BEYOND_NUMPY)
         read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         own = set(bound(nodes))
-        if beyond or read & tainted - set(dir(builtins)):
+        if beyond or read & tainted - own:
             found.add(block.line)
-            tainted |= own
+            tainted |= own - known
         else:
+            known |= own
             tainted -= own
     return frozenset(found)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PASSAGE = re.compile(
-    r"^<!-- passage \| (?P<said>[^\n]*) -->\n(?:\n?```python [^\n]*\n.*?^```$)?", re.MULTILINE | re.DOTALL
+    r"^<!-- passage \| (?P<said>[^\n]*) -->(?:\n\n?```python [^\n]*\n.*?^```$)?", re.MULTILINE | re.DOTALL
 )
 
 
