@@ -41,6 +41,7 @@ DRAWN = re.compile(
 COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 CAPTIONED = "```{{raw}} html\n<div class='picture-frame'>{}</div>\n```\n\n```{{rst-class}} picture-caption\n```\n{}"
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
+README_CATALOGUE = "README.md#catalogue"
 CONTRACT = re.compile(r"(?:\.\./)+attn_np/contract/(\w+)\.py$")
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERM = re.compile(r"^\| \*\*(?P<term>[^|*]+)\*\* \| (?P<chinese>[^|]*) \| .* \| (?P<where>[^|]*) \|$", re.MULTILINE)
@@ -255,7 +256,7 @@ def terms() -> list[tuple[str, str, str]]:
     """The glossary: each term, its Chinese name, and the page that explains it, as the table links it."""
     table = GLOSSARY.read_text("utf-8")
     return [
-        (found["term"].strip(), found["chinese"].strip(), *re.findall(r"\]\(([^)#]*)", found["where"])[:1])
+        (found["term"], found["chinese"].strip(), re.findall(r"\]\(([^)#]*)", found["where"])[0])
         for found in TERM.finditer(table)
     ]
 
@@ -265,18 +266,20 @@ def with_terms(text: str, page: str) -> str:
     entries = []
     for term, chinese, where in terms():
         if where == f"{page}.md":
-            names = [term, *re.split(r"[,、]\s*", chinese)]
-            entries += [f"single: ! {name.replace('(', '').replace(')', '')}" for name in names if name]
+            names = dict.fromkeys([*term.split(", "), *chinese.split(", ")])
+            entries += [f"single: ! {name}" for name in names]
     if not entries:
         return text
     title, _, rest = text.partition("\n")
-    return "\n".join([title, "", "```{index}", *entries, "```", rest])
+    return "\n".join([title, "", *(f"```{{index}} {entry}\n```\n" for entry in entries), rest])
 
 
 def for_site(text: str) -> str:
     """Markdown with what the site has and a clone lacks: pages of variants, and captions of passages."""
 
     def link(found: re.Match[str]) -> str:
+        if f"{found[1]}{found[2] or ''}".endswith(README_CATALOGUE):
+            return f"]({found[1].removesuffix('README.md').removesuffix('../')}variants/index.md)"
         contract = CONTRACT.search(found[1])
         if contract is None or contract[1].startswith("_"):
             return found[0]
