@@ -1,4 +1,4 @@
-"""Lessons: their blocks run while the site is built, and each lesson is offered as a notebook, with and without answers.
+"""Lessons: their blocks run while the site is built, and each is offered as two notebooks, with and without answers.
 
 A lesson is plain Markdown, to be read on a code host too. A figure is `![Figure 1](pictures/<lesson>_1.svg)` and a
 caption that begins with **Figure 1.**; it is what the Python block above draws. The site draws it anew, in the colours
@@ -65,6 +65,7 @@ STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.facecolor": "none",
+    "font.sans-serif": ["DejaVu Sans"],
     "legend.frameon": False,
     "savefig.facecolor": "none",
     "savefig.bbox": "tight",
@@ -126,9 +127,9 @@ def names_apart(names: dict[str, object]) -> dict[str, object]:
 
 
 def optional_lines(text: str) -> frozenset[int]:
-    """The lines of the blocks that need more than NumPy: by what they import, or by a name that only such a block binds.
+    """The lines of the blocks that need more than NumPy: by what they import, or by a name of such a block alone.
 
-    A name that a block binds itself is taken for bound before it is read; the test that runs the others alone would see.
+    A name that a block binds itself is taken for bound before it is read; the test that runs the others would see.
     """
     tainted: set[str] = set()
     known: set[str] = set(dir(builtins))
@@ -195,7 +196,9 @@ def alone(image: str) -> str:
     """A figure as a file: with its colours for light and dark pages."""
     light, dark = (
         f"svg {{ color: {INKS[theme]}; "
-        + "; ".join(f"--map-{name}: {hexadecimal(pictures.colours()[theme][name])}" for name in ("positive", "negative"))
+        + "; ".join(
+            f"--map-{name}: {hexadecimal(pictures.colours()[theme][name])}" for name in ("positive", "negative")
+        )
         + " }"
         for theme in ("light", "dark")
     )
@@ -315,7 +318,9 @@ def notebook(path: Path, results: list[Result] | None = None, *, answers: bool =
     cells: list[dict[str, Any]] = []
     title = ""  # of the folded part that is being read
 
-    def cell(kind: str, source: str, tags: tuple[str, ...] = (), outputs: tuple[Any, ...] = (), **metadata: Any) -> None:
+    def cell(
+        kind: str, source: str, tags: tuple[str, ...] = (), outputs: tuple[Any, ...] = (), **metadata: Any
+    ) -> None:
         source = source.strip("\n")
         if source or "exercise" in tags:
             own = {"outputs": list(outputs), "execution_count": None} if kind == "code" else {}

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 EM = 100  # drawing units in one em of the surrounding text
 FONT = FontProperties(size=EM, math_fontfamily="stix")
 LINE_GAP, PAD = 45, 3
+FINE = 2  # units of a path in one drawing unit: whole numbers are exact to a tenth of a pixel
 WIDEST = 36 * EM  # a wider line is broken at its \qquad, then at its \quad
 # What LaTeX has and mathtext spells otherwise or does not need.
 SPELLINGS = {r"\tfrac": r"\frac", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\land": r"\wedge"}
@@ -97,21 +98,40 @@ def svg(latex: str, display: bool = False) -> str:
         start = column - left[0] if right[3] else 0.0
         for x0, part in ((start, left), (start + left[0], right)):
             for letter, points in part[3]:
-                flipped = [x0 + p if i % 2 == 0 else y - p for i, p in enumerate(points)]
-                d.append(letter + " ".join(f"{p:.1f}" for p in flipped))
+                d.append((letter, [x0 + p if i % 2 == 0 else y - p for i, p in enumerate(points)]))
             width = max(width, x0 + part[0])
         depth = max(left[2], right[2])
         y += depth + LINE_GAP
     height, below = y - LINE_GAP, depth + PAD
-    box = f"{-PAD} {-PAD} {width + 2 * PAD:.1f} {height + 2 * PAD:.1f}"
+    box = " ".join(str(round(FINE * side)) for side in (-PAD, -PAD, width + 2 * PAD, height + 2 * PAD))
     size = f"width:{(width + 2 * PAD) / EM:.3f}em;height:{(height + 2 * PAD) / EM:.3f}em"
     align = "" if display else f";vertical-align:{-below / EM:.3f}em"
     kind = "formula formula-display" if display else "formula"
     label = escape(latex.strip(), quote=True)
     return (
         f'<svg class="{kind}" role="img" aria-label="{label}" viewBox="{box}" style="{size}{align}">'
-        f'<title>{label}</title><path d="{"".join(d)}" fill="currentColor"/></svg>'
+        f'<title>{label}</title><path d="{compact(d)}" fill="currentColor"/></svg>'
     )
+
+
+def compact(commands: list[tuple[str, list[float]]]) -> str:
+    """Path commands in whole units, relative to the point before: a third of what absolute numbers take."""
+    out: list[str] = []
+    at, start, last = (0, 0), (0, 0), ""
+    for letter, points in commands:
+        if letter == "Z":
+            out.append("z")
+            at, last = start, "z"
+            continue
+        whole = [(round(FINE * x), round(FINE * y)) for x, y in zip(points[::2], points[1::2], strict=True)]
+        if letter == "M":
+            start = whole[0]
+        numbers = "".join(f"{x - at[0]:+d}{y - at[1]:+d}" for x, y in whole)
+        numbers = numbers.replace("+", " ").removeprefix(" ")
+        small = letter.lower()
+        out.append((small if small != last or small == "m" else "" if numbers.startswith("-") else " ") + numbers)
+        at, last = whole[-1], small
+    return "".join(out)
 
 
 def drawn(latex: str, node: nodes.Element, display: bool) -> str:

@@ -200,7 +200,11 @@ def line_by_line(path: Path) -> list[str]:
 
 def backward(path: Path, file: sources.Source) -> list[str]:
     """The backward pass: its code, what each step computes, and the rules that it calls."""
-    out = ["### Backward", "", "The forward pass in reverse, by hand, in NumPy. Each line takes the gradient of a result "]
+    out = [
+        "### Backward",
+        "",
+        "The forward pass in reverse, by hand, in NumPy. Each line takes the gradient of a result ",
+    ]
     out[-1] += "(named `d` and its name) to the gradients of its operands."
     out += ["", *block(file.backward, f":caption: attn_np/{path.name}")]
     rows = [

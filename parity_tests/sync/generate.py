@@ -242,7 +242,9 @@ def stub(package: str) -> str:
 def stubs_and_tables() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
-    return stubs | {ROOT / "attn_np" / "contract" / "_fields.pyi": fields_stub()} | with_tables(ROOT) | with_passages(ROOT)
+    return (
+        stubs | {ROOT / "attn_np" / "contract" / "_fields.pyi": fields_stub()} | with_tables(ROOT) | with_passages(ROOT)
+    )
 
 
 def stale(texts: dict[Path, str]) -> dict[Path, str]:

@@ -201,13 +201,23 @@ def test_a_lesson_is_plain_markdown(lesson: str) -> None:
     text = path.read_text("utf-8")
     assert not re.findall(r"^:{3,}.*|^[`~]{3,}\{.*|\{[a-z-]+\}`.*", text, re.MULTILINE)
     assert text.count("<details>") == text.count("</details>")
-    for target, _ in course.LINK.findall(reader.FENCE.sub("", text)):
-        assert not target or (path.parent / target).exists(), target
+    assert not dead_links(path)
     assert [line for block in blocks(text) for line in block.code.splitlines() if len(line) > 88] == []
     assert course.with_marks(text) == text, "a block needs more than NumPy; `make pictures` writes the marks"
     drawn = list(course.DRAWN.finditer(text))
     assert [int(figure["number"]) for figure in drawn] == list(range(1, len(drawn) + 1))
     assert text.count("](pictures/") == len(drawn)
+
+
+def test_every_term_is_named_in_its_lesson() -> None:
+    """In bold, where the glossary says; and the glossary names no term twice."""
+    found = course.terms()
+    assert len({term for term, _, _ in found}) == len(found) >= 60
+    for term, chinese, page in found:
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        bold = " ".join(" ".join(part.split()).lower() for part in re.findall(r"\*\*([^*]+)\*\*", text))
+        assert any(name.lower() in bold for name in term.split(", ")), f"{page} does not name {term} in bold"
+        assert re.search(r"[\u4e00-\u9fff]", chinese), f"{term} has no Chinese name"
 
 
 def test_pictures_of_lessons_are_small_and_none_is_left_over() -> None:
@@ -219,9 +229,13 @@ def test_pictures_of_lessons_are_small_and_none_is_left_over() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page_work_in_a_clone(page: str) -> None:
-    path = ROOT / page
-    for target, _ in course.LINK.findall(reader.FENCE.sub("", path.read_text("utf-8"))):
-        assert not target or (path.parent / target).exists(), f"{page} links {target}, which a clone does not have"
+    assert not dead_links(ROOT / page)
+
+
+def dead_links(path: Path) -> list[str]:
+    """What a page links and a clone does not have."""
+    prose = re.sub(r"`[^`\n]*`", "", reader.FENCE.sub("", path.read_text("utf-8")))
+    return [target for target, _ in course.LINK.findall(prose) if target and not (path.parent / target).exists()]
 
 
 def test_a_block_that_needs_more_than_numpy_is_known() -> None:
@@ -258,7 +272,7 @@ def code_cells(made: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_notebook_links_folds_its_answers_and_installs_the_clone(lesson: str) -> None:
-    """Links lead to notebooks beside it and to pages of the site; an edition without answers has cells for the reader."""
+    """Links lead to notebooks and pages of the site; the edition without answers has empty cells instead."""
     path = LESSONS[lesson]
     made, bare = course.notebook(path), course.notebook(path, answers=False)
     (install,) = [cell for cell in made["cells"] if "install" in cell["metadata"].get("tags", ())]

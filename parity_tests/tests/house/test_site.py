@@ -133,7 +133,8 @@ def test_numbers_of_maps_can_be_read_on_their_pages(dark: bool, tab: Browser) ->
 
 FIRST = """new Promise((done) => {
     const look = (left) => {
-        const links = [...document.querySelectorAll("#search-results ul.search li a")].map((a) => a.getAttribute("href"));
+        const found = document.querySelectorAll("#search-results ul.search li a");
+        const links = [...found].map((link) => link.getAttribute("href"));
         const ready = document.querySelector("#search-results .search-summary");
         if (links.length && ready && !/Searching|Preparing/.test(ready.innerText) || !left) done(links.slice(0, 3));
         else setTimeout(look, 50, left - 1);
