@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
@@ -82,7 +83,7 @@ LOOK = """(() => {
 })()"""
 
 
-def looked_at(tab: Browser, page: Path, width: int) -> dict[str, list[object]]:
+def looked_at(tab: Browser, page: Path, width: int) -> dict[str, Any]:
     tab.open(page, width=width)
     return tab.run(LOOK)
 
