@@ -270,7 +270,7 @@ def with_terms(text: str, page: str) -> str:
     for term, chinese, where in terms():
         if where == f"{page}.md":
             names = dict.fromkeys([*term.split(", "), *chinese.split(", ")])
-            entries += [f"single: ! {name}" for name in names]
+            entries += [f"! single: {name}" for name in names]
     if not entries:
         return text
     title, _, rest = text.partition("\n")
