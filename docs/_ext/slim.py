@@ -53,13 +53,16 @@ def slimmer(page: str, classes: set[str]) -> str:
     """A page that looks the same."""
     plain = "|".join(sorted(classes))
     page = re.sub(rf'<span class="(?:{plain})">([^<]*)</span>', r"\1", page) if classes else page
-    return with_shared_glyphs(page.replace("<pre><span></span>", "<pre>"))
+    page = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", page.replace("<pre><span></span>", "<pre>"))
+    return with_shared_glyphs(page)
 
 
 def write(app: Any, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
     classes = without_colour((Path(app.outdir) / "_static" / "pygments.css").read_text("utf-8"))
+    for sources in (Path(app.outdir) / "_static").rglob("*.map"):
+        sources.unlink()  # what the theme's own files were made from
     for page in Path(app.outdir).rglob("*.html"):
         if page.parent.name != "viewer":
             page.write_text(slimmer(page.read_text("utf-8"), classes), "utf-8")

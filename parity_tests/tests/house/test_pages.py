@@ -170,7 +170,10 @@ def points_of(path: str) -> np.ndarray:
     return np.array(points)
 
 
-@pytest.mark.parametrize("latex", [r"z_{ts} = q_t \cdot k_s", r"\frac{e^{z}}{\sum_j\, e^{z}}", r"|x| \beta \hat p", "8 B g"])
+LATEX = [r"z_{ts} = q_t \cdot k_s", r"\frac{e^{z}}{\sum_j\, e^{z}}", r"|x| \beta \hat p", "8 B g"]
+
+
+@pytest.mark.parametrize("latex", LATEX)
 def test_a_formula_has_the_outlines_of_its_glyphs(latex: str) -> None:
     """Those that Matplotlib gives, each point within the rounding of its glyph's place and of its own."""
     from matplotlib.path import Path as Outline

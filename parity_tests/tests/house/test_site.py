@@ -115,7 +115,8 @@ WORDS_ON_MAPS = """(() => {
         const share = parseFloat(cell.getAttribute("fill-opacity"));
         const ground = over(parts(getComputedStyle(cell).fill), share, parts(getComputedStyle(empty).fill));
         const [low, high] = [light(ground), light(parts(getComputedStyle(word).fill))].sort((a, b) => a - b);
-        least = Math.min(least, (high + 0.05) / (low + 0.05));
+        const painted = getComputedStyle(word).filter === "none" && getComputedStyle(cell).filter === "none";
+        least = Math.min(least, painted ? (high + 0.05) / (low + 0.05) : 0);
     }
     return least;
 })()"""
