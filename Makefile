@@ -10,6 +10,7 @@ PYTEST_ARGS =
 PART        = 1/1
 BENCH_ARGS  =
 MUTANTS_ARGS =
+LESSONS     =
 # parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in a process of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
@@ -118,7 +119,17 @@ types: env  ## check types (basedpyright)
 docs: env  ## build the documentation into docs/_build/html
 	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
+.PHONY: pages
+pages: env  ## the site as a folder to publish, docs/_build/site: at most 20 MB, looked at in Chromium where there is one
+	rm -rf docs/_build/site
+	$(RUN) -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/site
+	$(RUN) -m pytest -m course parity_tests/tests/house/test_site.py
+
 ##@ Maintain
+.PHONY: pictures
+pictures: env  ## draw the lessons' pictures and mark blocks that need more than NumPy (LESSONS="01 07")
+	$(RUN) docs/_ext/course.py $(LESSONS)
+
 .PHONY: sync
 sync: env  ## regenerate the committed files that are generated
 	$(RUN) -m parity_tests.sync

@@ -14,7 +14,16 @@ project = "attn-parity"
 author = "the attn-parity authors"
 release = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
-extensions = ["myst_parser", "sphinx_design", "formulas", "variants", "course", "viewer"]
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx.ext.githubpages",
+    "formulas",
+    "variants",
+    "course",
+    "viewer",
+    "slim",
+]
 exclude_patterns = ["_build"]
 nitpicky = True
 

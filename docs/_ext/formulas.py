@@ -9,6 +9,7 @@ from functools import cache
 from html import escape
 from typing import Any
 
+import numpy as np
 from docutils import nodes
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 EM = 100  # drawing units in one em of the surrounding text
 FONT = FontProperties(size=EM, math_fontfamily="stix")
 LINE_GAP, PAD = 45, 3
+FINE = 2  # units of a path in one drawing unit: whole numbers are exact to a tenth of a pixel
 WIDEST = 36 * EM  # a wider line is broken at its \qquad, then at its \quad
 # What LaTeX has and mathtext spells otherwise or does not need.
 SPELLINGS = {r"\tfrac": r"\frac", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\land": r"\wedge"}
@@ -28,30 +30,55 @@ SPELLINGS |= dict.fromkeys((r"\big", r"\Big", r"\bigl", r"\bigr", r"\Bigl", r"\B
 SUM = re.compile(
     r"\\sum(?![A-Za-z])(?:\s*[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\\s{]))*(?!\s*[_^])(?!\s*\\,)"
 )
-COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
+COMMANDS = {Path.MOVETO: "m", Path.LINETO: "l", Path.CURVE3: "q", Path.CURVE4: "c", Path.CLOSEPOLY: "z"}
+
+
+# A glyph or a line: where its path begins, and the rest of it, relative and in whole units.
+Piece = tuple[float, float, str]
 
 
 @cache
-def glyphs(latex: str) -> tuple[float, float, float, tuple[tuple[str, tuple[float, ...]], ...]]:
-    """Width, height above the baseline, depth below it, and the path commands of one formula without line breaks.
+def glyphs(latex: str) -> tuple[float, float, float, tuple[Piece, ...]]:
+    """Width, height above the baseline, depth below it, and the pieces of one formula without line breaks.
 
     Raises:
         ValueError: mathtext does not know a command; the message shows where.
     """
     text = f"${latex.strip()}$"
     width, height, depth = text_to_path.get_text_width_height_descent(text, FONT, ismath=True)
-    vertices, codes = text_to_path.get_text_path(FONT, text, ismath=True)
-    commands, points = [], []
-    for (x, y), code in zip(vertices, codes, strict=True):
+    placed, shapes, lines = text_to_path.get_glyphs_mathtext(FONT, text)
+    pieces = []
+    for name, x, y, scale in placed:
+        vertices, codes = shapes[name]
+        if len(vertices):
+            left, bottom, rest = compact(vertices * scale, codes)
+            pieces.append((float(x + left), float(y + bottom), rest))
+    pieces += [compact(np.array(vertices), codes) for vertices, codes in lines]
+    return float(width), float(height - depth), float(depth), tuple(pieces)
+
+
+def compact(vertices: np.ndarray, codes: Any) -> Piece:
+    """A path as where it begins and the rest, each point relative to the one before: equal glyphs are equal texts."""
+    whole = np.rint(FINE * (vertices - vertices[0])).astype(int) * (1, -1)
+    out: list[str] = []
+    points: list[np.ndarray] = []
+    at = start = whole[0]
+    last = ""
+    for point, code in zip(whole, codes, strict=True):
         letter = COMMANDS[code]
-        if letter == "Z":
-            commands.append(("Z", ()))
+        if letter == "z":
+            out.append("z")
+            at, last = start, "z"
             continue
-        points += [float(x), float(y)]
-        if len(points) == {"M": 2, "L": 2, "Q": 4, "C": 6}[letter]:
-            commands.append((letter, tuple(points)))
-            points = []
-    return float(width), float(height - depth), float(depth), tuple(commands)
+        points.append(point)
+        if len(points) < {"m": 1, "l": 1, "q": 2, "c": 3}[letter]:
+            continue
+        numbers = "".join(f"{x:+d}{y:+d}" for x, y in (each - at for each in points)).replace("+", " ").strip()
+        out.append((letter if letter != last or letter == "m" else "" if numbers.startswith("-") else " ") + numbers)
+        if letter == "m":
+            start = point
+        at, last, points = point, letter, []
+    return float(vertices[0][0]), float(vertices[0][1]), "".join(out).removeprefix("m0 0")
 
 
 def spelled(source: str, display: bool) -> str:
@@ -96,21 +123,19 @@ def svg(latex: str, display: bool = False) -> str:
         y += max(left[1], right[1])
         start = column - left[0] if right[3] else 0.0
         for x0, part in ((start, left), (start + left[0], right)):
-            for letter, points in part[3]:
-                flipped = [x0 + p if i % 2 == 0 else y - p for i, p in enumerate(points)]
-                d.append(letter + " ".join(f"{p:.1f}" for p in flipped))
+            d += [f"M{round(FINE * (x0 + px))} {round(FINE * (y - py))}{rest}" for px, py, rest in part[3]]
             width = max(width, x0 + part[0])
         depth = max(left[2], right[2])
         y += depth + LINE_GAP
     height, below = y - LINE_GAP, depth + PAD
-    box = f"{-PAD} {-PAD} {width + 2 * PAD:.1f} {height + 2 * PAD:.1f}"
+    box = " ".join(str(round(FINE * side)) for side in (-PAD, -PAD, width + 2 * PAD, height + 2 * PAD))
     size = f"width:{(width + 2 * PAD) / EM:.3f}em;height:{(height + 2 * PAD) / EM:.3f}em"
     align = "" if display else f";vertical-align:{-below / EM:.3f}em"
     kind = "formula formula-display" if display else "formula"
     label = escape(latex.strip(), quote=True)
     return (
         f'<svg class="{kind}" role="img" aria-label="{label}" viewBox="{box}" style="{size}{align}">'
-        f'<title>{label}</title><path d="{"".join(d)}" fill="currentColor"/></svg>'
+        f'<path d="{"".join(d)}" fill="currentColor"/></svg>'
     )
 
 

@@ -46,6 +46,20 @@ FAMILIES = {
     "alignment": ("Where attention began", "Which word of a sentence belongs to which of its translation."),
     "recurrent": ("Recurrent networks", "The networks that were the first to attend."),
 }
+# Modules of `attn_np.textbook` that are called otherwise than the variant.
+BOARDS = {"blockwise": "flash", "entmax_attention": "sparsemax"}
+# By field or argument, what a layer has beside the formula.
+ADDED = {
+    "mask": "masks of any shape that broadcasts (`mask=`), and queries that may see nothing",
+    "causal": "causality (`causal`), also with fewer queries than keys",
+    "window": "a sliding window (`window`)",
+    "bias": "an additive bias of the scores (`bias=`)",
+    "keep": "dropout (`dropout`, with masks of your own by `keep=`)",
+    "use_bias": "biases of the projections (`use_bias`)",
+    "use_output": "a projection of the outputs (`use_output`)",
+    "softcap": "a bound of the scores (`softcap`)",
+    "num_kv_heads": "query heads that share keys and values (`num_kv_heads`)",
+}
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
 
@@ -126,6 +140,44 @@ def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
     return [*out, "`````", ""]
 
 
+def board_of(variant: str) -> Path | None:
+    """The textbook module of a variant; None where there is none."""
+    path = ROOT / "attn_np" / "textbook" / f"{BOARDS.get(variant, variant)}.py"
+    return path if path.exists() else None
+
+
+def board(variant: str) -> list[str]:
+    """The variant as one writes it on a board, and in words what the library's layer adds."""
+    path = board_of(variant)
+    if path is None:
+        return []
+    source = path.read_text("utf-8")
+    code = source[source.index("import numpy as np") :].rstrip()
+    file = path.relative_to(ROOT)
+    out = ["## On the board", ""]
+    out += ["Plain NumPy and nothing else, forward and backward; tests hold it to the layer. "]
+    if variant == "entmax_attention":
+        out[-1] += "This is the case `alpha=2`, *sparsemax*. "
+    out += ["", *block(code, f":caption: {file}")]
+    return [*out, "### What the library adds", "", *added(variant), ""]
+
+
+def added(variant: str) -> list[str]:
+    """A list of what the layer has and the board has not: from its contract."""
+    config, examples = contract.get(variant).Config, contract.examples(variant).values()
+    names = {*config.fields(), *(name for example in examples for name in example.arguments())}
+    lines = [f"- {words}" for name, words in ADDED.items() if name in names]
+    if any(example.cache_axes() for example in examples):
+        lines.append("- decoding: a cache and one step at a time (`init_cache`, `step`)")
+    lines += [
+        "- 16, 32 and 64 bits with one rounding at the end (`dtype`), in NumPy, Flax and PyTorch",
+        "- a tape of named intermediates (`trace`), fast paths, and errors that say what was expected",
+    ]
+    said = {word for name in names & ADDED.keys() for word in (name, *re.findall(r"`(\w+)=?`", ADDED[name]))}
+    more = [name for name in config.fields() if name not in said and name not in config.required()]
+    return [*lines, f"- the fields {', '.join(f'`{name}`' for name in more)}, [below](#fields)"] if more else lines
+
+
 def legend(letters: set[str]) -> str:
     """What the letters of axes mean."""
     return "Axes: " + ", ".join(f"`{x}` {meaning}" for x, meaning in LETTERS.items() if x in letters) + "."
@@ -148,8 +200,12 @@ def line_by_line(path: Path) -> list[str]:
 
 def backward(path: Path, file: sources.Source) -> list[str]:
     """The backward pass: its code, what each step computes, and the rules that it calls."""
-    out = ["### Backward", "", "The forward read upwards, by hand, in NumPy: for each of its lines one that takes the "]
-    out[-1] += "gradient of the result, `d` and its name, to the gradients of the operands."
+    out = [
+        "### Backward",
+        "",
+        "The forward pass in reverse, by hand, in NumPy. Each line takes the gradient of a result ",
+    ]
+    out[-1] += "(named `d` and its name) to the gradients of its operands."
     out += ["", *block(file.backward, f":caption: attn_np/{path.name}")]
     rows = [
         (code(line), "<br>".join(f"${formula}$" for formula in formulas) or sources.escaped(sentence))
@@ -188,6 +244,7 @@ def page(variant: str, drawn: Picture | None) -> str:
             f"<p class='picture-caption'>{pictures.caption(drawn.caption)}</p>",
             "",
         ]
+    out += board(variant)
     if get("notation"):
         out += ["## Notation", ""]
         out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
@@ -243,7 +300,7 @@ def page(variant: str, drawn: Picture | None) -> str:
         out += ["## Equals", "", *(f"- {prose(line, every=True)}" for line in config.equals), ""]
     named = [(name, preset) for name, (behind, preset) in contract.presets().items() if behind == variant]
     if named:
-        out += ["## Presets", "", "Names of their own for some of its fields set; what a call gives goes before.", ""]
+        out += ["## Presets", "", "Named settings of some fields; arguments of your own take precedence.", ""]
         rows = [
             (code(name), preset.title, code(", ".join(f"{f}={v!r}" for f, v in preset.fields.items())),
              f"{prose(preset.idea)} {prose(preset.paper)}.")

@@ -152,6 +152,81 @@ def test_a_formula_is_set_as_it_is_meant(latex: str, display: bool, written: str
     assert "<path" in formulas.svg(latex, display)
 
 
+def points_of(path: str) -> np.ndarray:
+    """The points of a path: `M` at a place, the others relative to the point before."""
+    at = start = np.zeros(2, int)
+    points = []
+    for letter, numbers in re.findall(r"([Mmlqcz])([^Mmlqcz]*)", path):
+        if letter == "z":
+            at = start
+            continue
+        pairs = np.array(re.findall(r"-?\d+", numbers), int).reshape(-1, 2)
+        step = {"q": 2, "c": 3}.get(letter, 1)
+        for first in range(0, len(pairs), step):
+            group = pairs[first : first + step] + (0 if letter == "M" else at)
+            points += list(group)
+            at = group[-1]
+        start = at if letter in "Mm" else start
+    return np.array(points)
+
+
+LATEX = [r"z_{ts} = q_t \cdot k_s", r"\frac{e^{z}}{\sum_j\, e^{z}}", r"|x| \beta \hat p", "8 B g"]
+
+
+@pytest.mark.parametrize("latex", LATEX)
+def test_a_formula_has_the_outlines_of_its_glyphs(latex: str) -> None:
+    """Those that Matplotlib gives, each point within the rounding of its glyph's place and of its own."""
+    from matplotlib.path import Path as Outline
+    from matplotlib.textpath import text_to_path
+
+    formulas = extension("formulas")
+    vertices, codes = text_to_path.get_text_path(formulas.FONT, f"${latex}$", ismath=True)
+    exact = np.array(vertices)[np.array(codes) != Outline.CLOSEPOLY] * (1, -1)
+    (path,) = re.findall(r' d="([^"]*)"', formulas.svg(latex))
+    drawn = points_of(path) / formulas.FINE
+    assert drawn.shape == exact.shape
+    off = drawn - exact
+    assert (np.ptp(off, axis=0) <= 2 / formulas.FINE).all()  # each is half a unit off twice, to either side
+
+
+def placed(formula: str, shapes: dict[str, str]) -> list[tuple[int, int, str]]:
+    """Where each glyph of a formula begins, and its path."""
+    paths = "".join(re.findall(r'<path d="([^"]*)"', re.sub(r"<defs>.*?</defs>", "", formula)))
+    own = [(int(x), int(y), rest) for x, y, rest in re.findall(r"M(-?\d+) (-?\d+)([^M]+)", paths)]
+    uses = re.findall(r'<use href="#(\w+)" x="(-?\d+)" y="(-?\d+)"/>', formula)
+    return sorted([*own, *((int(x), int(y), shapes[name]) for name, x, y in uses)])
+
+
+def test_shared_glyphs_stand_where_they_stood() -> None:
+    """Each of a page's formulas draws the same glyphs at the same places, from shapes that the page holds once."""
+    slim, svg = extension("slim"), extension("formulas").svg
+    formulas = [svg(latex) for latex in ("q_t = x_t W_q", r"\frac{x_t}{W_q}", r"\sum_t x_t", "z")]
+    page = slim.with_shared_glyphs("\n".join(formulas))
+    held = re.findall(r'<path id="(\w+)" d="M0 0([^"]*)"/>', page)
+    assert len(dict(held)) == len(held) == len({rest for _, rest in held}) > 0
+    for before, after in zip(formulas, page.split("\n"), strict=True):
+        assert placed(before, {}) == placed(after, dict(held))
+    assert len(page) < len("\n".join(formulas))
+
+
+def test_words_of_code_that_have_no_colour_lose_their_marks() -> None:
+    """In both themes; the others keep theirs."""
+    slim = extension("slim")
+    css = """
+.highlight { background: #f2f2f2; color: #111 }
+.highlight .n { color: #111 } /* Name */
+.highlight .nn { color: #111 } /* Name.Namespace */
+.highlight .k { color: #805 } /* Keyword */
+body[data-theme="dark"] .highlight { background: #202020; color: #DDD }
+body[data-theme="dark"] .highlight .n { color: #DDD } /* Name */
+body[data-theme="dark"] .highlight .nn { color: #7AF; text-decoration: underline } /* Name.Namespace */
+body[data-theme="dark"] .highlight .k { color: #DDD } /* Keyword */
+"""
+    assert slim.without_colour(css) == {"n"}
+    code = '<pre><span></span><span class="k">def</span> <span class="n">f</span></pre>'
+    assert slim.slimmer(code, {"n"}) == '<pre><span class="k">def</span> f</pre>'
+
+
 # Colours --------------------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +277,7 @@ def test_words_of_a_lessons_picture_keep_a_size() -> None:
     """In a narrow window it scrolls: where words are 10 units high, they are never below 9 px."""
     text = (
         "# A lesson\n\n```python\nimport matplotlib.pyplot as plt\n\nfigure, axes = plt.subplots(figsize=(9, 3))\n```"
-        "\n\n:::{drawn}\nA figure.\n:::\n"
+        "\n\n![Figure 1](pictures/page_1.svg)\n\n**Figure 1.** A figure.\n"
     )
     page = course.with_pictures(text, course.run_lesson(text, "page"), "page", "page.ipynb")
     (width, narrowest) = map(float, re.findall(r'viewBox="0 0 ([\d.]+) [^>]*min-width:([\d.]+)px', page)[0])

@@ -1,7 +1,12 @@
 """What ships: the tool and the three packages, no test and nothing that only a checkout can use."""
 
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
+from email.parser import HeaderParser
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +63,58 @@ def test_what_ships_imports_nothing_that_does_not() -> None:
         for line in source.splitlines():
             if re.match(r"\s*(from|import) ", line) and left_out.search(line.replace(" import ", ".")):
                 assert "needs_clone()" in source, f"{file.distribution_path}: {line}"
+
+
+# A browser's Python, which has no threads and neither PyTorch nor JAX, but these.
+IN_A_BROWSER = {"numpy", "ml_dtypes", "safetensors"}
+LAYERS_IN_A_BROWSER = """
+import sys, threading
+
+def refused(*args, **kwargs):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = refused
+sys.path[:0] = [sys.argv[1]]
+for name in ("torch", "jax", "flax", "attn_jax", "attn_torch"):
+    sys.modules[name] = None
+import numpy as np
+import attn_np
+from attn_np.textbook import mha
+
+assert attn_np.__file__.startswith(sys.argv[1])
+x = np.random.default_rng(0).normal(size=(2, 300, 12))
+layer = attn_np.build("mha", dtype="float64", d_model=12, num_heads=3, use_bias=False)
+y, pull = attn_np.value_and_vjp(layer, x)
+ours, saved = mha.forward(x, **layer.params())
+print(y.shape, pull(y).inputs["query"].shape, mha.backward(y, saved)["x"].shape)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built as a release is."""
+    builder: Any = WheelBuilder(str(ROOT))
+    (made,) = builder.build(directory=str(tmp_path_factory.mktemp("wheel")))
+    return zipfile.ZipFile(made)
+
+
+def test_the_wheel_is_pure_and_needs_what_a_browser_has(wheel: zipfile.ZipFile) -> None:
+    """No compiled file, and no dependency that is neither pure Python nor among those of Pyodide."""
+    about = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
+    tags = HeaderParser().parsestr(wheel.read(about["WHEEL"]).decode())
+    assert (tags["Root-Is-Purelib"], tags["Tag"]) == ("true", "py3-none-any")
+    assert not [name for name in wheel.namelist() if Path(name).suffix in {".so", ".pyd", ".dll", ".dylib", ".c"}]
+    needs = HeaderParser().parsestr(wheel.read(about["METADATA"]).decode()).get_all("Requires-Dist") or []
+    names = {re.split(r"[^\w-]", need)[0].replace("-", "_") for need in needs if "extra ==" not in need}
+    assert "numpy" in names
+    for name in names - IN_A_BROWSER:
+        installed = HeaderParser().parsestr(distribution(name).read_text("WHEEL") or "")
+        assert installed["Root-Is-Purelib"] == "true", f"{name} is not pure Python, and Pyodide does not have it"
+
+
+def test_attn_np_runs_from_the_wheel_as_in_a_browser(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Without PyTorch and JAX, and where no thread can be started."""
+    wheel.extractall(tmp_path)
+    command = [sys.executable, "-c", LAYERS_IN_A_BROWSER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout == "(2, 300, 12) (2, 300, 12) (2, 300, 12)\n", done.stderr
