@@ -1,8 +1,8 @@
-"""One layer out of a model's folder: `config.json` describes it, and only the shards with its tensors are read."""
+"""Layers out of a model's folder: `config.json` describes them, and only the shards with their tensors are read."""
 
 import difflib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,14 @@ from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
 from attn_np.weights._check import LayerWeights, Request, check_prefix
-from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
+from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._known_types import KNOWN_TYPES
-from attn_np.weights._layer_prefixes import find_part, first_prefix, locate_layer
+from attn_np.weights._layer_prefixes import find_part, first_prefix, keys_in_layer, layers_by_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
-from attn_np.weights._shards import open_tensors
+from attn_np.weights._progress import progress
+from attn_np.weights._shards import OpenFile, open_tensors
 from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
@@ -71,6 +72,31 @@ def pop_on_read(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[s
     return values_once
 
 
+@dataclass(frozen=True)
+class DescribedLayer:
+    """What a `config.json` says of one layer.
+
+    Attributes:
+        number: the layer's number.
+        part: the name of the part.
+        layout_name: the name of the layout.
+        layout: the layout.
+        table_name: the name of the table in it.
+        config: the contract's Config.
+        prefixes: what may stand before the keys of the layout.
+        attention_only: whether keys outside of attention may have any name.
+    """
+
+    number: int
+    part: str
+    layout_name: str
+    layout: Layout
+    table_name: str
+    config: Config
+    prefixes: tuple[str, ...]
+    attention_only: bool
+
+
 def read_pretrained(
     path: PathArg,
     layer: int,
@@ -95,10 +121,85 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
+    found = described_layer(config_of(path), layer, part, layout, allow, fields)
+    with open_tensors(find_weights(path_text(path))) as file:
+        return read_described(file, found, prefix, Request(None, found.config.variant, {}, dtype, cast, finite))
+
+
+def read_pretrained_layers(
+    path: PathArg,
+    *,
+    part: str | None = None,
+    layout: str | None = None,
+    prefix: str = "",
+    allow: Collection[str] = (),
+    dtype: str | None = None,
+    cast: bool = False,
+    finite: bool = True,
+    **fields: Any,
+) -> Iterator[Pretrained | None]:
+    """Every layer's attention from a model's folder, one after the other; None for a layer that does not attend.
+
+    All are described before the first is read, and each is read when it is asked for. A terminal shows how far it is.
+
+    Raises:
+        WeightFileError, OSError, ValueError, TypeError: as `read_pretrained`, for the first layer that is refused.
+        NoAttentionError: no layer attends.
+    """
+    check_prefix(prefix)
+    whole, refusals = config_of(path), []
+
+    def described(number: int) -> DescribedLayer | None:
+        try:
+            return described_layer(whole.unread_copy(), number, part, layout, allow, fields)
+        except NoAttentionError as error:
+            refusals.append(error)
+            return None
+
+    layers, count = [described(0)], whole.layer_count()
+    if count is None and layers[0] is not None:
+        with open_tensors(find_weights(path_text(path))) as file:
+            count = stored_layers(file, layers[0], prefix)
+    layers += [described(number) for number in range(1, count or 1)]
+    if not any(layers):
+        raise refusals[0]
+    with open_tensors(find_weights(path_text(path))) as file, progress("load_pretrained") as tell:
+        for number, found in enumerate(layers):
+            tell(f"layer {number} of {len(layers)}")
+            if found is None:
+                yield None
+            else:
+                request = Request(None, found.config.variant, {}, dtype, cast, finite)
+                yield read_described(file, found, prefix, request)
+
+
+def config_of(path: PathArg) -> HFConfig:
+    """The fields of the `config.json` in a model's folder.
+
+    Raises:
+        ConfigMismatchError: it cannot be read.
+        OSError: no folder, or no `config.json` in it.
+    """
     folder = folder_of(path_text(path))
     if not os.path.isfile(os.path.join(folder, CONFIG)):
         find_weights(path_text(path))  # which says what else is missing
-    whole = read_hf_config(os.path.join(folder, CONFIG))
+    return read_hf_config(os.path.join(folder, CONFIG))
+
+
+def described_layer(
+    whole: HFConfig,
+    layer: int,
+    part: str | None,
+    layout: str | None,
+    allow: Collection[str],
+    fields: Mapping[str, Any],
+) -> DescribedLayer:
+    """What a `config.json` and the caller's fields say of a layer.
+
+    Raises:
+        ConfigMismatchError: a field that our layer cannot represent.
+        ValueError, TypeError: arguments that cannot be right.
+    """
     hf, prefixes = text_model(whole, named=layout is not None)
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
@@ -108,24 +209,40 @@ def read_pretrained(
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
-    table = family_layout.tables[table_name]
-    request = Request(None, config.variant, {}, dtype, cast, finite)
-    with open_tensors(find_weights(path_text(path))) as file:
-        prefix = prefix or first_prefix(file, family_layout, table, layer, part, prefixes)
-        layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_by_table(
-            file,
-            layout_name,
-            table,
-            config,
-            layer_prefixes,
-            prefix,
-            request,
-            attention_only=layout is not None or hf.model_type() in family_layout.kin,
-        )
-    return Pretrained(
-        weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
+    attention_only = layout is not None or hf.model_type() in family_layout.kin
+    return DescribedLayer(layer, part, layout_name, family_layout, table_name, config, prefixes, attention_only)
+
+
+def read_described(file: OpenFile, found: DescribedLayer, prefix: str, request: Request) -> Pretrained:
+    """A layer of an open file.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+    """
+    table = found.layout.tables[found.table_name]
+    prefix = prefix or first_prefix(file, found.layout, table, found.number, found.part, found.prefixes)
+    weights, keys, ignored = read_by_table(
+        file,
+        found.layout_name,
+        table,
+        found.config,
+        locate_layer(file, found.layout, table, found.number, found.part, prefix),
+        prefix,
+        request,
+        attention_only=found.attention_only,
     )
+    return Pretrained(
+        weights.path, weights.config, str(weights.dtype), weights.values, found.layout_name, tuple(keys), tuple(ignored)
+    )
+
+
+def stored_layers(file: OpenFile, first: DescribedLayer, prefix: str) -> int:
+    """The number of layers in a file whose `config.json` does not say it: one more than the last that is there."""
+    table = first.layout.tables[first.table_name]
+    prefix = prefix or first_prefix(file, first.layout, table, first.number, first.part, first.prefixes)
+    keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
+    found = layers_by_prefix(first.layout.prefixes_of(first.part), keys_in_layer(table), keys)
+    return 1 + max((number for number, _ in found.values()), default=0)
 
 
 def folder_of(path: str) -> str:
