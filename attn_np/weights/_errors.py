@@ -10,8 +10,9 @@ from attn_np.contract import Config
 __all__ = [
     "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "FormatMismatchError",
     "HeaderLimitError", "HeaderSyntaxError", "KeyNameError", "MissingKeysError", "NoAttentionError",
-    "NonFiniteWeightError", "OffsetError", "ShapeMismatchError", "ShardIndexError", "TrailingDataError", "TruncatedFileError", "UnexpectedKeysError",
-    "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
+    "NonFiniteWeightError", "OffsetError", "ShapeMismatchError", "ShardIndexError", "TrailingDataError",
+    "TruncatedFileError", "UnexpectedKeysError", "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError",
+    "WeightFileError",
 ]  # fmt: skip
 
 # How many names an error message lists.

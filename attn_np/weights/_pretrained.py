@@ -3,13 +3,14 @@
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
 from attn_np.weights._check import LayerWeights, Request, check_prefix
+from attn_np.weights._dequantize import DequantizedFile
 from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
@@ -17,7 +18,8 @@ from attn_np.weights._known_types import KNOWN_TYPES
 from attn_np.weights._layer_prefixes import find_part, first_prefix, keys_in_layer, layers_by_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._progress import progress
-from attn_np.weights._shards import OpenFile, open_tensors
+from attn_np.weights._quantization import Scheme
+from attn_np.weights._shards import OpenFile, StoredFile, open_tensors
 from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
@@ -85,6 +87,7 @@ class DescribedLayer:
         config: the contract's Config.
         prefixes: what may stand before the keys of the layout.
         attention_only: whether keys outside of attention may have any name.
+        scheme: how the weights are quantised; None if they are not.
     """
 
     number: int
@@ -95,6 +98,7 @@ class DescribedLayer:
     config: Config
     prefixes: tuple[str, ...]
     attention_only: bool
+    scheme: Scheme | None
 
 
 def read_pretrained(
@@ -105,6 +109,7 @@ def read_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
+    dequantize: bool = False,
     dtype: str | None = None,
     cast: bool = False,
     finite: bool = True,
@@ -121,7 +126,7 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
-    found = described_layer(config_of(path), layer, part, layout, allow, fields)
+    found = described_layer(config_of(path), layer, part, layout, allow, dequantize, fields)
     with open_tensors(find_weights(path_text(path))) as file:
         return read_described(file, found, prefix, Request(None, found.config.variant, {}, dtype, cast, finite))
 
@@ -133,6 +138,7 @@ def read_pretrained_layers(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
+    dequantize: bool = False,
     dtype: str | None = None,
     cast: bool = False,
     finite: bool = True,
@@ -151,7 +157,7 @@ def read_pretrained_layers(
 
     def described(number: int) -> DescribedLayer | None:
         try:
-            return described_layer(whole.unread_copy(), number, part, layout, allow, fields)
+            return described_layer(whole.unread_copy(), number, part, layout, allow, dequantize, fields)
         except NoAttentionError as error:
             refusals.append(error)
             return None
@@ -192,6 +198,7 @@ def described_layer(
     part: str | None,
     layout: str | None,
     allow: Collection[str],
+    dequantize: bool,
     fields: Mapping[str, Any],
 ) -> DescribedLayer:
     """What a `config.json` and the caller's fields say of a layer.
@@ -201,6 +208,7 @@ def described_layer(
         ValueError, TypeError: arguments that cannot be right.
     """
     hf, prefixes = text_model(whole, named=layout is not None)
+    stated = hf if "quantization_config" in hf else whole
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
@@ -208,19 +216,28 @@ def described_layer(
     require_direction(whole, fields)
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
+    # Read by a family whose attention is not quantised where the rest of the model is.
+    quantized = "quantization_config" in stated and f"{stated.prefix}quantization_config" in stated.unread()
+    if quantized and not dequantize:
+        stated.refuse_quantized()
+    scheme = stated.scheme() if quantized else None
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
     attention_only = layout is not None or hf.model_type() in family_layout.kin
-    return DescribedLayer(layer, part, layout_name, family_layout, table_name, config, prefixes, attention_only)
+    return DescribedLayer(layer, part, layout_name, family_layout, table_name, config, prefixes, attention_only, scheme)
 
 
-def read_described(file: OpenFile, found: DescribedLayer, prefix: str, request: Request) -> Pretrained:
+def read_described(stored: StoredFile, found: DescribedLayer, prefix: str, request: Request) -> Pretrained:
     """A layer of an open file.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
     """
     table = found.layout.tables[found.table_name]
+    file: OpenFile = stored
     prefix = prefix or first_prefix(file, found.layout, table, found.number, found.part, found.prefixes)
+    if found.scheme is not None:
+        request = replace(request, dtype=request.dtype or "float32")
+        file = DequantizedFile(stored, found.scheme, str(request.dtype))
     weights, keys, ignored = read_by_table(
         file,
         found.layout_name,
@@ -231,6 +248,7 @@ def read_described(file: OpenFile, found: DescribedLayer, prefix: str, request: 
         request,
         attention_only=found.attention_only,
     )
+    keys += file.scales_of(keys) if isinstance(file, DequantizedFile) else []
     return Pretrained(
         weights.path, weights.config, str(weights.dtype), weights.values, found.layout_name, tuple(keys), tuple(ignored)
     )

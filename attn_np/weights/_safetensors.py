@@ -144,8 +144,8 @@ class TensorFile:
         """The metadata that goes with some tensors: the file's own."""
         return self.metadata
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, as an array of its own.
+    def read(self, name: str, *, as_bytes: bool = False) -> np.ndarray:
+        """One tensor, as an array of its own; with `as_bytes`, one of eight bits as they stand in the file.
 
         Raises:
             MissingKeysError: there is no such tensor.
@@ -156,11 +156,12 @@ class TensorFile:
             fix = f"choose one of {first_names(self.entries)}"
             raise MissingKeysError(self.path, name, "a tensor of this name", "none", fix)
         entry = self.entries[name]
-        if entry.code not in READABLE:
+        dtype = np.dtype(np.uint8) if as_bytes and BITS[entry.code] == 8 else READABLE.get(entry.code)
+        if dtype is None:
             expected = f"one of {', '.join(READABLE)}"
             raise UnsupportedEncodingError(self.path, name, expected, entry.code, "convert the tensor")
         try:
-            x = np.empty(entry.shape, READABLE[entry.code])
+            x = np.empty(entry.shape, dtype)
         except ValueError as error:  # more axes than this NumPy has, or an axis too long beside one of size 0
             expected = "a shape that an array can have"
             raise UnsupportedEncodingError(self.path, name, expected, str(error), "reshape it") from None

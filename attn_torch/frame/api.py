@@ -130,6 +130,7 @@ def load_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
+    dequantize: bool = False,
     dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
@@ -152,6 +153,8 @@ def load_pretrained(
         layout: the family, for a `config.json` with an unknown `model_type`.
         prefix: what comes before the family's keys, if the model is a part of another.
         allow: fields of `config.json` that are unknown here and leave attention as it is.
+        dequantize: of weights that are stored in 8 bits, return the numbers that they stand for: each stored number
+            times the scale of its block, rounded once, to float32 or `dtype`.
         dtype: the dtype to return; the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
@@ -166,7 +169,7 @@ def load_pretrained(
     """
     target_dtype, device = None if dtype is None else float_dtype_name("load_pretrained", dtype), check_device(device)
     options: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow, **fields}
-    options |= {"dtype": target_dtype, "cast": cast, "finite": finite}
+    options |= {"dequantize": dequantize, "dtype": target_dtype, "cast": cast, "finite": finite}
 
     def built(pretrained: Pretrained) -> Any:
         if report is not None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from attn_np.contract._base import is_number
 from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, first_names
 from attn_np.weights._paths import open_regular
+from attn_np.weights._quantization import Scheme, scheme_of
 
 CONFIG = "config.json"
 # Where null is not the same as a field that a file leaves out, and a type's own default.
@@ -265,12 +266,33 @@ class HFConfig:
         unread = self.unread()
         unread -= {key for key in unread if key in allow or key[len(self.prefix) :] in allow}
         if "quantization_config" in unread:
-            expected, got = "weights in floating point", "quantised ones, which are not read"
-            how = "get the model unquantised, or write it again so with its library"
-            raise ConfigMismatchError(self.path, "quantization_config", expected, got, how)
+            self.refuse_quantized()
         if unread:
             got = f"{first_names(sorted(unread))}, unknown here"
             raise ConfigMismatchError(self.path, sorted(unread)[0], "fields with a known meaning", got, fix)
+
+    def scheme(self) -> Scheme:
+        """How the weights are quantised.
+
+        Raises:
+            ConfigMismatchError: a scheme whose scales are not applied here.
+        """
+        scheme = scheme_of(self.get("quantization_config"))
+        return self.refuse_quantized() if isinstance(scheme, str) else scheme
+
+    def refuse_quantized(self) -> NoReturn:
+        """Refuse quantised weights.
+
+        Raises:
+            ConfigMismatchError: always, naming the scheme.
+        """
+        scheme, fix = scheme_of(self.get("quantization_config")), "get the model unquantised"
+        if isinstance(scheme, str):
+            got, fix = f"quantised ones ({scheme}), which are not read", f"{fix}, or write it again so with its library"
+        else:
+            got = f"quantised ones ({scheme.words()})"
+            fix = f"pass dequantize=True to load_pretrained to have the scales applied, or {fix}"
+        raise ConfigMismatchError(self.path, "quantization_config", "weights in floating point", got, fix)
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""
