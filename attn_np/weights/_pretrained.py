@@ -23,7 +23,10 @@ from attn_np.weights._shards import OpenFile, StoredFile, open_tensors
 from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
+from attn_np.weights.layouts.meta_llama import MODEL_TYPE
 
+# What stands beside Meta's own files.
+PARAMS = "params.json"
 # Weights that can contain code or are of other libraries.
 OTHER_SUFFIXES = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
@@ -126,8 +129,8 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
-    found = described_layer(config_of(path), layer, part, layout, allow, dequantize, fields)
-    with open_tensors(find_weights(path_text(path))) as file:
+    found = described_layer(config_of(path, layout), layer, part, layout, allow, dequantize, fields)
+    with open_tensors(find_weights(path_text(path), layout)) as file:
         return read_described(file, found, prefix, Request(None, found.config.variant, {}, dtype, cast, finite))
 
 
@@ -153,7 +156,7 @@ def read_pretrained_layers(
         NoAttentionError: no layer attends.
     """
     check_prefix(prefix)
-    whole, refusals = config_of(path), []
+    whole, refusals = config_of(path, layout), []
 
     def described(number: int) -> DescribedLayer | None:
         try:
@@ -164,12 +167,12 @@ def read_pretrained_layers(
 
     layers, count = [described(0)], whole.layer_count()
     if count is None and layers[0] is not None:
-        with open_tensors(find_weights(path_text(path))) as file:
+        with open_tensors(find_weights(path_text(path), layout)) as file:
             count = stored_layers(file, layers[0], prefix)
     layers += [described(number) for number in range(1, count or 1)]
     if not any(layers):
         raise refusals[0]
-    with open_tensors(find_weights(path_text(path))) as file, progress("load_pretrained") as tell:
+    with open_tensors(find_weights(path_text(path), layout)) as file, progress("load_pretrained") as tell:
         for number, found in enumerate(layers):
             tell(f"layer {number} of {len(layers)}")
             if found is None:
@@ -179,16 +182,19 @@ def read_pretrained_layers(
                 yield read_described(file, found, prefix, request)
 
 
-def config_of(path: PathArg) -> HFConfig:
-    """The fields of the `config.json` in a model's folder.
+def config_of(path: PathArg, layout: str | None) -> HFConfig:
+    """The fields of the `config.json` in a model's folder; of Meta's own files, those of `params.json`.
 
     Raises:
         ConfigMismatchError: it cannot be read.
         OSError: no folder, or no `config.json` in it.
     """
     folder = folder_of(path_text(path))
+    if own_files(folder, layout):
+        hf = read_hf_config(os.path.join(folder, PARAMS))
+        return HFConfig(hf.path, {key: hf.get(key) for key in hf} | {"model_type": MODEL_TYPE})
     if not os.path.isfile(os.path.join(folder, CONFIG)):
-        find_weights(path_text(path))  # which says what else is missing
+        find_weights(path_text(path), layout)  # which says what else is missing
     return read_hf_config(os.path.join(folder, CONFIG))
 
 
@@ -268,7 +274,13 @@ def folder_of(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
 
 
-def find_weights(path: str) -> str:
+def own_files(folder: str, layout: str | None) -> bool:
+    """Whether a folder's Meta's own files are meant: it has no others, or their layout is asked for."""
+    has_params = os.path.isfile(os.path.join(folder, PARAMS))
+    return has_params and (layout == MODEL_TYPE or not os.path.isfile(os.path.join(folder, CONFIG)))
+
+
+def find_weights(path: str, layout: str | None) -> str:
     """The path of a model's weights: the path itself if it is a file; in a folder the file or index of the usual name,
     else an index, else the only file of weights.
 
@@ -283,7 +295,8 @@ def find_weights(path: str) -> str:
             raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {fix}")
     else:
         folder, weight_files = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
-        standard = [name for name in weight_files if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
+        usual = "consolidated" if own_files(folder, layout) else "model"
+        standard = [name for name in weight_files if name in (f"{usual}.safetensors", f"{usual}{INDEX_SUFFIX}")]
         candidates = standard or [name for name in weight_files if name.endswith(INDEX_SUFFIX)] or weight_files
         if not candidates:
             others = sorted(name for name in os.listdir(path) if name.endswith(OTHER_SUFFIXES))
@@ -292,6 +305,8 @@ def find_weights(path: str) -> str:
                 got = f"{first_names(others)}, which is not read"
                 how = "as save_pretrained(folder, safe_serialization=True) does"
                 fix = f"have the model's library write it again, {how}"
+                if own_files(folder, layout):
+                    fix = "write what torch.load(file, weights_only=True) gives with safetensors.torch.save_file"
             raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {fix}")
         if len(candidates) > 1:
             fix = "name the file, or get the index of the shards"
@@ -299,7 +314,7 @@ def find_weights(path: str) -> str:
                 path, None, "one weight file or one index in this folder", first_names(candidates), fix
             )
         path = os.path.join(folder, candidates[0])
-    if not os.path.isfile(os.path.join(folder, CONFIG)):
+    if not own_files(folder, layout) and not os.path.isfile(os.path.join(folder, CONFIG)):
         fix = "get it, or read the file with load, layout= and the fields of its Config"
         raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {fix}")
     return path

@@ -27,7 +27,7 @@ LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
 NEEDED: dict[str, dict[str, Any]] = {
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    **dict.fromkeys(("deberta", "deberta-v2"), {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
     "glm4_moe": {"head_dim": 128},
     "bamba": {"attn_layer_indices": [0, 5]},
     "big_bird": {"attention_type": "original_full"},
@@ -129,7 +129,9 @@ def names_of(fields: dict[str, Any]) -> list[str]:
 
 
 def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The fields of a file as the library reads it; None where it cannot."""
+    """The fields of a file as the library reads it; None where it cannot, or the file is not the library's own."""
+    if model.stated()["model_type"] != model.settings().model_type:
+        return None
     try:
         return type(model.settings()).from_dict(json.loads(json.dumps(fields))).to_dict()
     except Exception:

@@ -247,7 +247,7 @@ KIN: dict[str, Kin] = {
     # Gemma 2's
     "vaultgemma": Kin("gemma2"),
     # DeepSeek-V3's
-    "deepseek_v2": Kin("deepseek_v3"),
+    "deepseek_v2": Kin("deepseek_v3", only={"rope_interleave": (True,)}),
     "glm4_moe_lite": Kin("deepseek_v3", {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}),
     "axk1": Kin("deepseek_v3"),
     "youtu": Kin("deepseek_v3", skip=("embedding_initializer_range",)),
