@@ -116,9 +116,7 @@ class DequantizedFile:
     def _numbers(self, name: str) -> np.ndarray:
         """The stored numbers of a tensor, or its scales: also those of eight bits, which no layer has."""
         code = self._file.entries[name].code
-        return (
-            self._file.read(name, as_bytes=True).view(EIGHT_BITS[code]) if code in EIGHT_BITS else self._file.read(name)
-        )
+        return self._file.read_bytes(name).view(EIGHT_BITS[code]) if code in EIGHT_BITS else self._file.read(name)
 
     def _scales(self, name: str) -> np.ndarray:
         """A tensor's scales in float64, a row for each row of blocks."""

@@ -25,13 +25,13 @@ from attn_np.weights._layer_prefixes import (
     locate_layer,
 )
 from attn_np.weights._safetensors import write_tensors
-from attn_np.weights._shards import OpenFile, RenamedFile, StoredFile
+from attn_np.weights._shards import OpenFile, RenamedFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import AppliedRule, letter_sizes_agree, rules_for_all_params, unsupported_fields
 
 
 def read_foreign(
-    file: StoredFile, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
+    file: OpenFile, layout_name: str, layer: int | None, part: str | None, prefix: str, request: Request
 ) -> LayerWeights:
     """A layer of a file in a foreign layout.
 

@@ -99,8 +99,8 @@ class ShardedFile:
                 raise ConfigMismatchError(shard.path, "__metadata__", expected, got, GET_AGAIN)
         return shards[0].metadata if shards else {}
 
-    def read(self, name: str, *, as_bytes: bool = False) -> np.ndarray:
-        """One tensor, as an array of its own; with `as_bytes`, one of eight bits as they stand in the file.
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, as an array of its own.
 
         Raises:
             MissingKeysError: there is no such tensor.
@@ -109,7 +109,11 @@ class ShardedFile:
         if name not in self._shard_of:
             fix = f"choose one of {first_names(self._shard_of)}"
             raise MissingKeysError(self.path, name, "a tensor of this name", "none", fix)
-        return self._open_shard(self._shard_of[name]).read(name, as_bytes=as_bytes)
+        return self._open_shard(self._shard_of[name]).read(name)
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        """One tensor of eight bits, as its bytes stand in the file."""
+        return self._open_shard(self._shard_of[name]).read_bytes(name)
 
     # The index --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +211,19 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
+class OpenFile(Protocol):
+    """A file of tensors by name, as they are stored or with other names or dtypes."""
+
+    path: str
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    def metadata_of(self, names: Iterable[str]) -> dict[str, str]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
 class RenamedFile:
     """An open file whose tensors go by other names, with `path`, `entries`, `read` and `metadata_of`.
 
@@ -218,7 +235,7 @@ class RenamedFile:
         UnexpectedKeysError: two tensors of one new name.
     """
 
-    def __init__(self, file: "StoredFile", rename: Callable[[str], str]) -> None:
+    def __init__(self, file: OpenFile, rename: Callable[[str], str]) -> None:
         self._file, self.path = file, file.path
         self._names: dict[str, str] = {}
         for name in file.entries:
@@ -233,25 +250,12 @@ class RenamedFile:
         """The metadata that goes with some tensors."""
         return self._file.metadata_of([self._names[name] for name in names])
 
-    def read(self, name: str, *, as_bytes: bool = False) -> np.ndarray:
-        """One tensor; with `as_bytes`, one of eight bits as they stand in the file."""
-        return self._file.read(self._names[name], as_bytes=as_bytes)
+    def read(self, name: str) -> np.ndarray:
+        """One tensor."""
+        return self._file.read(self._names[name])
 
 
-StoredFile = TensorFile | ShardedFile | RenamedFile
-
-
-class OpenFile(Protocol):
-    """A file of tensors by name, as they are stored or with other names or dtypes."""
-
-    path: str
-
-    @property
-    def entries(self) -> Mapping[str, Entry]: ...
-
-    def metadata_of(self, names: Iterable[str]) -> dict[str, str]: ...
-
-    def read(self, name: str) -> np.ndarray: ...
+StoredFile = TensorFile | ShardedFile
 
 
 def open_tensors(path: PathArg) -> TensorFile | ShardedFile:

@@ -27,7 +27,8 @@ LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
 NEEDED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("deberta", "deberta-v2"), {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "glm4_moe": {"head_dim": 128},
     "bamba": {"attn_layer_indices": [0, 5]},
     "big_bird": {"attention_type": "original_full"},
