@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attn_np.weights.layouts import clip, qwen2
+from attn_np.weights.layouts import clip, deepseek_v3, qwen2
 from attn_np.weights.layouts._decoder import (
     biases,
     is_sliding,
@@ -223,6 +223,24 @@ def towers_in_both_directions(hf: HFConfig, layer: int, part: str) -> tuple[str,
     """CLIP's towers, of which none is causal."""
     table, fields = clip.table_and_fields(hf, layer, part, wide=True)
     return table, fields | {"causal": False}
+
+
+def one_tower(name: str) -> Reader:
+    """One of CLIP's towers alone, whose fields are the file's own."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        if part != name:
+            hf.refuse("model_type", f"a model of two towers for part={part!r}; of this one pass part={name!r}")
+        return "mha", clip.fields(hf, layer, part) | {"causal": part == "text"}
+
+    return read
+
+
+def latents_with_values_of_a_head(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """DeepSeek's latents, with values as wide as the model divided by its heads, unless the file says otherwise."""
+    width = hf.integer("v_head_dim", hf.integer("hidden_size") // hf.integer("num_attention_heads"))
+    table, fields = deepseek_v3.table_and_fields(hf, layer, part)
+    return table, fields | {"value_head_dim": width}
 
 
 def no_output_bias(positions: Callable[[HFConfig, int], dict[str, Any]], **fixed: Any) -> Reader:
