@@ -56,7 +56,8 @@ OURS = {
     "albert": {5: 0},
 }
 # The part of a type's layers that is described, where it lacks the family's first.
-PART = {"trocr": "decoder"}
+TOWERS = ("chinese_clip_vision_model", "clip_vision_model", "siglip2_vision_model", "siglip_vision_model")
+PART = {"trocr": "decoder", **dict.fromkeys(TOWERS, "vision")}
 
 
 def layer_of(model_type: str, fields: dict[str, Any], layer: int) -> int:

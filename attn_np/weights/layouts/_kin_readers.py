@@ -230,7 +230,7 @@ def one_tower(name: str) -> Reader:
 
     def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         if part != name:
-            hf.refuse("model_type", f"a model of two towers for part={part!r}; of this one pass part={name!r}")
+            hf.refuse("model_type", f"a model with part={part!r}, as this one is part={name!r} alone")
         return "mha", clip.fields(hf, layer, part) | {"causal": part == "text"}
 
     return read
