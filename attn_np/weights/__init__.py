@@ -1,8 +1,9 @@
 """Weight files: one dictionary of named arrays, read and written for all three packages.
 
-`read` and `write` are the way in and out; `read_pretrained` reads one layer out of a model's folder; `check` checks
-arrays against a config; `convert` turns one variant into an equal one; `rotary_layout` reorders columns for the other
-layout of rotary positions; `tensors` reads arrays of any safetensors file. An index of shards is read as one file.
+`read` and `write` are the way in and out; `read_pretrained` reads one layer out of a model's folder, and
+`read_pretrained_layers` one after the other; `check` checks arrays against a config; `convert` turns one variant into
+an equal one; `rotary_layout` reorders columns for the other layout of rotary positions; `tensors` reads arrays of any
+safetensors file. An index of shards is read as one file.
 A file that is refused raises a `WeightFileError`.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from attn_np.weights._pretrained import Pretrained as Pretrained
     from attn_np.weights._pretrained import pop_on_read as pop_on_read
     from attn_np.weights._pretrained import read_pretrained as read_pretrained
+    from attn_np.weights._pretrained import read_pretrained_layers as read_pretrained_layers
     from attn_np.weights._rotary import rotary_layout as rotary_layout
     from attn_np.weights._shards import tensors as tensors
 
@@ -33,7 +35,7 @@ NAMES = {
     "_draw": ("draw",),
     "_io": ("read", "write"),
     "_paths": ("PathArg",),
-    "_pretrained": ("Pretrained", "pop_on_read", "read_pretrained"),
+    "_pretrained": ("Pretrained", "pop_on_read", "read_pretrained", "read_pretrained_layers"),
     "_rotary": ("rotary_layout",),
     "_shards": ("tensors",),
 }

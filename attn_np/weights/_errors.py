@@ -9,9 +9,10 @@ from attn_np.contract import Config
 
 __all__ = [
     "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "FormatMismatchError",
-    "HeaderLimitError", "HeaderSyntaxError", "KeyNameError", "MissingKeysError", "NonFiniteWeightError", "OffsetError",
-    "ShapeMismatchError", "ShardIndexError", "TrailingDataError", "TruncatedFileError", "UnexpectedKeysError",
-    "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
+    "HeaderLimitError", "HeaderSyntaxError", "KeyNameError", "MissingKeysError", "NoAttentionError",
+    "NonFiniteWeightError", "OffsetError", "ShapeMismatchError", "ShardIndexError", "TrailingDataError",
+    "TruncatedFileError", "UnexpectedKeysError", "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError",
+    "WeightFileError",
 ]  # fmt: skip
 
 # How many names an error message lists.
@@ -117,6 +118,10 @@ class DigestMismatchError(WeightFileError):
 
 class ConfigMismatchError(WeightFileError):
     """The file is for another variant, or for another config of it."""
+
+
+class NoAttentionError(ConfigMismatchError):
+    """The layer that is asked for does not attend: in a hybrid it is a recurrence, a convolution or an MLP."""
 
 
 class FormatMismatchError(WeightFileError):

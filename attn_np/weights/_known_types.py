@@ -37,7 +37,6 @@ KNOWN_TYPES = {
     "mamba": KnownType((), RECURRENT),
     "mamba2": KnownType((), RECURRENT),
     "mimo_v2_flash": KnownType((), "it multiplies values by a factor"),
-    "minicpm3": KnownType((), "it rotates dimensions half a head apart, not neighbouring ones"),
     "ministral3": KnownType((), "the factor of its queries grows one position later than ours"),
     "nanochat": KnownType((), "it norms queries and keys after it rotates them, the other way round, without weights"),
     "prophetnet": KnownType((), "it predicts several tokens at once, by streams that see each other"),

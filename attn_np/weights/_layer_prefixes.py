@@ -97,18 +97,8 @@ def match_prefix(
     if layer is not None and (not numbered or not is_integer(layer) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
-    outside = {*table.first_layer_keys, *table.keys_beside_layers, *table.absent}
-    table_keys = tuple(
-        key for rule_keys, _ in table.rules.values() for key in as_tuple(rule_keys) if key not in outside
-    )
-    sample_keys = {key.format(n=0) for key in table_keys}
-    number_and_template: dict[str, tuple[int, str]] = {}
-    for template in templates:
-        pattern = re.compile(re.escape(template).replace(re.escape("{layer}"), "([0-9]{1,6})"))
-        for key in keys:
-            match = pattern.match(key)
-            if match and key[match.end() :] in sample_keys:
-                number_and_template[match[0]] = (int(match[1]) if numbered else 0, template)
+    table_keys = keys_in_layer(table)
+    number_and_template = layers_by_prefix(templates, table_keys, keys)
     numbers = sorted({number for number, _ in number_and_template.values()})
     matching_prefixes = [prefix for prefix, (number, _) in number_and_template.items() if layer in (None, number)]
     if len(matching_prefixes) == 1:
@@ -128,6 +118,27 @@ def match_prefix(
     raise ValueError(
         f"{path}: expected one layer, got {len(matching_prefixes)} ({first_names(matching_prefixes)}); {fix}"
     )
+
+
+def keys_in_layer(table: Table) -> tuple[str, ...]:
+    """The keys of a table that are in the layer's own part of a file."""
+    outside = {*table.first_layer_keys, *table.keys_beside_layers, *table.absent}
+    return tuple(key for rule_keys, _ in table.rules.values() for key in as_tuple(rule_keys) if key not in outside)
+
+
+def layers_by_prefix(
+    templates: Sequence[str], table_keys: Sequence[str], keys: Sequence[str]
+) -> dict[str, tuple[int, str]]:
+    """The number and the template of each layer among keys, by its prefix; 0 for templates without a number."""
+    sample_keys = {key.format(n=0) for key in table_keys}
+    found: dict[str, tuple[int, str]] = {}
+    for template in templates:
+        pattern = re.compile(re.escape(template).replace(re.escape("{layer}"), "([0-9]{1,6})"))
+        for key in keys:
+            match = pattern.match(key)
+            if match and key[match.end() :] in sample_keys:
+                found[match[0]] = (int(match[1]) if match.groups() else 0, template)
+    return found
 
 
 def checked_ignored_keys(

@@ -1,26 +1,32 @@
-"""One layer out of a model's folder: `config.json` describes it, and only the shards with its tensors are read."""
+"""Layers out of a model's folder: `config.json` describes them, and only the shards with their tensors are read."""
 
 import difflib
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
 from attn_np.weights._check import LayerWeights, Request, check_prefix
-from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
+from attn_np.weights._dequantize import DequantizedFile
+from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_by_table
 from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._known_types import KNOWN_TYPES
-from attn_np.weights._layer_prefixes import find_part, first_prefix, locate_layer
+from attn_np.weights._layer_prefixes import find_part, first_prefix, keys_in_layer, layers_by_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
-from attn_np.weights._shards import open_tensors
+from attn_np.weights._progress import progress
+from attn_np.weights._quantization import Scheme
+from attn_np.weights._shards import OpenFile, StoredFile, open_tensors
 from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
+from attn_np.weights.layouts.meta_llama import MODEL_TYPE
 
+# What stands beside Meta's own files.
+PARAMS = "params.json"
 # Weights that can contain code or are of other libraries.
 OTHER_SUFFIXES = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
@@ -71,6 +77,33 @@ def pop_on_read(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[s
     return values_once
 
 
+@dataclass(frozen=True)
+class DescribedLayer:
+    """What a `config.json` says of one layer.
+
+    Attributes:
+        number: the layer's number.
+        part: the name of the part.
+        layout_name: the name of the layout.
+        layout: the layout.
+        table_name: the name of the table in it.
+        config: the contract's Config.
+        prefixes: what may stand before the keys of the layout.
+        attention_only: whether keys outside of attention may have any name.
+        scheme: how the weights are quantised; None if they are not.
+    """
+
+    number: int
+    part: str
+    layout_name: str
+    layout: Layout
+    table_name: str
+    config: Config
+    prefixes: tuple[str, ...]
+    attention_only: bool
+    scheme: Scheme | None
+
+
 def read_pretrained(
     path: PathArg,
     layer: int,
@@ -79,6 +112,7 @@ def read_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
+    dequantize: bool = False,
     dtype: str | None = None,
     cast: bool = False,
     finite: bool = True,
@@ -95,11 +129,92 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
+    found = described_layer(config_of(path, layout), layer, part, layout, allow, dequantize, fields)
+    with open_tensors(find_weights(path_text(path), layout)) as file:
+        return read_described(file, found, prefix, Request(None, found.config.variant, {}, dtype, cast, finite))
+
+
+def read_pretrained_layers(
+    path: PathArg,
+    *,
+    part: str | None = None,
+    layout: str | None = None,
+    prefix: str = "",
+    allow: Collection[str] = (),
+    dequantize: bool = False,
+    dtype: str | None = None,
+    cast: bool = False,
+    finite: bool = True,
+    **fields: Any,
+) -> Iterator[Pretrained | None]:
+    """Every layer's attention from a model's folder, one after the other; None for a layer that does not attend.
+
+    All are described before the first is read, and each is read when it is asked for. A terminal shows how far it is.
+
+    Raises:
+        WeightFileError, OSError, ValueError, TypeError: as `read_pretrained`, for the first layer that is refused.
+        NoAttentionError: no layer attends.
+    """
+    check_prefix(prefix)
+    whole, refusals = config_of(path, layout), []
+
+    def described(number: int) -> DescribedLayer | None:
+        try:
+            return described_layer(whole.unread_copy(), number, part, layout, allow, dequantize, fields)
+        except NoAttentionError as error:
+            refusals.append(error)
+            return None
+
+    layers, count = [described(0)], whole.layer_count()
+    if count is None and layers[0] is not None:
+        with open_tensors(find_weights(path_text(path), layout)) as file:
+            count = stored_layers(file, layers[0], prefix)
+    layers += [described(number) for number in range(1, count or 1)]
+    if not any(layers):
+        raise refusals[0]
+    with open_tensors(find_weights(path_text(path), layout)) as file, progress("load_pretrained") as tell:
+        for number, found in enumerate(layers):
+            tell(f"layer {number} of {len(layers)}")
+            if found is None:
+                yield None
+            else:
+                request = Request(None, found.config.variant, {}, dtype, cast, finite)
+                yield read_described(file, found, prefix, request)
+
+
+def config_of(path: PathArg, layout: str | None) -> HFConfig:
+    """The fields of the `config.json` in a model's folder; of Meta's own files, those of `params.json`.
+
+    Raises:
+        ConfigMismatchError: it cannot be read.
+        OSError: no folder, or no `config.json` in it.
+    """
     folder = folder_of(path_text(path))
+    if own_files(folder, layout):
+        hf = read_hf_config(os.path.join(folder, PARAMS))
+        return HFConfig(hf.path, {key: hf.get(key) for key in hf} | {"model_type": MODEL_TYPE})
     if not os.path.isfile(os.path.join(folder, CONFIG)):
-        find_weights(path_text(path))  # which says what else is missing
-    whole = read_hf_config(os.path.join(folder, CONFIG))
+        find_weights(path_text(path), layout)  # which says what else is missing
+    return read_hf_config(os.path.join(folder, CONFIG))
+
+
+def described_layer(
+    whole: HFConfig,
+    layer: int,
+    part: str | None,
+    layout: str | None,
+    allow: Collection[str],
+    dequantize: bool,
+    fields: Mapping[str, Any],
+) -> DescribedLayer:
+    """What a `config.json` and the caller's fields say of a layer.
+
+    Raises:
+        ConfigMismatchError: a field that our layer cannot represent.
+        ValueError, TypeError: arguments that cannot be right.
+    """
     hf, prefixes = text_model(whole, named=layout is not None)
+    stated = hf if "quantization_config" in hf else whole
     layout_name, family_layout = find_layout(hf, layout)
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
@@ -107,25 +222,51 @@ def read_pretrained(
     require_direction(whole, fields)
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
+    # Read by a family whose attention is not quantised where the rest of the model is.
+    quantized = "quantization_config" in stated and f"{stated.prefix}quantization_config" in stated.unread()
+    if quantized and not dequantize:
+        stated.refuse_quantized()
+    scheme = stated.scheme() if quantized else None
     hf.refuse_unread([allow] if isinstance(allow, str) else allow)
-    table = family_layout.tables[table_name]
-    request = Request(None, config.variant, {}, dtype, cast, finite)
-    with open_tensors(find_weights(path_text(path))) as file:
-        prefix = prefix or first_prefix(file, family_layout, table, layer, part, prefixes)
-        layer_prefixes = locate_layer(file, family_layout, table, layer, part, prefix)
-        weights, keys, ignored = read_by_table(
-            file,
-            layout_name,
-            table,
-            config,
-            layer_prefixes,
-            prefix,
-            request,
-            attention_only=layout is not None or hf.model_type() in family_layout.kin,
-        )
-    return Pretrained(
-        weights.path, weights.config, str(weights.dtype), weights.values, layout_name, tuple(keys), tuple(ignored)
+    attention_only = layout is not None or hf.model_type() in family_layout.kin
+    return DescribedLayer(layer, part, layout_name, family_layout, table_name, config, prefixes, attention_only, scheme)
+
+
+def read_described(stored: StoredFile, found: DescribedLayer, prefix: str, request: Request) -> Pretrained:
+    """A layer of an open file.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+    """
+    table = found.layout.tables[found.table_name]
+    file: OpenFile = stored
+    prefix = prefix or first_prefix(file, found.layout, table, found.number, found.part, found.prefixes)
+    if found.scheme is not None:
+        request = replace(request, dtype=request.dtype or "float32")
+        file = DequantizedFile(stored, found.scheme, str(request.dtype))
+    weights, keys, ignored = read_by_table(
+        file,
+        found.layout_name,
+        table,
+        found.config,
+        locate_layer(file, found.layout, table, found.number, found.part, prefix),
+        prefix,
+        request,
+        attention_only=found.attention_only,
     )
+    keys += file.scales_of(keys) if isinstance(file, DequantizedFile) else []
+    return Pretrained(
+        weights.path, weights.config, str(weights.dtype), weights.values, found.layout_name, tuple(keys), tuple(ignored)
+    )
+
+
+def stored_layers(file: OpenFile, first: DescribedLayer, prefix: str) -> int:
+    """The number of layers in a file whose `config.json` does not say it: one more than the last that is there."""
+    table = first.layout.tables[first.table_name]
+    prefix = prefix or first_prefix(file, first.layout, table, first.number, first.part, first.prefixes)
+    keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
+    found = layers_by_prefix(first.layout.prefixes_of(first.part), keys_in_layer(table), keys)
+    return 1 + max((number for number, _ in found.values()), default=0)
 
 
 def folder_of(path: str) -> str:
@@ -133,7 +274,13 @@ def folder_of(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
 
 
-def find_weights(path: str) -> str:
+def own_files(folder: str, layout: str | None) -> bool:
+    """Whether a folder's Meta's own files are meant: it has no others, or their layout is asked for."""
+    has_params = os.path.isfile(os.path.join(folder, PARAMS))
+    return has_params and (layout == MODEL_TYPE or not os.path.isfile(os.path.join(folder, CONFIG)))
+
+
+def find_weights(path: str, layout: str | None) -> str:
     """The path of a model's weights: the path itself if it is a file; in a folder the file or index of the usual name,
     else an index, else the only file of weights.
 
@@ -148,7 +295,8 @@ def find_weights(path: str) -> str:
             raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {fix}")
     else:
         folder, weight_files = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
-        standard = [name for name in weight_files if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
+        usual = "consolidated" if own_files(folder, layout) else "model"
+        standard = [name for name in weight_files if name in (f"{usual}.safetensors", f"{usual}{INDEX_SUFFIX}")]
         candidates = standard or [name for name in weight_files if name.endswith(INDEX_SUFFIX)] or weight_files
         if not candidates:
             others = sorted(name for name in os.listdir(path) if name.endswith(OTHER_SUFFIXES))
@@ -157,6 +305,8 @@ def find_weights(path: str) -> str:
                 got = f"{first_names(others)}, which is not read"
                 how = "as save_pretrained(folder, safe_serialization=True) does"
                 fix = f"have the model's library write it again, {how}"
+                if own_files(folder, layout):
+                    fix = "write what torch.load(file, weights_only=True) gives with safetensors.torch.save_file"
             raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {fix}")
         if len(candidates) > 1:
             fix = "name the file, or get the index of the shards"
@@ -164,7 +314,7 @@ def find_weights(path: str) -> str:
                 path, None, "one weight file or one index in this folder", first_names(candidates), fix
             )
         path = os.path.join(folder, candidates[0])
-    if not os.path.isfile(os.path.join(folder, CONFIG)):
+    if not own_files(folder, layout) and not os.path.isfile(os.path.join(folder, CONFIG)):
         fix = "get it, or read the file with load, layout= and the fields of its Config"
         raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {fix}")
     return path

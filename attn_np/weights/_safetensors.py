@@ -159,17 +159,31 @@ class TensorFile:
         if entry.code not in READABLE:
             expected = f"one of {', '.join(READABLE)}"
             raise UnsupportedEncodingError(self.path, name, expected, entry.code, "convert the tensor")
+        x = self._stored(name, READABLE[entry.code])
+        if entry.code == "BOOL" and np.any(x.view(np.uint8) > 1):
+            got = str(np.max(x.view(np.uint8)))
+            raise UnsupportedEncodingError(self.path, name, "booleans as bytes 0 and 1", got, "write the file again")
+        return x
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        """One tensor of eight bits, as its bytes stand in the file.
+
+        Raises:
+            UnsupportedEncodingError, TruncatedFileError: as `read`.
+        """
+        return self._stored(name, np.dtype(np.uint8))
+
+    def _stored(self, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+        """The bytes of a tensor as an array of a dtype."""
+        entry = self.entries[name]
         try:
-            x = np.empty(entry.shape, READABLE[entry.code])
+            x = np.empty(entry.shape, dtype)
         except ValueError as error:  # more axes than this NumPy has, or an axis too long beside one of size 0
             expected = "a shape that an array can have"
             raise UnsupportedEncodingError(self.path, name, expected, str(error), "reshape it") from None
         self._stream.seek(self._start + entry.begin)
         if self._stream.readinto(x.reshape(-1).view(np.uint8)) != x.nbytes:  # type: ignore[attr-defined]
             raise TruncatedFileError(self.path, name, f"{x.nbytes} bytes", "fewer", "the file changed; read it again")
-        if entry.code == "BOOL" and np.any(x.view(np.uint8) > 1):
-            got = str(np.max(x.view(np.uint8)))
-            raise UnsupportedEncodingError(self.path, name, "booleans as bytes 0 and 1", got, "write the file again")
         return x
 
     # The header -------------------------------------------------------------------------------------------------------

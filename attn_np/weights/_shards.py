@@ -7,7 +7,7 @@ shard is opened when one of its tensors is needed, so the others may be absent; 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -111,6 +111,10 @@ class ShardedFile:
             raise MissingKeysError(self.path, name, "a tensor of this name", "none", fix)
         return self._open_shard(self._shard_of[name]).read(name)
 
+    def read_bytes(self, name: str) -> np.ndarray:
+        """One tensor of eight bits, as its bytes stand in the file."""
+        return self._open_shard(self._shard_of[name]).read_bytes(name)
+
     # The index --------------------------------------------------------------------------------------------------------
 
     def _read_index(self) -> dict[str, Any]:
@@ -207,6 +211,19 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
+class OpenFile(Protocol):
+    """A file of tensors by name, as they are stored or with other names or dtypes."""
+
+    path: str
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    def metadata_of(self, names: Iterable[str]) -> dict[str, str]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
 class RenamedFile:
     """An open file whose tensors go by other names, with `path`, `entries`, `read` and `metadata_of`.
 
@@ -218,7 +235,7 @@ class RenamedFile:
         UnexpectedKeysError: two tensors of one new name.
     """
 
-    def __init__(self, file: "OpenFile", rename: Callable[[str], str]) -> None:
+    def __init__(self, file: OpenFile, rename: Callable[[str], str]) -> None:
         self._file, self.path = file, file.path
         self._names: dict[str, str] = {}
         for name in file.entries:
@@ -238,7 +255,7 @@ class RenamedFile:
         return self._file.read(self._names[name])
 
 
-OpenFile = TensorFile | ShardedFile | RenamedFile
+StoredFile = TensorFile | ShardedFile
 
 
 def open_tensors(path: PathArg) -> TensorFile | ShardedFile:

@@ -7,9 +7,11 @@ from typing import Any
 from attn_np.contract._projections import Projections, require_no_projections
 from attn_np.weights import (
     PathArg,
+    Pretrained,
     pop_on_read,
     read,
     read_pretrained,
+    read_pretrained_layers,
     requested_dtype,
     require_layer_of,
     write,
@@ -129,12 +131,13 @@ def load(
 def load_pretrained(
     path: PathArg,
     /,
-    layer: int,
+    layer: int | None = None,
     *,
     part: str | None = None,
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
+    dequantize: bool = False,
     dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
@@ -143,18 +146,23 @@ def load_pretrained(
     report: Callable[[str], object] | None = None,
     **fields: Any,
 ) -> Any:
-    """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it.
+    """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it; or all layers'.
+
+    Without `layer` the result is a list with an entry for each layer of the model, None for a layer of a hybrid that
+    does not attend. The files are read once, and beyond the result there is memory for one layer.
 
     Only the tensors that the layer uses are read; in T5 and DeBERTa these include a table that all layers share. A
     model that our layer cannot represent is refused.
 
     Args:
         path: the folder with `config.json` and the weights, or one weight file or index in it.
-        layer: the layer's number in the foreign names, from 0.
+        layer: the layer's number in the foreign names, from 0; None for all.
         part: which block of attention, such as "cross", or which stage of a model, if there are several.
         layout: the family, for a `config.json` with an unknown `model_type`.
         prefix: what comes before the family's keys, if the model is a part of another.
         allow: fields of `config.json` that are unknown here and leave attention as it is.
+        dequantize: of weights that are stored in 8 bits, return the numbers that they stand for: each stored number
+            times the scale of its block, rounded once, to float32 or `dtype`.
         dtype: the dtype to return; the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
@@ -169,13 +177,19 @@ def load_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     target_dtype, device = None if dtype is None else float_dtype_name("load_pretrained", dtype), check_device(device)
-    selection: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
-    pretrained = read_pretrained(path, layer, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)
-    if report is not None:
-        report(pretrained.report())
-    dtype = float_dtype_name(pretrained.config.variant, pretrained.dtype)
-    values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype, projections=projections)
+    options: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow, **fields}
+    options |= {"dequantize": dequantize, "dtype": target_dtype, "cast": cast, "finite": finite}
+
+    def built(pretrained: Pretrained) -> Any:
+        if report is not None:
+            report(pretrained.report())
+        config, dtype = pretrained.config, float_dtype_name(pretrained.config.variant, pretrained.dtype)
+        values = pop_on_read(pretrained.values, lambda x: from_numpy(x, device))
+        return layer_class(config.variant).from_params(config, values, dtype, projections=projections)
+
+    if layer is not None:
+        return built(read_pretrained(path, layer, **options))
+    return [None if pretrained is None else built(pretrained) for pretrained in read_pretrained_layers(path, **options)]
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

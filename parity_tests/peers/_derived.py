@@ -66,7 +66,14 @@ LAYERS = {
 KEY = {"umt5": "encoder_hidden_states"}
 # Types that the library has only inside of others.
 INSIDE = ("emu3_text_model",)
-PARTS = {"trocr": ("decoder", "cross")}
+PARTS = {
+    "trocr": ("decoder", "cross"),
+    "clip_text_model": ("text",),
+    "clip_vision_model": ("vision",),
+    "siglip_vision_model": ("vision",),
+    "siglip2_vision_model": ("vision",),
+    "chinese_clip_vision_model": ("vision",),
+}
 # Fields of the Config that a caller must give.
 FIELDS: dict[str, dict[str, Any]] = {"paligemma": {"causal": False}}
 
@@ -299,7 +306,24 @@ def patches(rng: np.random.Generator) -> dict[str, torch.Tensor]:
     return tokens(rng) | pictures | {"spatial_shapes": torch.tensor([[4, 4], [4, 4]])}
 
 
-GIVEN: dict[str, Any] = {"paligemma": read_in_both_directions, "siglip2": patches}
+def pictures(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Two pictures."""
+    return {"pixel_values": torch.from_numpy(rng.normal(size=(2, 3, 8, 8)))}
+
+
+def patches_alone(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Two pictures cut into patches."""
+    return {name: x for name, x in patches(rng).items() if name not in tokens(rng)}
+
+
+LONE_TOWERS = ("clip_vision_model", "siglip_vision_model", "chinese_clip_vision_model")
+GIVEN: dict[str, Any] = {
+    "paligemma": read_in_both_directions,
+    "siglip2": patches,
+    "siglip2_vision_model": patches_alone,
+    "clip_text_model": tokens,
+    **dict.fromkeys(LONE_TOWERS, pictures),
+}
 
 
 def of_towers(rng: np.random.Generator) -> dict[str, torch.Tensor]:

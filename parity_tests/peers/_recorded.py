@@ -27,6 +27,7 @@ LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
 NEEDED: dict[str, dict[str, Any]] = {
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "glm4_moe": {"head_dim": 128},
     "bamba": {"attn_layer_indices": [0, 5]},
@@ -55,7 +56,8 @@ OURS = {
     "albert": {5: 0},
 }
 # The part of a type's layers that is described, where it lacks the family's first.
-PART = {"trocr": "decoder"}
+TOWERS = ("chinese_clip_vision_model", "clip_vision_model", "siglip2_vision_model", "siglip_vision_model")
+PART = {"trocr": "decoder", **dict.fromkeys(TOWERS, "vision")}
 
 
 def layer_of(model_type: str, fields: dict[str, Any], layer: int) -> int:
@@ -129,7 +131,9 @@ def names_of(fields: dict[str, Any]) -> list[str]:
 
 
 def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The fields of a file as the library reads it; None where it cannot."""
+    """The fields of a file as the library reads it; None where it cannot, or the file is not the library's own."""
+    if model.stated()["model_type"] != model.settings().model_type:
+        return None
     try:
         return type(model.settings()).from_dict(json.loads(json.dumps(fields))).to_dict()
     except Exception:

@@ -28,5 +28,9 @@ PEERS = {
         "DeepseekV3ForCausalLM", OWN | {"rope_parameters": LONGER | {"attention_factor": 1.25}}, AT, layers=(1,)
     ),
     "direct": Model("DeepseekV3ForCausalLM", OWN | {"q_lora_rank": None}, AT, layers=(1,)),
+    "halves": Model("DeepseekV3ForCausalLM", OWN | {"rope_interleave": False}, AT, layers=(1,)),
+    "halves, direct": Model(
+        "DeepseekV3ForCausalLM", OWN | {"rope_interleave": False, "q_lora_rank": None}, AT, layers=(1,)
+    ),
     "biases": Model("DeepseekV3ForCausalLM", OWN | {"attention_bias": True}, AT, layers=(1,)),
 }

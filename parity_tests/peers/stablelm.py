@@ -18,6 +18,5 @@ PEERS = {
         AT,
         layers=(1,),
     ),
+    "normed": Model("StableLmForCausalLM", OWN | {"qk_layernorm": True, "layer_norm_eps": 0.125}, AT),
 }
-
-REFUSED = {"normed": (PEERS["a quarter"], {"qk_layernorm": True}, "'qk_layernorm': expected one of False")}

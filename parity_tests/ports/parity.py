@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_np import contract
 from attn_np.contract import Config
+from attn_np.weights._progress import progress
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.verdicts import FORWARD
 from parity_tests.judge.cases import CALLS
@@ -16,7 +17,6 @@ from parity_tests.ports.differences import difference, first_wrong
 from parity_tests.ports.names import Names, Weights, framework_of
 from parity_tests.ports.plan import Plan, Run, longer_run, louder_run, runs, shorter_run
 from parity_tests.ports.port import Port
-from parity_tests.ports.progress import progress
 from parity_tests.ports.sizes import asked_sizes
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.unjudged import Look, Unjudged, look_at, unjudged

@@ -26,7 +26,8 @@ class Table:
         rules: our parameter to (their key, "their axes -> our axes"). A tuple of names on one side stands for arrays
             that are stacked along a new first axis of that side. Bars stand for several arrays of ours, of any sizes,
             that are concatenated in one of theirs: "(h k | g v) d -> d h k, d g v". `{n}` in names counts from 0 for as
-            long as the variant has such a name.
+            long as the variant has such a name; in their key alone, it counts the entries of its first axis, each in an
+            array of its own.
         letters: our Config field to the letter in the patterns whose size it is.
         flags: our Config field to the parameters that exist only if it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
@@ -247,12 +248,24 @@ def applied_rules(table: Table, config: Config) -> list[AppliedRule]:
     for params, keys, pattern in expand_rules(table, shapes):
         sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, earlier_sizes)
         earlier_sizes |= sizes
+        keys = numbered(table, params, keys, pattern, sizes)
         rules.append(AppliedRule(params, keys, pattern, sizes, table.orders))
     missing = sorted(set(shapes) - {name for applied in rules for name in applied.params})
     if missing:
         got = f"none for {', '.join(missing)}"
         raise ValueError(f"{config.variant}: expected a rule for each parameter, got {got}; use another layout")
     return rules
+
+
+def numbered(
+    table: Table, params: tuple[str, ...], keys: tuple[str, ...], pattern: str, sizes: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The keys of a rule: where theirs has a `{n}` that our name has not, one for each entry of its first axis."""
+    key = table.rules.get(params[0], ("", ""))[0]
+    if len(params) > 1 or not isinstance(key, str) or "{n}" not in key:
+        return keys
+    (letter, *_), *_ = parse(pattern)[0]
+    return tuple(key.format(n=n) for n in range(sizes[letter]))
 
 
 def rules_for_all_params(table: Table, config: Config) -> list[AppliedRule]:

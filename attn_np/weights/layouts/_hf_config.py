@@ -8,8 +8,9 @@ from sys import float_info
 from typing import Any, NoReturn
 
 from attn_np.contract._base import is_number
-from attn_np.weights._errors import ConfigMismatchError, first_names
+from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, first_names
 from attn_np.weights._paths import open_regular
+from attn_np.weights._quantization import Scheme, scheme_of
 
 CONFIG = "config.json"
 # Where null is not the same as a field that a file leaves out, and a type's own default.
@@ -92,12 +93,19 @@ class HFConfig:
         self._nested: dict[str, HFConfig] = {}
         self._irrelevant: Collection[str] = () if prefix else IRRELEVANT_FIELDS
         self._own_names: Mapping[str, str] = {}
+        self._layer_counts: list[int] = []
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
+
+    def unread_copy(self) -> "HFConfig":
+        """The same fields, none of them read yet."""
+        copy = HFConfig(self.path, self._raw, self.prefix)
+        copy._layer_counts = self._layer_counts
+        return copy
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a field, of any type."""
@@ -141,6 +149,7 @@ class HFConfig:
         kept = {x: value for x, value in stated.items() if value is not None or x in NULL_SAYS or x not in defaults}
         other = HFConfig(self.path, dict(defaults) | kept, self.prefix)
         other._irrelevant, other._own_names = self._irrelevant, {**self._own_names, **renamed}
+        other._layer_counts = self._layer_counts
         try:
             yield other
         finally:
@@ -165,10 +174,20 @@ class HFConfig:
     def check_layer(self, key: str, layer: int) -> None:
         """Refuse a layer that is not below the number of layers, by this family's name for it."""
         count = self.get(key)
+        if type(count) is int:
+            self.count_layers(count)
         if type(count) is int and layer >= count:
             expected, fix = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
             key = self.prefix + self._own_names.get(key, key)
             raise ConfigMismatchError(self.path, key, expected, str(count), fix)
+
+    def count_layers(self, count: int) -> None:
+        """Note how many layers a field says that there are."""
+        self._layer_counts.append(count)
+
+    def layer_count(self) -> int | None:
+        """The number of layers, by the fields that were checked; None if the file has none of them."""
+        return min(self._layer_counts, default=None)
 
     def skip(self, *keys: str) -> None:
         """Accept fields that leave this family's attention as it is."""
@@ -185,12 +204,13 @@ class HFConfig:
             if not isinstance(value, dict):
                 self.refuse(key, "an object")
             self._nested[key] = HFConfig(self.path, value, f"{self.prefix}{key}.")
+            self._nested[key]._layer_counts = self._layer_counts
         return self._nested[key]
 
     def part(self, key: str, values: Mapping[str, Any]) -> "HFConfig":
         """The fields of a model that is a part of this one, whose own fields are about its other parts."""
         part = HFConfig(self.path, values, f"{self.prefix}{key}.")
-        part._irrelevant = IRRELEVANT_FIELDS
+        part._irrelevant, part._layer_counts = IRRELEVANT_FIELDS, self._layer_counts
         return part
 
     def text_config(self) -> "HFConfig":
@@ -213,15 +233,25 @@ class HFConfig:
             return kind
         return self.refuse("layer_types", f"one of {', '.join(known)} for layer {layer}", kind)
 
-    def refuse(self, key: str, expected: str, *got: Any) -> NoReturn:
+    def refuse_layer(self, key: str, expected: str, *got: Any) -> NoReturn:
+        """Refuse a layer that does not attend, as the value of a field says.
+
+        Raises:
+            NoAttentionError: always.
+        """
+        self.refuse(key, expected, *got, error=NoAttentionError)
+
+    def refuse(
+        self, key: str, expected: str, *got: Any, error: type[ConfigMismatchError] = ConfigMismatchError
+    ) -> NoReturn:
         """Refuse the value of a field.
 
         Raises:
-            ConfigMismatchError: always.
+            ConfigMismatchError: always, or this subclass of it.
         """
         value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
         fix = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(self.path, self.prefix + self._own_names.get(key, key), expected, value, fix)
+        raise error(self.path, self.prefix + self._own_names.get(key, key), expected, value, fix)
 
     def refuse_unread(self, allow: Collection[str] = (), fix: str = ALLOW) -> None:
         """Refuse fields that were not read, as they might change what attention computes.
@@ -236,12 +266,33 @@ class HFConfig:
         unread = self.unread()
         unread -= {key for key in unread if key in allow or key[len(self.prefix) :] in allow}
         if "quantization_config" in unread:
-            expected, got = "weights in floating point", "quantised ones, which are not read"
-            how = "get the model unquantised, or write it again so with its library"
-            raise ConfigMismatchError(self.path, "quantization_config", expected, got, how)
+            self.refuse_quantized()
         if unread:
             got = f"{first_names(sorted(unread))}, unknown here"
             raise ConfigMismatchError(self.path, sorted(unread)[0], "fields with a known meaning", got, fix)
+
+    def scheme(self) -> Scheme:
+        """How the weights are quantised.
+
+        Raises:
+            ConfigMismatchError: a scheme whose scales are not applied here.
+        """
+        scheme = scheme_of(self.get("quantization_config"))
+        return self.refuse_quantized() if isinstance(scheme, str) else scheme
+
+    def refuse_quantized(self) -> NoReturn:
+        """Refuse quantised weights.
+
+        Raises:
+            ConfigMismatchError: always, naming the scheme.
+        """
+        scheme, fix = scheme_of(self.get("quantization_config")), "get the model unquantised"
+        if isinstance(scheme, str):
+            got, fix = f"quantised ones ({scheme}), which are not read", f"{fix}, or write it again so with its library"
+        else:
+            got = f"quantised ones ({scheme.words()})"
+            fix = f"pass dequantize=True to load_pretrained to have the scales applied, or {fix}"
+        raise ConfigMismatchError(self.path, "quantization_config", "weights in floating point", got, fix)
 
     def unread(self) -> set[str]:
         """Names of the fields that were not read and may matter."""

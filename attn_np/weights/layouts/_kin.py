@@ -15,10 +15,12 @@ from attn_np.weights.layouts._kin_readers import (
     attending_granite,
     attending_olmo,
     every_fourth_whole,
+    latents_with_values_of_a_head,
     multiplied_keys,
     no_output_bias,
     normed,
     one_in,
+    one_tower,
     output_bias_apart,
     partly_rotated,
     positions_by_type,
@@ -93,7 +95,10 @@ def with_kin(name: str, family: Layout) -> Layout:
 def with_prefixes(family: Layout, starts: list[str]) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]:
     """A family's prefixes, and its first ones after what stands before them in files of its kin."""
     if isinstance(family.prefixes, Mapping):
-        return {part: (*own, *(start + own[-1] for start in starts)) for part, own in family.prefixes.items()}
+        return {
+            part: (*own, *(start if "{" in start else start + own[-1] for start in starts))
+            for part, own in family.prefixes.items()
+        }
     return (*family.prefixes, *(start if "{" in start else start + family.prefixes[0] for start in starts))
 
 
@@ -149,6 +154,16 @@ DINO = (
 YOLOS = (
     "num_detection_tokens", "use_mid_position_embeddings", "auxiliary_loss", "class_cost", "bbox_cost", "giou_cost",
     "bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient",
+)  # fmt: skip
+TOWER = "encoder.layers.{layer}.self_attn."
+SIGHT = ("image_size", "patch_size", "num_channels", "num_patches", "projection_dim", "vision_use_head")
+TABLES = (
+    "aggregation_loss_weight", "aggregation_temperature", "allow_empty_column_selection", "answer_loss_importance",
+    "average_approximation_function", "average_logits_per_cell", "disable_per_token_loss",
+    "init_cell_selection_weights_to_zero", "max_num_columns", "max_num_rows", "num_aggregation_labels",
+    "positive_label_weight", "reset_position_index_per_cell", "select_one_column", "type_vocab_sizes",
+    "use_gumbel_for_aggregation", "use_gumbel_for_cells", "use_normalized_answer_loss", "aggregation_labels",
+    "no_aggregation_label_index", "use_answer_as_supervision", "cell_selection_preference",
 )  # fmt: skip
 GRANITE_MOE = ("shared_intermediate_size",)
 BIDIRECTIONAL = {"use_bidirectional_attention": (False,)}
@@ -247,9 +262,16 @@ KIN: dict[str, Kin] = {
     # Gemma 2's
     "vaultgemma": Kin("gemma2"),
     # DeepSeek-V3's
-    "deepseek_v2": Kin("deepseek_v3"),
+    "deepseek_v2": Kin("deepseek_v3", only={"rope_interleave": (True,)}),
     "glm4_moe_lite": Kin("deepseek_v3", {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}),
     "axk1": Kin("deepseek_v3"),
+    "minicpm3": Kin(
+        "deepseek_v3",
+        {"rope_interleave": False, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64}
+        | {"qk_rope_head_dim": 32},
+        skip=("dim_model_base", "scale_depth", "scale_emb"),
+        reader=latents_with_values_of_a_head,
+    ),
     "youtu": Kin("deepseek_v3", skip=("embedding_initializer_range",)),
     # GPT-2's and OPT's
     "gpt-sw3": Kin("gpt2"),
@@ -277,6 +299,7 @@ KIN: dict[str, Kin] = {
     "layoutlm": Kin("bert", skip=("max_2d_position_embeddings",), prefixes=("layoutlm.",)),
     "markuplm": Kin("bert", skip=MARKUP, prefixes=("markuplm.",)),
     "splinter": Kin("bert", skip=("question_token_id",), prefixes=("splinter.",)),
+    "tapas": Kin("bert", skip=TABLES, prefixes=("tapas.",)),
     "visual_bert": Kin(
         "bert",
         skip=("visual_embedding_dim", "bypass_transformer", "special_visual_initialize"),
@@ -308,6 +331,7 @@ KIN: dict[str, Kin] = {
         skip=("frequency_stride", "num_mel_bins", "time_stride", "max_length"),
         prefixes=("audio_spectrogram_transformer.",),
     ),
+    "pixio": Kin("vit", skip=(*DINO, "n_cls_tokens"), prefixes=("pixio.",)),
     "vivit": Kin("vit", skip=("num_frames", "tubelet_size", "video_size"), prefixes=("vivit.",)),
     # CLIP's
     "siglip": Kin("clip", reader=towers_in_both_directions),
@@ -316,6 +340,11 @@ KIN: dict[str, Kin] = {
     "owlvit": Kin("clip"),
     "owlv2": Kin("clip"),
     "clipseg": Kin("clip", skip=CLIPSEG),
+    "clip_text_model": Kin("clip", skip=("projection_dim",), prefixes=(TOWER,), reader=one_tower("text")),
+    "clip_vision_model": Kin("clip", skip=SIGHT, prefixes=(TOWER,), reader=one_tower("vision")),
+    "siglip_vision_model": Kin("clip", skip=SIGHT, prefixes=(TOWER,), reader=one_tower("vision")),
+    "siglip2_vision_model": Kin("clip", skip=SIGHT, prefixes=(TOWER,), reader=one_tower("vision")),
+    "chinese_clip_vision_model": Kin("clip", skip=SIGHT, prefixes=(TOWER,), reader=one_tower("vision")),
     # BART's
     "trocr": Kin(
         "bart", skip=("layernorm_embedding", "use_learned_position_embeddings", "cross_attention_hidden_size")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attn_np.weights.layouts import clip, qwen2
+from attn_np.weights.layouts import clip, deepseek_v3, qwen2
 from attn_np.weights.layouts._decoder import (
     biases,
     is_sliding,
@@ -134,7 +134,7 @@ def one_in(period: str, offset: str, defaults: tuple[int, int]) -> Reader:
         every, first = hf.integer(period, defaults[0]), hf.integer(offset, defaults[1])
         if layer % every != first:
             expected = f"a layer that attends, {first} and every {every} after it, as others are none of our layers"
-            hf.refuse(offset, expected, layer)
+            hf.refuse_layer(offset, expected, layer)
         return "decoder", sizes(hf) | {"rope_base": None}
 
     return read
@@ -143,8 +143,11 @@ def one_in(period: str, offset: str, defaults: tuple[int, int]) -> Reader:
 def some_attend(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """As `plain`, half of each head rotated, in the layers of a list; the others are recurrent."""
     attending = hf.get("attn_layer_indices", [])
-    if not isinstance(attending, list) or layer not in attending:
-        hf.refuse("attn_layer_indices", f"layer {layer} among them, as the others are none of our layers", attending)
+    words = f"layer {layer} among them, as the others are none of our layers"
+    if not isinstance(attending, list):
+        hf.refuse("attn_layer_indices", words, attending)
+    if layer not in attending:
+        hf.refuse_layer("attn_layer_indices", words, attending)
     fields: dict[str, Any] = sizes(hf) | biases(hf)
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.5)
 
@@ -165,7 +168,8 @@ def attend_or_refuse(hf: HFConfig, layer: int) -> None:
     hf.skip("layer_types", "layers_block_type")
     kind = types[layer] if isinstance(types, list) and layer < len(types) else None
     if kind not in ("full_attention", "attention"):
-        hf.refuse("layer_types", f"'full_attention' for layer {layer}, as others are none of our layers", kind)
+        refuse = hf.refuse_layer if kind in ("linear_attention", "mamba") else hf.refuse
+        refuse("layer_types", f"'full_attention' for layer {layer}, as others are none of our layers", kind)
 
 
 def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -219,6 +223,24 @@ def towers_in_both_directions(hf: HFConfig, layer: int, part: str) -> tuple[str,
     """CLIP's towers, of which none is causal."""
     table, fields = clip.table_and_fields(hf, layer, part, wide=True)
     return table, fields | {"causal": False}
+
+
+def one_tower(name: str) -> Reader:
+    """One of CLIP's towers alone, whose fields are the file's own."""
+
+    def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+        if part != name:
+            hf.refuse("model_type", f"a model with part={part!r}, as this one is part={name!r} alone")
+        return "mha", clip.fields(hf, layer, part) | {"causal": part == "text"}
+
+    return read
+
+
+def latents_with_values_of_a_head(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """DeepSeek's latents, with values as wide as the model divided by its heads, unless the file says otherwise."""
+    width = hf.integer("v_head_dim", hf.integer("hidden_size") // hf.integer("num_attention_heads"))
+    table, fields = deepseek_v3.table_and_fields(hf, layer, part)
+    return table, fields | {"value_head_dim": width}
 
 
 def no_output_bias(positions: Callable[[HFConfig, int], dict[str, Any]], **fixed: Any) -> Reader:

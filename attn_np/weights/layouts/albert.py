@@ -13,6 +13,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     hf.only("inner_group_num", 1)
     hf.only("position_embedding_type", "absolute")
     hf.check_layer("num_hidden_groups", layer)
+    hf.count_layers(hf.integer("num_hidden_groups", 1))
     hf.skip("embedding_size", "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor")
     return "mha", {"d_model": hf.integer("hidden_size"), "num_heads": hf.integer("num_attention_heads")}
 

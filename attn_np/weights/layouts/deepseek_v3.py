@@ -15,8 +15,6 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `DeepseekV3Config`: `head_dim` is its rotary part; the norms have a fixed epsilon."""
     heads = hf.integer("num_attention_heads")
     hf.only("num_key_value_heads", heads)
-    # The other rotary layout has tensors of the same shapes, so its files could not be told apart from ours.
-    hf.only("rope_interleave", True)
     hf.skip("head_dim", "qk_head_dim", *MIXTURE)
     nope_dim, rope_dim = hf.integer("qk_nope_head_dim", 128), hf.integer("qk_rope_head_dim", 64)
     fields = {
@@ -30,6 +28,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "use_bias": hf.flag("attention_bias", False),
     }
     fields |= whole_head_rotary(hf, rope_dim) | score_scale(hf, nope_dim + rope_dim)
+    fields |= {} if hf.flag("rope_interleave", True) else {"rope_layout": "half"}
     if hf.is_null("q_lora_rank"):
         return "mla", fields
     return "queries of a latent", fields | {"q_rank": hf.integer("q_lora_rank", 1536)}
@@ -72,8 +71,8 @@ DIRECT_QUERIES = Table(
         "rope_dim": "y",
         "value_head_dim": "v",
     },
-    # The weights are the same for each.
-    not_in_weights=("absorbed", "scale", *(name for name in ROTARY_FIELDS if name != "rotary_dim")),
+    # The weights are the same for each: which dimensions are rotated together, only `config.json` says.
+    not_in_weights=("absorbed", "scale", "rope_layout", *(name for name in ROTARY_FIELDS if name != "rotary_dim")),
     fixed={"causal": True},
 )
 LATENT_QUERIES = Table(

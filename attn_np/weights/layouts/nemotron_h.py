@@ -19,7 +19,8 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     kind = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds
     if kind not in ("full_attention", "attention"):
         expected = f"'full_attention' for layer {layer}, as the other kinds are none of our layers"
-        hf.refuse("layers_block_type", expected, kind)
+        refuse = hf.refuse_layer if kind in ("mamba", *LETTERS.values()) else hf.refuse
+        refuse("layers_block_type", expected, kind)
     hf.only("attention_bias", False)
     hf.only("sliding_window", None)
     return "decoder", sizes(hf, kv_heads=8, head_dim=128) | {"rope_base": None}

@@ -10,8 +10,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `RecurrentGemmaConfig`: half of each head is rotated, and the output has a bias."""
     hf.skip("lru_width", "conv1d_width", "logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale")
     blocks = hf.get("block_types", ["recurrent", "recurrent", "attention"])
-    if not isinstance(blocks, list) or not blocks or blocks[layer % len(blocks)] != "attention":
-        hf.refuse("block_types", f"'attention' for layer {layer}, as the recurrence is not one of our layers", blocks)
+    kind = blocks[layer % len(blocks)] if isinstance(blocks, list) and blocks else None
+    if kind != "attention":
+        refuse = hf.refuse_layer if kind == "recurrent" else hf.refuse
+        refuse("block_types", f"'attention' for layer {layer}, as the recurrence is not one of our layers", blocks)
     fields: dict[str, Any] = sizes(hf) | {"qkv_bias": hf.flag("attention_bias", False), "output_bias": True}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     fields["window"] = (hf.integer("attention_window_size", 2048) - 1, None)

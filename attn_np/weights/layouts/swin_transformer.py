@@ -33,6 +33,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     """The table and fields of a `SwinConfig`. The windows of every other block are shifted."""
     stage = STAGES.index(part)
     hf.skip(*OTHER_FIELDS)
+    hf.count_layers(entry(hf, "depths", stage))
     if layer >= entry(hf, "depths", stage):
         hf.refuse("depths", f"more than {layer} blocks in {part}, for layer {layer}")
     hf.only("qkv_bias", True)  # the output has a bias, and our layer has all four or none

@@ -146,6 +146,13 @@ def pretrained_files(alias: str) -> None:
         package.save(module, path, layout="bert", layer=1)
         beside.write_text(json.dumps(stated | {"model_type": "bert"}))
         claim_same(load().params(), module.params(), "loaded as it stands")
+        coded = {"num_hidden_layers": 1, "quantization_config": {"quant_method": "fp8"}}
+        package.save(module, path, layout="bert", layer=0)
+        beside.write_text(json.dumps(stated | {"model_type": "bert"} | coded))
+        refuses(partial(package.load_pretrained, folder), ValueError, "pass dequantize=True")
+        (found,) = package.load_pretrained(folder, dequantize=True, dtype="float64", report=said.append)
+        claim_same(found.params(), module.params(), "all layers")
+        claim(len(said) == 2 and "encoder.layer.0." in said[1], "the report of each")
         beside.write_text(json.dumps(stated | {"colour": "brown"}))
         module.set_params({name: x + np.nan for name, x in module.params().items()})
         package.save(module, path, layout="bert", layer=1, prefix="model.", finite=False)

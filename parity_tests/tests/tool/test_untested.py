@@ -14,6 +14,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.contract import Config
+from attn_np.weights._progress import progress
 from parity_tests import ParityError, Verdict, assert_parity
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision_of
@@ -24,7 +25,6 @@ from parity_tests.judge.judging import reference
 from parity_tests.ports import differences, plan
 from parity_tests.ports.alternatives import changed, words
 from parity_tests.ports.parity import UntestedError
-from parity_tests.ports.progress import progress
 from parity_tests.ports.untested import LENGTHS, affordable, held_by
 from parity_tests.tests.witness import bind_call, signature_of
 
@@ -332,7 +332,7 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for terminal, said in ((False, ""), (True, "\rassert_parity: the call plain\x1b[K\r\x1b[K")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         clock = iter((0.0, 2.0))
-        monkeypatch.setattr("parity_tests.ports.progress.monotonic", lambda clock=clock: next(clock))
+        monkeypatch.setattr("attn_np.weights._progress.monotonic", lambda clock=clock: next(clock))
         with progress("assert_parity") as tell:
             tell("the call plain")
         assert capsys.readouterr().err == said

@@ -383,6 +383,11 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         60,
         contract.config("mla", **LATENT, **RAISED, q_rank=1536, use_bias=True),
     ),
+    "DeepSeek-V3 that rotates halves": (
+        DEEPSEEK | {"rope_interleave": False},
+        60,
+        contract.config("mla", **LATENT, **RAISED, q_rank=1536, rope_layout="half"),
+    ),
     "DeepSeek-V3 without a latent of queries": (
         DEEPSEEK | {"q_lora_rank": None, "rope_scaling": None, "rope_interleave": True},
         0,
@@ -466,7 +471,6 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         GPT_OSS | {"rope_scaling": None},
         "'rope_parameters': expected how positions are scaled, got none",
     ),
-    "DeepSeek-V3 that turns halves": (DEEPSEEK | {"rope_interleave": False}, "'rope_interleave': expected one of True"),
     "DeepSeek-V3 with shared heads": (
         DEEPSEEK | {"num_key_value_heads": 8},
         "'num_key_value_heads': expected one of 128",

@@ -315,12 +315,6 @@ WRONG = {
         {"layout": "llama", "allow": ["final_logit_softcapping"]},
         "'nanochat': it norms queries and keys after",
     ),
-    "MiniCPM 3": (
-        "MiniCPM3ForCausalLM",
-        {},
-        {"layout": "deepseek_v3"},
-        "'minicpm3': it rotates dimensions half a head",
-    ),
     "Falcon": (
         "FalconForCausalLM",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -352,7 +346,7 @@ def test_the_wrong_layout_is_refused(case: str, tmp_path: Path) -> None:
     from parity_tests.peers import Model
 
     name, config, options, words = WRONG[case]
-    sizes = less(less(SMALL, "num_key_value_heads"), "head_dim") if case in ("Falcon", "MiniCPM 3") else SMALL
+    sizes = less(less(SMALL, "num_key_value_heads"), "head_dim") if case == "Falcon" else SMALL
     stated = Model(name, sizes | config, AT).stated()
     (tmp_path / "config.json").write_text(json.dumps(stated))
     with pytest.raises(ConfigMismatchError, match=words):

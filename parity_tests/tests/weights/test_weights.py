@@ -1025,6 +1025,7 @@ def peak_of_refusal(file: Path) -> int:
 
 def test_the_corpus_covers_every_error() -> None:
     tested = {error for _, error, _ in (*CORPUS.values(), *SHARDED.values())}
+    tested |= {weights.NoAttentionError}  # of a hybrid's config.json: see test_pretrained_layers
     assert tested == set(subclasses(weights.WeightFileError))
     assert all(issubclass(error, ValueError) for error in tested)
 
