@@ -258,6 +258,17 @@ def take_rows(x: Array, index: Array) -> Array:
     return x[index]
 
 
+def take_pages(pool: Array, index: Array) -> Array:
+    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`."""
+    return pool[index]
+
+
+def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: Array) -> Array:
+    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`. In place."""
+    pool[page[is_written], place[is_written]] = x[is_written]
+    return pool
+
+
 def read_lengths(cache: Any) -> list[int]:
     """The lengths of a cache as Python's numbers."""
     return cache.length.tolist()

@@ -255,6 +255,34 @@ def take_rows(x: Array, index: Array) -> Array:
     return x.transpose(1, 2).index_select(0, index).transpose(1, 2) if heads_first else x.index_select(0, index)
 
 
+def take_pages(pool: Array, index: Array) -> Array:
+    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`."""
+    return pool.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
+def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: Array) -> Array:
+    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`.
+
+    In place unless gradients flow. Which are written is not read from the device: the others write once more what the
+    first of these does, or what there was.
+    """
+    refuse_plain_cache(pool, x)
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or pool.requires_grad)
+    own, x = is_written.flatten(), x.flatten(0, 1)
+    order = arange(own.shape[0], own)
+    source = where(own, order, argmax(own.long(), 0))
+    page, place = (where(is_written, index, 0).flatten()[source] for index in (page, place))
+    something, own = own.any(), along_first(own, x)
+    values = where(something, x[source], pool[page, place])
+    values = where(own | (~something & along_first(order == 0, x)), values, values.detach()) if needs_grad else values
+    return pool.index_put((page, place), values) if needs_grad else pool.index_put_((page, place), values)
+
+
+def along_first(x: Array, like: Array) -> Array:
+    """An array `n` with as many axes as `like`, `n ...`."""
+    return x.reshape(x.shape[0], *(1,) * (like.ndim - 1))
+
+
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`; the entries of one head, of `b s h k`, are contiguous in memory."""
     if len(shape) != 4:
