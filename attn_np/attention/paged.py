@@ -156,8 +156,8 @@ def attend_paged_call_vjp(
     offset = to_python_scalar(offset)
     pages, offset, _ = pages_of_call(q, k_pages, v_pages, table, lengths, causal, window, offset)
     grads = attend_call_vjp(
-        tape, dcontext, None, dlse, q=q, k=in_order(k_pages, pages), v=in_order(v_pages, pages), bias=None,
-        offset=offset, rate=0.0, normalize_over="keys", softmax_fn=None, **options,
+        tape, dcontext, None, dlse, q=q, k=tape["k"][:, :, : k_pages.shape[2]], v=tape["v"], bias=None, offset=offset,
+        rate=0.0, normalize_over="keys", softmax_fn=None, **options,
     )  # fmt: skip
     for name, pool in (("k", k_pages), ("v", v_pages)):
         grads[f"{name}_pages"] = take_vjp(pool, pages, grads.pop(name))

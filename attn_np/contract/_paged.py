@@ -20,7 +20,8 @@ def check_attend(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         ValueError: a shape that does not fit, an offset that is not an integer, or a window that cannot be right.
         TypeError: an array that is missing, or of a dtype that does not fit.
     """
-    who, words = "attend_paged", dict[str, Any](scale=None, softcap=None, normalize_over="keys", implementation="auto")
+    who = "attend_paged"
+    words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
     Options(causal=causal, window=window, **words)
     names, fix = ("q", "k_pages", "v_pages"), "q is b t h k, k_pages is n p g k, v_pages is n p g v"
     q, k, v = (check_present(who, name, specs[name]) for name in names)
@@ -30,8 +31,11 @@ def check_attend(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
             expected = "a float dtype" if name == "q" else f"dtype {q[1]}, as q is"
             raise TypeError(f"{who}: expected {name} of {expected}, got {dtype}; convert it")
     (b, _, h, width), g = q[0], k[0][2]
-    require(k[0][3] == width, who, f"k_pages of width {width}, as q is", k[0][3], fix)
-    require(v[0][:3] == k[0][:3], who, f"v_pages of shape {(*k[0][:3], 'v')}", v[0], fix)
+    # A program for any size would be one for this size alone if the words were put together where nothing is wrong.
+    if k[0][3] != width:
+        raise field_error(who, f"k_pages of width {width}, as q is", k[0][3], fix)
+    if v[0][:3] != k[0][:3]:
+        raise field_error(who, f"v_pages of shape {(*k[0][:3], 'v')}", v[0], fix)
     if g < 1 or h % g:
         fix = "repeat some heads"
         raise field_error(who, f"queries with a multiple of the {g} heads of keys and values", h, fix)
@@ -55,7 +59,8 @@ def check_write(specs: Mapping[str, Spec | None]) -> None:
     pages, new = (check_present(who, name, specs[name]) for name in ("pages", "new"))
     require(len(pages[0]) >= 2, who, "pages n p ..., each with room for p positions", pages[0], "give it these axes")
     fits, fix = len(new[0]) >= 2 and new[0][2:] == pages[0][2:], "give each position what a page has of one"
-    require(fits, who, f"new of shape {('b', 't', *pages[0][2:])}", new[0], fix)
+    if not fits:
+        raise field_error(who, f"new of shape {('b', 't', *pages[0][2:])}", new[0], fix)
     for name, (_, dtype) in (("pages", pages), ("new", new)):
         if dtype not in FLOATS:
             raise TypeError(f"{who}: expected {name} of a float dtype, got {dtype}; convert it")
@@ -74,8 +79,9 @@ def check_table(who: str, name: str, pages: Spec, table: Spec | None, batch_size
     require(n > 0 and size > 0, who, f"{name} of at least one page with room for one position", pages[0], "make some")
     shape, dtype = check_present(who, "table", table)
     fits = len(shape) == 2 and shape[0] == batch_size and shape[1] > 0
-    fix = "give each sequence the indices of its pages, in order"
-    require(fits, who, f"table of shape ({batch_size}, m), at least one page for each sequence", shape, fix)
+    if not fits:
+        fix = "give each sequence the indices of its pages, in order"
+        raise field_error(who, f"table of shape ({batch_size}, m), at least one page for each sequence", shape, fix)
     check_integers(who, "table", (shape, dtype), shape)
 
 
@@ -88,7 +94,8 @@ def check_integers(who: str, name: str, spec: Spec, shape: tuple[int, ...]) -> N
     """
     if spec[1] not in INTEGERS:
         raise TypeError(f"{who}: expected {name} as integers, got {spec[1]}; convert it")
-    require(spec[0] == shape, who, f"{name} of shape {shape}", spec[0], "give one for each")
+    if spec[0] != shape:
+        raise field_error(who, f"{name} of shape {shape}", spec[0], "give one for each")
 
 
 def check_known_lengths(known: tuple[int, int] | None, columns: int, size: int) -> None:

@@ -244,9 +244,9 @@ POSITIONS = {
     "new ones": np.array([[11, 12, 13], [5, -1, -1], [-1, 7, 8], [-1, -1, -1]]),
     "none": np.full((4, 3), -1),
     "one": np.array([[-1, -1, -1], [-1, -1, 4], [-1, -1, -1], [-1, -1, -1]]),
-    "a first one, which is not the first of the call": np.array([[-1, -1, 0], [2, 1, 0], [5, 3, 4], [-1, 2, -1]]),
+    "a first one, which is not the first of the call": np.array([[-1, -1, 0], [2, 1, 0], [5, 3, 4], [-1, -1, -1]]),
 }
-WRITTEN = np.array([[4, 2, 7, 9, 1], [8, 5, 99, -1, 99], [3, 0, 10, -1, -1], [6, -1, -1, -1, -1]])
+WRITTEN = np.array([[4, 2, 7, 9, 1], [8, 5, 99, -1, 99], [3, 0, 10, -1, -1], [99, -1, -1, -1, -1]])
 
 
 def drawn_pages() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -350,7 +350,10 @@ NOT_WRITTEN: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "below -1": ({"positions": POSITIONS["new ones"] - 1}, ValueError, "expected positions from -1, which is not wri"),
     "a page that the pool lacks": (
-        {"positions": np.where(POSITIONS["none"] < 0, 6, 0)}, ValueError, "expected table of pages from 0 to 10, got",
+        {"positions": POSITIONS["none"] + 7}, ValueError, "expected table of pages from 0 to 10, got",
+    ),
+    "pages without room": (
+        {"pages": WRITES["pages"][:, :0]}, ValueError, "expected pages of at least one page with room for one position",
     ),
     "positions of another shape": (
         {"positions": POSITIONS["none"][:, 1:]}, ValueError, "expected positions of shape (4, 3), got (4, 2)",
