@@ -4,8 +4,10 @@ The witness goes through tables, pages and positions one number at a time. What 
 pages that the table names beyond the lengths, positions before a window.
 """
 
+import runpy
 import tracemalloc
 from math import exp, inf, log, tanh
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.kernels.test_merge import cotangents, differentiated, lifted
 from parity_tests.tests.witness import cotangent, ratio
 
+ROOT = Path(__file__).parents[3]
 # Pages, positions of each, heads of keys, widths of keys and values, heads and positions of queries.
 N, P, G, K, V, H, T = 11, 3, 2, 5, 7, 6, 2
 # The second and third sequence share a page; -1 and 99 are no pages.
@@ -301,6 +304,40 @@ def test_entries_are_rounded_to_the_dtype_of_the_pages(tree: Tree) -> None:
     places = tree.array(WRITTEN), tree.array(POSITIONS["new ones"])
     y = tree.package.write_pages(tree.array(pages.astype(DTYPES["bfloat16"])), tree.array(new), *places)
     assert same(tree.numpy(y)[7], written_by_hand("new ones")[0][7].astype(DTYPES["bfloat16"]))
+
+
+# The example ----------------------------------------------------------------------------------------------------------
+
+EXAMPLE = str(ROOT / "examples/continuous_batching.py")
+# By name: which function, and the argument that it gets wrong.
+MISTAKES: dict[str, tuple[str, int, Any]] = {
+    "written to the wrong page": ("write_pages", 2, lambda table: table.roll(1, 1).clamp(min=0)),
+    "written to the wrong place": ("write_pages", 3, lambda positions: positions ^ (positions >= 0)),
+    "another request's pages": ("attend_paged", 3, lambda table: table.roll(1, 0).clamp(min=0)),
+    "the order of pages ignored": ("attend_paged", 3, lambda table: table.clamp(min=0).sort(1).values),
+    "the new position not seen": ("attend_paged", 4, lambda lengths: lengths - 1),
+}
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(EXAMPLE, run_name="__main__")
+    assert capsys.readouterr().out == "63 tokens in 26 calls; 10 of 10 requests as alone\n"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_example_sees_a_mistake(
+    mistake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, index, wrong = MISTAKES[mistake]
+    package = TREES["torch"].package
+    real = getattr(package, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        return real(*args[:index], wrong(args[index]), *args[index + 1 :], **options)
+
+    monkeypatch.setattr(package, name, call, raising=False)
+    runpy.run_path(EXAMPLE, run_name="__main__")
+    assert int(capsys.readouterr().out.split(";")[1].split()[0]) < 10
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
