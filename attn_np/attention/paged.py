@@ -12,7 +12,6 @@ from attn_np.ops import (
     Tape,
     allows_data_dependent_shapes,
     arange,
-    broadcast_to,
     clip,
     dtype_name,
     gather_last,
@@ -98,8 +97,6 @@ def pages_of_call(
 ) -> tuple[Array, Array, Array]:
     """The pages that a checked call reads, `b c`, and the offset and the lengths of attention to their positions."""
     is_array = hasattr(offset, "shape")
-    if is_array and offset.shape == ():
-        offset = broadcast_to(offset, q.shape[:1])
     arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table, "lengths": lengths}
     array_specs = checked_specs("attend_paged", **arrays, offset=offset if is_array else None)
     pages_contract.check_attend(array_specs, None if is_array else offset, causal, window)
@@ -109,7 +106,7 @@ def pages_of_call(
     start = lengths - q.shape[1] if offset is None else 0 * lengths + (signed(offset) if is_array else offset)
     pages, first = pages_to_read(table, lengths, start, q.shape[1], size, causal, window, known)
     pages_contract.check_known_pages("attend_paged", known_range(pages), k_pages.shape[0])
-    return pages, start - first, clip(lengths - first, 0, pages.shape[1] * size)
+    return pages, start - first, where(lengths > first, lengths - first, 0)
 
 
 def pages_to_read(
@@ -131,8 +128,12 @@ def pages_to_read(
         columns = min(columns, max(1, -(-known[1] // size)))
     column = first[:, None] + arange(columns, lengths)[None, :]
     is_read = column * size < lengths[:, None]
-    entries = gather_last(signed(table)[:, None, None], where(is_read, column, 0)[:, None])[:, 0, 0]
-    return where(is_read, entries, 0), first * size
+    return where(is_read, entries_of(table, where(is_read, column, 0)), 0), first * size
+
+
+def entries_of(table: Array, column: Array) -> Array:
+    """The entries of a table in some columns of each row: `b m`, `b n` -> `b n`."""
+    return gather_last(signed(table)[:, None, None], column[:, None])[:, 0, 0]
 
 
 @defvjp(attend_paged)
@@ -156,8 +157,8 @@ def attend_paged_call_vjp(
     offset = to_python_scalar(offset)
     pages, offset, _ = pages_of_call(q, k_pages, v_pages, table, lengths, causal, window, offset)
     grads = attend_call_vjp(
-        tape, dcontext, None, dlse, q=q, k=tape["k"][:, :, : k_pages.shape[2]], v=tape["v"], bias=None, offset=offset,
-        rate=0.0, normalize_over="keys", softmax_fn=None, **options,
+        tape, dcontext, None, dlse, q=q, k=in_order(k_pages, pages), v=in_order(v_pages, pages), bias=None,
+        offset=offset, rate=0.0, normalize_over="keys", softmax_fn=None, **options,
     )  # fmt: skip
     for name, pool in (("k", k_pages), ("v", v_pages)):
         grads[f"{name}_pages"] = take_vjp(pool, pages, grads.pop(name))
@@ -190,13 +191,12 @@ def write_pages(pages: Array, new: Array, table: Array, positions: Array) -> Arr
 
 def places_of(pages: Array, table: Array, positions: Array) -> tuple[Array, Array, Array]:
     """The page and the place in it of each position, `b t`, and whether there is something to write."""
-    size, columns = pages.shape[1], table.shape[1]
-    pages_contract.check_known_positions(known_range(positions), columns, size)
+    size, room = pages.shape[1], table.shape[1] * pages.shape[1]
+    pages_contract.check_known_positions(known_range(positions), room)
     positions = signed(positions)
-    is_written = (positions >= 0) & (positions < columns * size)
+    is_written = (positions >= 0) & (positions < room)
     positions = where(is_written, positions, 0)
-    page = gather_last(signed(table)[:, None, None], (positions // size)[:, None])[:, 0, 0]
-    return page, positions % size, is_written
+    return entries_of(table, positions // size), positions % size, is_written
 
 
 @defvjp(write_pages)

@@ -41,8 +41,10 @@ def check_attend(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         raise field_error(who, f"queries with a multiple of the {g} heads of keys and values", h, fix)
     check_table(who, "k_pages", k, specs["table"], b)
     check_integers(who, "lengths", check_present(who, "lengths", specs["lengths"]), (b,))
-    if specs["offset"] is not None:
+    if specs["offset"] is not None and specs["offset"][0]:
         check_integers(who, "offset", specs["offset"], (b,))
+    elif specs["offset"] is not None:
+        check_integers(who, "offset", specs["offset"], ())
     elif offset is not None and not is_integer(offset):
         expected = "offset as an integer, or an array of integers of shape (b,)"
         raise field_error(who, expected, repr(offset), "0 is the first key")
@@ -110,7 +112,7 @@ def check_known_lengths(known: tuple[int, int] | None, columns: int, size: int) 
         require(0 <= outside <= columns * size, "attend_paged", expected, outside, "give the table more pages")
 
 
-def check_known_positions(known: tuple[int, int] | None, columns: int, size: int) -> None:
+def check_known_positions(known: tuple[int, int] | None, room: int) -> None:
     """Refuse positions that a table has no pages for; `known` are the least and the largest, where they are known.
 
     Raises:
@@ -118,8 +120,8 @@ def check_known_positions(known: tuple[int, int] | None, columns: int, size: int
     """
     if known is not None:
         outside = known[0] if known[0] < -1 else known[1]
-        expected = f"positions from -1, which is not written, to {columns * size - 1}"
-        require(-1 <= outside < columns * size, "write_pages", expected, outside, "give the table more pages")
+        expected = f"positions from -1, which is not written, to {room - 1}"
+        require(-1 <= outside < room, "write_pages", expected, outside, "give the table more pages")
 
 
 def check_known_pages(who: str, known: tuple[int, int] | None, count: int) -> None:

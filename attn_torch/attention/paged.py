@@ -12,7 +12,6 @@ from attn_torch.ops import (
     Tape,
     allows_data_dependent_shapes,
     arange,
-    broadcast_to,
     clip,
     dtype_name,
     gather_last,
@@ -96,8 +95,6 @@ def pages_of_call(
 ) -> tuple[Array, Array, Array]:
     """The pages that a checked call reads, `b c`, and the offset and the lengths of attention to their positions."""
     is_array = hasattr(offset, "shape")
-    if is_array and offset.shape == ():
-        offset = broadcast_to(offset, q.shape[:1])
     arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table, "lengths": lengths}
     array_specs = checked_specs("attend_paged", **arrays, offset=offset if is_array else None)
     pages_contract.check_attend(array_specs, None if is_array else offset, causal, window)
@@ -107,7 +104,7 @@ def pages_of_call(
     start = lengths - q.shape[1] if offset is None else 0 * lengths + (signed(offset) if is_array else offset)
     pages, first = pages_to_read(table, lengths, start, q.shape[1], size, causal, window, known)
     pages_contract.check_known_pages("attend_paged", known_range(pages), k_pages.shape[0])
-    return pages, start - first, clip(lengths - first, 0, pages.shape[1] * size)
+    return pages, start - first, where(lengths > first, lengths - first, 0)
 
 
 def pages_to_read(
@@ -129,8 +126,12 @@ def pages_to_read(
         columns = min(columns, max(1, -(-known[1] // size)))
     column = first[:, None] + arange(columns, lengths)[None, :]
     is_read = column * size < lengths[:, None]
-    entries = gather_last(signed(table)[:, None, None], where(is_read, column, 0)[:, None])[:, 0, 0]
-    return where(is_read, entries, 0), first * size
+    return where(is_read, entries_of(table, where(is_read, column, 0)), 0), first * size
+
+
+def entries_of(table: Array, column: Array) -> Array:
+    """The entries of a table in some columns of each row: `b m`, `b n` -> `b n`."""
+    return gather_last(signed(table)[:, None, None], column[:, None])[:, 0, 0]
 
 
 def write_pages(pages: Array, new: Array, table: Array, positions: Array) -> Array:
@@ -159,10 +160,9 @@ def write_pages(pages: Array, new: Array, table: Array, positions: Array) -> Arr
 
 def places_of(pages: Array, table: Array, positions: Array) -> tuple[Array, Array, Array]:
     """The page and the place in it of each position, `b t`, and whether there is something to write."""
-    size, columns = pages.shape[1], table.shape[1]
-    pages_contract.check_known_positions(known_range(positions), columns, size)
+    size, room = pages.shape[1], table.shape[1] * pages.shape[1]
+    pages_contract.check_known_positions(known_range(positions), room)
     positions = signed(positions)
-    is_written = (positions >= 0) & (positions < columns * size)
+    is_written = (positions >= 0) & (positions < room)
     positions = where(is_written, positions, 0)
-    page = gather_last(signed(table)[:, None, None], (positions // size)[:, None])[:, 0, 0]
-    return page, positions % size, is_written
+    return entries_of(table, positions // size), positions % size, is_written

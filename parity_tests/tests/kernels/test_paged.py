@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"causal": True}, ""),
     "a window": ({"causal": True, "window": 2, "softcap": 1.5}, "sinks"),
     "a window both ways": ({"window": (3, 1), "offset": np.array([4, 3, 0, 0]), "scale": 0.375}, ""),
+    "a window ahead": ({"window": (0, 4)}, ""),
     "from one position": ({"causal": True, "offset": 2}, "sinks"),
 }
 
@@ -440,22 +441,22 @@ def test_a_traced_page_that_the_pool_lacks_is_nan_and_is_not_written() -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 BUGS: dict[str, tuple[str, str, str]] = {
-    "the table off by one": ("causal", "where(is_read, column, 0)[:", "where(is_read, column + 1, 0)[:"),
+    "the table off by one": ("causal", "where(is_read, column, 0)), 0)", "where(is_read, column + 1, 0)), 0)"),
     "a page too few": ("causal", "column * size < lengths[:, None]", "(column + 1) * size < lengths[:, None]"),
-    "a stale page read": ("plain", "clip(lengths - first, 0,", "clip(lengths - first + size, 0,"),
-    "lengths off by one": ("plain", "clip(lengths - first, 0,", "clip(lengths - first + 1, 0,"),
-    "a key too few": ("causal", "clip(lengths - first, 0,", "clip(lengths - first - 1, 0,"),
-    "the order of pages ignored": ("causal", "where(is_read, entries, 0), first", "where(is_read, column, 0), first"),
+    "a stale page read": ("plain", "lengths > first, lengths - first, 0", "lengths > first, lengths - first + size, 0"),
+    "lengths off by one": ("plain", "lengths > first, lengths - first, 0", "lengths > first, lengths - first + 1, 0"),
+    "a key too few": ("causal", "lengths > first, lengths - first, 0", "lengths > first, lengths - first - 1, 0"),
+    "the order of pages ignored": ("causal", "entries_of(table, where(is_read, column, 0))", "column"),
     "pages backwards": ("causal", "+ arange(columns, lengths)[None", "+ (columns - 1 - arange(columns, lengths))[None"),
     "a window that begins at its query": ("a window", "clip((start - window[0]) // size", "clip(start // size"),
-    "a window's keys counted from the first page": ("a window", "0), first * size", "0), 0 * first"),
+    "a window's keys counted from the first page": ("a window", ", 0), first * size", ", 0), 0 * first"),
     "an offset left out": ("a window both ways", "if offset is None else 0 * lengths +", "if True else 0 * lengths +"),
 }  # fmt: skip
 WRITE_BUGS = {
-    "a page too early": ("positions // size)[:", "(positions + 1) // (size + 1))[:"),
-    "a place too late": ("return page, positions % size", "return page, (positions + 1) % size"),
+    "a page too early": ("entries_of(table, positions // size)", "entries_of(table, (positions + 1) // (size + 1))"),
+    "a place too late": ("size), positions % size", "size), (positions + 1) % size"),
     "padding written": ("is_written = (positions >= 0)", "is_written = (positions >= -1)"),
-    "another sequence's table": ("signed(table)[:, None, None], (pos", "signed(table)[[1, 0, 3, 2], None, None], (pos"),
+    "another sequence's table": ("(table, positions // size)", "(table[[1, 0, 3, 2]], positions // size)"),
 }  # fmt: skip
 
 

@@ -64,7 +64,17 @@ def read_from_pages(alias: str) -> None:
     shifted = package.attend_paged(**some, causal=True, offset=np.array(2), tape=tape)
     claim(same(shifted, package.attend_paged(**some, causal=True, offset=np.array([2] * 4), tape=tape)), "one offset")
     small = some | {"table": paged.TABLE.astype(np.int8), "lengths": paged.LENGTHS.astype(np.uint8)}
-    claim(same(package.attend_paged(**small, tape=tape), package.attend_paged(**some, tape=tape)), "small integers")
+    for offset in (None, np.array([0, 3, 1, 2], np.uint64), np.array(3, np.uint8)):
+        found, want = (package.attend_paged(**x, causal=True, offset=offset, tape=tape) for x in (small, some))
+        claim(same(found, want), "small integers")
+        taken = known["to_python_scalar"]
+        try:
+            known["to_python_scalar"] = lambda x: x  # as where its value is not known
+            claim(same(package.attend_paged(**small, causal=True, offset=offset, tape=tape), want), "unknown integers")
+        finally:
+            known["to_python_scalar"] = taken
+    empty = {name: x if "pages" in name else x[:0] for name, x in some.items()}
+    claim(package.attend_paged(**empty).shape == (0, paged.T, paged.H, paged.V), "no sequences")
     refuses(
         lambda: package.attend_paged(**some | {"lengths": [1]}), TypeError, "attend_paged: expected lengths as a Nu"
     )
