@@ -58,7 +58,7 @@ class Cache:
         arrays: by name: entries, one for each slot and a spare one for those not stored; or a state.
         positions: `b s`, the position whose entries a slot, or the spare one, holds; -1 for an empty slot.
         length: `b`, how many positions each sequence has.
-        overflowed: `b`, True if a sequence got positions that the cache had no room for.
+        overflowed: `b`, True if a sequence got positions that the cache had no room for, which it lacks.
         max_length: how many positions each sequence may have.
         states: the names of the arrays that are states, with a space between them.
         spent: True once a step outside compiled programs has used the cache up; in NumPy and PyTorch.
@@ -128,7 +128,7 @@ class Cache:
 
     def crop(self, length: int | Array) -> "Cache":
         """The cache without the positions from `length` on, such as guesses that were wrong. It uses this cache up, as
-        a step does.
+        a step does. A sequence that got positions without room, and keeps none of them, is whole again.
 
         Args:
             length: how many positions each sequence keeps at most, a number or `b`.
@@ -144,8 +144,10 @@ class Cache:
         check_lengths(spec_of("cache", "length", length) if is_array else None, length, self.length.shape[0])
         kept = signed(length) if is_array else constants([length], self.length)
         check_at_least_0(known_range(kept))
-        kept = where(self.length < kept, self.length, to_dtype(kept, dtype_name(self.length)))
-        after = replace(self, positions=where(self.positions < kept[:, None], self.positions, -1), length=kept)
+        lacks_some = self.length < kept
+        kept = where(lacks_some, self.length, to_dtype(kept, dtype_name(self.length)))
+        positions = where(self.positions < kept[:, None], self.positions, -1)
+        after = replace(self, positions=positions, length=kept, overflowed=self.overflowed & lacks_some)
         use_up(self)
         return after
 

@@ -4,6 +4,7 @@ The reference is the full pass of each sequence by itself, with its bounds, as i
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -101,6 +102,35 @@ def test_guesses_are_taken_back(variant: str, example: str, tree: str) -> None:
     y, _ = step(todo, one, cache.crop(2), (0, 2, 4), (1, 2, 4))
     goes_on(todo, y[0], 0, 2, 4)
     goes_on(todo, y[1], 1, 2, 4)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_row_without_the_positions_that_had_no_room_is_whole(tree: str) -> None:
+    """It goes on where it has all positions that it keeps; where it should keep more it still lacks some."""
+    todo = work("mha", "wide")
+    one = decoder(todo, tree)
+    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    _, cache = step(todo, one, cache, (0, 0, 4), (1, 0, 4))
+    array = INPUTS[NAMES[tree]].array
+    full = replace(cache, overflowed=array(np.array([True, True])))
+    assert fields_of(full.copy().crop(4))["overflowed"].tolist() == [False, False]
+    assert fields_of(full.copy().crop(5))["overflowed"].tolist() == [True, True]
+    cache = full.crop(array(np.array([2, 6])))
+    assert fields_of(cache)["overflowed"].tolist() == [False, True]
+    y, _ = step(todo, one, cache.select([0, 0]), (0, 2, 4), (0, 2, 4))
+    goes_on(todo, y[0], 0, 2, 4)
+
+
+def test_what_a_program_had_no_room_for_is_taken_back() -> None:
+    """In JAX: outputs without room are NaN, and after a crop the row goes on as if it had not got them."""
+    todo = work("mha", "wide")
+    one = decoder(todo, "attn_jax")
+    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    y, cache = step(todo, one, cache, (0, 0, 6), (1, 0, 6))
+    assert np.isnan(y[:, 4:]).all() and fields_of(cache)["overflowed"].all()
+    y, cache = step(todo, one, cache.crop(3), (0, 3, 4), (1, 3, 4))
+    assert not fields_of(cache)["overflowed"].any()
+    goes_on(todo, y[0], 0, 3, 4)
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
