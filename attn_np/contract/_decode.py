@@ -43,7 +43,8 @@ def cache_shapes(
     check_decodes(config)
     variant = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
-        if not (is_integer(size) and size >= 1):  # a size that PyTorch compiles for any value has no `repr`
+        # A size that PyTorch compiles for any value has no `repr`, and one that JAX exports for any is no int.
+        if not ((is_integer(size) or is_symbol(size)) and size >= 1):
             raise field_error(variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
@@ -51,6 +52,11 @@ def cache_shapes(
     fix = f"pass {', '.join(f'{letter}=' for letter in missing)}"
     require(not missing, variant, f"sizes of {', '.join(missing)}", "none", fix)
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
+
+
+def is_symbol(size: Any) -> bool:
+    """Whether it is a size of `jax.export.symbolic_shape`, which stands for any number."""
+    return type(size).__name__ == "_DimExpr"
 
 
 def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments: Any) -> dict[str, Any]:
