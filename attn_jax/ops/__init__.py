@@ -24,7 +24,7 @@ from attn_jax.ops.products import product, projection
 from attn_jax.ops.pytrees import pytree as pytree
 from attn_jax.ops.sharded import sharded_as_after, with_heads_of
 from attn_np import contract
-from attn_np.contract import check_index
+from attn_np.contract import check_index, check_known_sizes
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
 
@@ -239,9 +239,17 @@ def is_longer(t: int, n: int) -> bool:
 
 
 def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
-    """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
+    """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit.
+
+    A program for any length cannot hold them: a table that it makes would be float32's, with angles wrong by 1e-3.
+    """
     cached = lru_cache(maxsize=8)(partial(make, np))
-    return lambda *args, like: jnp.asarray(cached(*args))
+
+    def array(*args: Any, like: Array) -> Array:
+        check_known_sizes(make.__name__, *args)
+        return jnp.asarray(cached(*args))
+
+    return array
 
 
 def cumsum(x: Array, axis: int) -> Array:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from attn_np.contract._base import INTEGERS, Config, Spec, field_error, is_integer, require
+from attn_np.contract._base import INTEGERS, Config, Spec, field_error, is_integer, is_symbol, require
 
 Array = TypeVar("Array")
 
@@ -52,11 +52,6 @@ def cache_shapes(
     fix = f"pass {', '.join(f'{letter}=' for letter in missing)}"
     require(not missing, variant, f"sizes of {', '.join(missing)}", "none", fix)
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
-
-
-def is_symbol(size: Any) -> bool:
-    """Whether it is a size of `jax.export.symbolic_shape`, which stands for any number."""
-    return type(size).__name__ == "_DimExpr"
 
 
 def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments: Any) -> dict[str, Any]:

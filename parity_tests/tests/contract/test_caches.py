@@ -302,6 +302,14 @@ def test_one_program_of_jax_serves_caches_of_any_length(kind: str) -> None:
         assert found.max_length == wanted.max_length and (found.length == 5).all()
 
 
+def test_a_table_of_any_length_is_refused_by_jax() -> None:
+    layer = import_module("attn_jax").build("decoder", d_model=8, num_heads=2)
+    b, s = jax.export.symbolic_shape("b, s", constraints=["s >= 8"])
+    shapes = jax.ShapeDtypeStruct((b, 1, 8), "float32"), jax.eval_shape(lambda: layer.init_cache(b, s))
+    with pytest.raises(ValueError, match=r"cos_sin_table: expected a length that is known for a .*, got s; give posit"):
+        jax.eval_shape(lambda x, cache: layer.step(x, cache), *shapes)
+
+
 class Stepping(torch.nn.Module):
     """A layer's step as a module."""
 
