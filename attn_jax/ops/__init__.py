@@ -20,13 +20,16 @@ from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from attn_jax.ops.named import record as record
+from attn_jax.ops.pages import take_pages as take_pages
+from attn_jax.ops.pages import write_entries as write_entries
 from attn_jax.ops.products import product, projection
 from attn_jax.ops.pytrees import pytree as pytree
 from attn_jax.ops.sharded import sharded_as_after, with_heads_of
 from attn_np import contract
-from attn_np.contract import check_index, check_known_sizes
+from attn_np.contract import check_index
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
+from attn_np.contract._decode import known_sizes
 
 if TYPE_CHECKING:
     Array = jax.Array
@@ -118,9 +121,7 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 
 def lookup(values: Sequence[int], index: Array) -> Array:
-    """Given integers by an index that must fit, in its dtype. On a mesh with explicit axes each lies where its index
-    does.
-    """
+    """Given integers by an index that must fit, in its dtype; on an explicit mesh each lies where its index does."""
     sharding = jax.typeof(index).sharding
     out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
     return constants(values, index).at[index].get(out_sharding=out_sharding)
@@ -145,8 +146,7 @@ def take(table: Array, index: Array, fits: bool = False) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t n`, `b t s` or `1 t s` -> `b h t s`."""
-    b, h, t, _ = x.shape
-    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    index = broadcast_to(index[:, None], (*x.shape[:3], index.shape[-1]))
     return jnp.take_along_axis(x, index, axis=-1)
 
 
@@ -239,17 +239,9 @@ def is_longer(t: int, n: int) -> bool:
 
 
 def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
-    """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit.
-
-    A program for any length cannot hold them: a table that it makes would be float32's, with angles wrong by 1e-3.
-    """
+    """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
-
-    def array(*args: Any, like: Array) -> Array:
-        check_known_sizes(make.__name__, *args)
-        return jnp.asarray(cached(*args))
-
-    return array
+    return lambda *args, like: jnp.asarray(cached(*known_sizes(make.__name__, *args)))
 
 
 def cumsum(x: Array, axis: int) -> Array:
@@ -283,34 +275,6 @@ def take_rows(x: Array, index: Array) -> Array:
     sharding = jax.typeof(x).sharding
     out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
     return x.at[index].get(mode="clip", out_sharding=out_sharding)
-
-
-def take_pages(pool: Array, index: Array) -> Array:
-    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`. A traced one outside gives NaN.
-
-    On a mesh with explicit axes a page lies where its index does.
-    """
-    pool, index = jnp.asarray(pool), where(index < 0, pool.shape[0], index)
-    rows, widths = jax.typeof(index).sharding.spec, jax.typeof(pool).sharding.spec[1:]
-    mesh = next((m for m in map(mesh_of, (pool, index)) if AxisType.Explicit in m.axis_types), None)
-    widths = (axis if axis not in rows else None for axis in widths)
-    sharding = None if mesh is None else NamedSharding(mesh, P(*rows, *widths))
-    return pool.at[index].get(mode="fill", fill_value=jnp.nan, out_sharding=sharding)
-
-
-def mesh_of(x: Array) -> Any:
-    return jax.typeof(x).sharding.mesh
-
-
-def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: Array) -> Array:
-    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`.
-
-    Under jit in place if it is donated. What would be outside is not written.
-    """
-    outside = pool.shape[0]
-    page = where(is_written & (page >= 0), page, outside)
-    sharding = jax.typeof(pool).sharding if AxisType.Explicit in mesh_of(pool).axis_types else None
-    return pool.at[page, place].set(x, mode="drop", out_sharding=sharding)
 
 
 def read_lengths(cache: Any) -> list[int]:

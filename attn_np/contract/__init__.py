@@ -16,7 +16,6 @@ from attn_np.contract._base import Preset as Preset
 from attn_np.contract._base import annotated_names as annotated_names
 from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_index as check_index
-from attn_np.contract._base import check_known_sizes as check_known_sizes
 from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
 from attn_np.contract._base import float_dtype_name as float_dtype_name

@@ -88,11 +88,6 @@ def is_integer(x: object) -> TypeGuard[int]:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def is_symbol(x: object) -> bool:
-    """Whether it is a size of `jax.export.symbolic_shape`, which stands for any number."""
-    return type(x).__name__ == "_DimExpr"
-
-
 def is_number(x: object) -> TypeGuard[float]:
     """Whether it is an integer or a float."""
     return isinstance(x, float) or is_integer(x)
@@ -488,17 +483,6 @@ def annotated_names(layer_type: type) -> list[str]:
             break
         names += [name for name in get_annotations(base) if name not in names]
     return names
-
-
-def check_known_sizes(name: str, *values: Any) -> None:
-    """Refuse to make a table whose size is any number.
-
-    Raises:
-        ValueError: naming the size.
-    """
-    size = next((x for x in values if is_symbol(x)), None)
-    fix = "give positions= as (cos, sin), or positions= and the field max_positions"
-    require(size is None, name, "a length that is known for a table of positions", size, fix)
 
 
 def check_index(value_range: tuple[int, int] | None, size: int) -> None:

@@ -12,6 +12,8 @@ from attn_np.contract import check_index, device_error, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
+from attn_np.ops.pages import take_pages as take_pages
+from attn_np.ops.pages import write_entries as write_entries
 
 if TYPE_CHECKING:
     Array = np.ndarray
@@ -256,17 +258,6 @@ def write_positions(buffer: Array, start: int, stop: int) -> Array:
 def take_rows(x: Array, index: Array) -> Array:
     """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`."""
     return x[index]
-
-
-def take_pages(pool: Array, index: Array) -> Array:
-    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`."""
-    return pool[index]
-
-
-def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: Array) -> Array:
-    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`. In place."""
-    pool[page[is_written], place[is_written]] = x[is_written]
-    return pool
 
 
 def read_lengths(cache: Any) -> list[int]:

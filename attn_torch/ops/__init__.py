@@ -26,6 +26,8 @@ from attn_torch.ops.caches import note_lengths as note_lengths
 from attn_torch.ops.caches import read_lengths as read_lengths
 from attn_torch.ops.caches import refuse_plain_cache
 from attn_torch.ops.caches import use_up as use_up
+from attn_torch.ops.pages import take_pages as take_pages
+from attn_torch.ops.pages import write_entries as write_entries
 from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete
@@ -253,34 +255,6 @@ def take_rows(x: Array, index: Array) -> Array:
     """Batch rows by an index that must fit: `b ...`, `n` -> `n ...`, laid out in memory as `empty_slots` are."""
     heads_first = x.ndim == 4 and x.stride(1) < x.stride(2)
     return x.transpose(1, 2).index_select(0, index).transpose(1, 2) if heads_first else x.index_select(0, index)
-
-
-def take_pages(pool: Array, index: Array) -> Array:
-    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`."""
-    return pool.index_select(0, index.flatten()).unflatten(0, index.shape)
-
-
-def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: Array) -> Array:
-    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`.
-
-    In place unless gradients flow. Which are written is not read from the device: the others write once more what the
-    first of these does, or what there was.
-    """
-    refuse_plain_cache(pool, x)
-    needs_grad = torch.is_grad_enabled() and (x.requires_grad or pool.requires_grad)
-    own, x = is_written.flatten(), x.flatten(0, 1)
-    order = arange(own.shape[0], own)
-    source = where(own, order, argmax(own.long(), 0))
-    page, place = (where(is_written, index, 0).flatten()[source] for index in (page, place))
-    something, own = own.any(), along_first(own, x)
-    values = where(something, x[source], pool[page, place])
-    values = where(own | (~something & along_first(order == 0, x)), values, values.detach()) if needs_grad else values
-    return pool.index_put((page, place), values) if needs_grad else pool.index_put_((page, place), values)
-
-
-def along_first(x: Array, like: Array) -> Array:
-    """An array `n` with as many axes as `like`, `n ...`."""
-    return x.reshape(x.shape[0], *(1,) * (like.ndim - 1))
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
