@@ -53,9 +53,8 @@ def attend_by_pages(
     """What layer i returns for new positions, whose keys and values it writes into its pages first; -1 is padding."""
     q, k, v = (einsum("btd,dhk->bthk", x, w) for w in (layer.w_q, layer.w_k, layer.w_v))
     q, k = (attn_torch.rotate(y, positions.clamp(min=0), max_positions=1024) for y in (q, k))
-    for pool, new in zip(pools[i], (k, v), strict=True):
-        attn_torch.write_pages(pool, new, table, positions)
-    context = attn_torch.attend_paged(q, *pools[i], table, lengths, causal=True)
+    k_pages, v_pages = (attn_torch.write_pages(pools[i, n], x, table, positions) for n, x in enumerate((k, v)))
+    context = attn_torch.attend_paged(q, k_pages, v_pages, table, lengths, causal=True)
     return einsum("bthv,hvo->bto", context, layer.w_o)
 
 

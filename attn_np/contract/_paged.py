@@ -30,7 +30,7 @@ def check_attend(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         if dtype not in FLOATS or dtype != q[1]:
             expected = "a float dtype" if name == "q" else f"dtype {q[1]}, as q is"
             raise TypeError(f"{who}: expected {name} of {expected}, got {dtype}; convert it")
-    (b, _, h, width), g = q[0], k[0][2]
+    (b, _, h, width), (_, _, g, _) = q[0], k[0]
     # A program for any size would be one for this size alone if the words were put together where nothing is wrong.
     if k[0][3] != width:
         raise field_error(who, f"k_pages of width {width}, as q is", k[0][3], fix)
@@ -66,8 +66,9 @@ def check_write(specs: Mapping[str, Spec | None]) -> None:
     for name, (_, dtype) in (("pages", pages), ("new", new)):
         if dtype not in FLOATS:
             raise TypeError(f"{who}: expected {name} of a float dtype, got {dtype}; convert it")
-    check_table(who, "pages", pages, specs["table"], new[0][0])
-    check_integers(who, "positions", check_present(who, "positions", specs["positions"]), new[0][:2])
+    rows: tuple[int, ...] = new[0][:2]
+    check_table(who, "pages", pages, specs["table"], rows[0])
+    check_integers(who, "positions", check_present(who, "positions", specs["positions"]), rows)
 
 
 def check_table(who: str, name: str, pages: Spec, table: Spec | None, batch_size: int) -> None:

@@ -90,8 +90,8 @@ def pages_of_call(
     table: Array,
     lengths: Array,
     causal: bool,
-    window: Limits | None,
-    offset: Array | int | None,
+    window: Any,
+    offset: Any,
 ) -> tuple[Array, Array, Array]:
     """The pages that a checked call reads, `b c`, and the offset and the lengths of attention to their positions."""
     is_array = hasattr(offset, "shape")
@@ -114,7 +114,7 @@ def pages_to_read(
     t: int,
     size: int,
     causal: bool,
-    window: Limits | None,
+    window: Any,
     known: tuple[int, int] | None,
 ) -> tuple[Array, Array]:
     """The pages that hold what t queries from `start` on may see, `b c`, and the position of their first key, `b`."""

@@ -328,7 +328,8 @@ def test_one_program_of_pytorch_serves_caches_of_any_length(kind: str) -> None:
     layer = package.build(variant, d_model=8, num_heads=2, dtype="float64", **fields)
     cache, x, all_slots = layer.init_cache(3, 9), torch.zeros(3, 1, 8, dtype=torch.float64), kind != "a state"
     args = (x, cache, angles_at(package, kind, 3, torch.arange(1), "float64"))
-    shapes, dynamic = torch.export.ShapesCollection(), torch.export.Dim.DYNAMIC
+    shapes: Any = torch.export.ShapesCollection()
+    dynamic = torch.export.Dim.DYNAMIC
     for array in (*cache.arrays.values(), cache.positions):
         shapes[array] = (dynamic, dynamic if all_slots else None, *(None,) * (array.ndim - 2))
     for array in (x, cache.length, cache.overflowed, *args[2].get("positions", ())):

@@ -145,7 +145,8 @@ def test_gradients_are_those_of_keys_in_order() -> None:
         q, k, v = (x.transpose(0, 1) for x in (leaves["q"][row], k, v))
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         (y.transpose(0, 1) * torch.from_numpy(dy[row])).sum().backward()
-    outputs = attn_np.value_and_vjp(attn_np.attend_paged, **given("plain", poison=False), table=TABLE, lengths=LENGTHS)
+    arrays: Any = given("plain", poison=False) | {"table": TABLE, "lengths": LENGTHS}
+    outputs = attn_np.value_and_vjp(attn_np.attend_paged, **arrays)
     for name, grad in outputs[1](dy).inputs.items():
         assert leaves[name].grad is not None
         bound = ErrArray(np.asarray(leaves[name].grad), 2 * want[f"d{name}"].b)
@@ -155,7 +156,11 @@ def test_gradients_are_those_of_keys_in_order() -> None:
 @pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window": 3}])
 def test_slopes_fall_with_the_distance_of_positions(tree: Tree, options: dict[str, Any]) -> None:
     """As a bias of each pair of positions does, for keys that are gathered by hand; so do the gradients of slopes."""
-    inputs, slopes, total = given("causal", poison=False), np.array([0.5, 0.25, 1.0, 2.0, 0.125, 0.75]), 0.0
+    inputs, slopes, total = (
+        given("causal", poison=False),
+        np.array([0.5, 0.25, 1.0, 2.0, 0.125, 0.75]),
+        ErrArray(np.zeros(H), 0.0),
+    )
     places, want = {"table": TABLE, "lengths": LENGTHS}, []
     dy = cotangent((len(TABLE), T, H, V))
     for row, length in enumerate(LENGTHS):
@@ -225,7 +230,8 @@ def temporary_of(pool: int, write: bool) -> int:
     else:
         lengths = jax.ShapeDtypeStruct((1,), "int32")
         program = jax.jit(attn_jax.attend_paged).lower(new, pages, pages, table, lengths)
-    return program.compile().memory_analysis().temp_size_in_bytes
+    memory: Any = program.compile().memory_analysis()
+    return memory.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("write", [False, True])

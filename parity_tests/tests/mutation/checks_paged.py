@@ -33,7 +33,7 @@ def read_from_pages(alias: str) -> None:
         claim(found.keys() == want.keys(), "names")
         for name, x in found.items():
             claim(compare(x, want[name])["ratio"] <= 1, f"{name} of {call}")
-    some = paged.given("causal", poison=False) | {"table": paged.TABLE, "lengths": paged.LENGTHS}
+    some: Any = paged.given("causal", poison=False) | {"table": paged.TABLE, "lengths": paged.LENGTHS}
     options: dict[str, Any] = {"causal": np.True_, "window": [np.int64(2), None], "offset": np.array(2)}
     terms = [x.terms.Slopes(np.arange(1.0, 7.0)) for x in (package, attn_np)]
     tape: dict[str, Any] = {}
