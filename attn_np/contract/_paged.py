@@ -66,7 +66,7 @@ def check_write(specs: Mapping[str, Spec | None]) -> None:
     for name, (_, dtype) in (("pages", pages), ("new", new)):
         if dtype not in FLOATS:
             raise TypeError(f"{who}: expected {name} of a float dtype, got {dtype}; convert it")
-    rows: tuple[int, ...] = new[0][:2]
+    rows: Any = new[0][:2]
     check_table(who, "pages", pages, specs["table"], rows[0])
     check_integers(who, "positions", check_present(who, "positions", specs["positions"]), rows)
 
