@@ -10,6 +10,8 @@ from attn_np.additive import AdditiveAttention as _AdditiveAttention
 from attn_np.alibi import AlibiAttention as _AlibiAttention
 from attn_np.attention.functions import attend as attend
 from attn_np.attention.functions import merge as merge
+from attn_np.attention.paged import attend_paged as attend_paged
+from attn_np.attention.paged import write_pages as write_pages
 from attn_np.axial import AxialAttention as _AxialAttention
 from attn_np.bigbird import BigBirdAttention as _BigBirdAttention
 from attn_np.block_sparse import BlockSparseAttention as _BlockSparseAttention
@@ -161,6 +163,7 @@ __all__ = [
     "TransformerXLAttention",
     "alibi_slopes",
     "attend",
+    "attend_paged",
     "build",
     "drop_in",
     "entmax",
@@ -178,6 +181,7 @@ __all__ = [
     "terms",
     "trace",
     "value_and_vjp",
+    "write_pages",
 ]
 
 class AdditiveAttention(_AdditiveAttention):

@@ -57,6 +57,8 @@ from attn_torch.additive import AdditiveAttention as _AdditiveAttention
 from attn_torch.alibi import AlibiAttention as _AlibiAttention
 from attn_torch.attention.functions import attend as attend
 from attn_torch.attention.functions import merge as merge
+from attn_torch.attention.paged import attend_paged as attend_paged
+from attn_torch.attention.paged import write_pages as write_pages
 from attn_torch.axial import AxialAttention as _AxialAttention
 from attn_torch.bigbird import BigBirdAttention as _BigBirdAttention
 from attn_torch.block_sparse import BlockSparseAttention as _BlockSparseAttention
@@ -160,6 +162,7 @@ __all__ = [
     "TransformerXLAttention",
     "alibi_slopes",
     "attend",
+    "attend_paged",
     "build",
     "drop_in",
     "entmax",
@@ -176,6 +179,7 @@ __all__ = [
     "softmax",
     "terms",
     "trace",
+    "write_pages",
 ]
 
 class AdditiveAttention(_AdditiveAttention):

@@ -47,7 +47,7 @@ from attn_np.contract._decode import (
 )
 
 
-@pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["max_length", "states"])
+@pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["limit", "states"])
 @dataclass(frozen=True)
 class Cache:
     """Keys, values or states of earlier positions, for each sequence of a batch.
@@ -58,8 +58,8 @@ class Cache:
         arrays: by name: entries, one for each slot and a spare one for those not stored; or a state.
         positions: `b s`, the position whose entries a slot, or the spare one, holds; -1 for an empty slot.
         length: `b`, how many positions each sequence has.
-        overflowed: `b`, True if a sequence got positions that the cache had no room for.
-        max_length: how many positions each sequence may have.
+        overflowed: `b`, True if a sequence got positions that the cache had no room for, which it lacks.
+        limit: how many positions each sequence may have; None: as many as there are slots.
         states: the names of the arrays that are states, with a space between them.
         spent: True once a step outside compiled programs has used the cache up; in NumPy and PyTorch.
     """
@@ -68,9 +68,14 @@ class Cache:
     positions: Array
     length: Array
     overflowed: Array
-    max_length: int
+    limit: int | None = None
     states: str = ""
     spent: ClassVar[bool] = False
+
+    @property
+    def max_length(self) -> int:
+        """How many positions each sequence may have."""
+        return self.positions.shape[-1] - SPARE if self.limit is None else self.limit
 
     def copy(self) -> "Cache":
         """The same cache in arrays of its own, to continue one sequence in several ways.
@@ -128,7 +133,7 @@ class Cache:
 
     def crop(self, length: int | Array) -> "Cache":
         """The cache without the positions from `length` on, such as guesses that were wrong. It uses this cache up, as
-        a step does.
+        a step does. A sequence that got positions without room, and keeps none of them, is whole again.
 
         Args:
             length: how many positions each sequence keeps at most, a number or `b`.
@@ -144,8 +149,10 @@ class Cache:
         check_lengths(spec_of("cache", "length", length) if is_array else None, length, self.length.shape[0])
         kept = signed(length) if is_array else constants([length], self.length)
         check_at_least_0(known_range(kept))
-        kept = where(self.length < kept, self.length, to_dtype(kept, dtype_name(self.length)))
-        after = replace(self, positions=where(self.positions < kept[:, None], self.positions, -1), length=kept)
+        lacks_some = self.length < kept
+        kept = where(lacks_some, self.length, to_dtype(kept, dtype_name(self.length)))
+        positions = where(self.positions < kept[:, None], self.positions, -1)
+        after = replace(self, positions=positions, length=kept, overflowed=self.overflowed & lacks_some)
         use_up(self)
         return after
 
@@ -237,9 +244,12 @@ def empty_cache(
         name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state_like)
         for name, shape in shapes.items()
     }
-    positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
+    num_slots = slot_count(config, max_length)
+    positions = zero[:, None] - 1 + 0 * arange(num_slots + SPARE, like)
+    # Where each position has a slot of its own, the shape says how many there are, and a program may serve any number.
+    limit = None if num_slots == max_length else max_length
     states = " ".join(name for name in shapes if "s" not in axes[name].split())
-    return note_lengths(Cache(arrays, positions, zero, zero > 0, max_length, states), 0)
+    return note_lengths(Cache(arrays, positions, zero, zero > 0, limit, states), 0)
 
 
 def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
@@ -289,12 +299,12 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     old_cache = step.cache
     if step.start is not None:
         positions = write_positions(old_cache.positions, step.start, step.start + y.shape[1])
-        overflowed, max_length = old_cache.overflowed, old_cache.max_length
-        after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+        after = replace(old_cache, arrays=step.arrays, positions=positions, length=step.length)
         return y, note_lengths(after, step.lengths)
     overflowed = old_cache.overflowed | (step.overflowing.sum(1) > 0)
-    positions, max_length = step.slot_positions, old_cache.max_length
-    after = Cache(step.arrays, positions, step.length, overflowed, max_length, old_cache.states)
+    after = replace(
+        old_cache, arrays=step.arrays, positions=step.slot_positions, length=step.length, overflowed=overflowed
+    )
     after = note_lengths(after, step.lengths)
     return to_dtype(where(step.overflowing[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 

@@ -21,6 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 from attn_jax.ops.modules import call_module
 from attn_jax.ops.named import record as record
+from attn_jax.ops.pages import take_pages as take_pages
+from attn_jax.ops.pages import write_entries as write_entries
 from attn_jax.ops.products import product, projection
 from attn_jax.ops.pytrees import pytree as pytree
 from attn_jax.ops.sharded import sharded_as_after, with_heads_of
@@ -28,6 +30,7 @@ from attn_np import contract
 from attn_np.contract import check_index
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
+from attn_np.contract._decode import known_sizes
 
 if TYPE_CHECKING:
     Array = jax.Array
@@ -114,9 +117,7 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 
 def lookup(values: Sequence[int], index: Array) -> Array:
-    """Given integers by an index that must fit, in its dtype. On a mesh with explicit axes each lies where its index
-    does.
-    """
+    """Given integers by an index that must fit, in its dtype; on an explicit mesh each lies where its index does."""
     sharding = jax.typeof(index).sharding
     out_sharding = sharding if AxisType.Explicit in sharding.mesh.axis_types else None
     return constants(values, index).at[index].get(out_sharding=out_sharding)
@@ -141,8 +142,7 @@ def take(table: Array, index: Array, fits: bool = False) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t n`, `b t s` or `1 t s` -> `b h t s`."""
-    b, h, t, _ = x.shape
-    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    index = broadcast_to(index[:, None], (*x.shape[:3], index.shape[-1]))
     return jnp.take_along_axis(x, index, axis=-1)
 
 
@@ -237,7 +237,7 @@ def is_longer(t: int, n: int) -> bool:
 def constant_like(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make(np, *values)` as a function of the values, whose results are cached, and constants under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
-    return lambda *args, like: jnp.asarray(cached(*args))
+    return lambda *args, like: jnp.asarray(cached(*known_sizes(make.__name__, *args)))
 
 
 def cumsum(x: Array, axis: int) -> Array:

@@ -43,7 +43,8 @@ def cache_shapes(
     check_decodes(config)
     variant = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
-        if not (is_integer(size) and size >= 1):  # a size that PyTorch compiles for any value has no `repr`
+        # A size that PyTorch compiles for any value has no `repr`, and one that JAX exports for any is no int.
+        if not ((is_integer(size) or is_symbol(size)) and size >= 1):
             raise field_error(variant, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cache_axes().items()}
@@ -51,6 +52,24 @@ def cache_shapes(
     fix = f"pass {', '.join(f'{letter}=' for letter in missing)}"
     require(not missing, variant, f"sizes of {', '.join(missing)}", "none", fix)
     return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
+
+
+def is_symbol(x: object) -> bool:
+    """Whether it is a size of `jax.export.symbolic_shape`, which stands for any number."""
+    return type(x).__name__ == "_DimExpr"
+
+
+def known_sizes(name: str, *values: Any) -> tuple[Any, ...]:
+    """The values that a table is made of, none of which may stand for any number: a program would make it in float32,
+    where angles are wrong by 1e-3.
+
+    Raises:
+        ValueError: naming the size.
+    """
+    size = next((x for x in values if is_symbol(x)), None)
+    fix = "give positions= as (cos, sin), or positions= and the field max_positions"
+    require(size is None, name, "a length that is known for a table of positions", size, fix)
+    return values
 
 
 def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments: Any) -> dict[str, Any]:

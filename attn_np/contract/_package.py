@@ -9,6 +9,7 @@ from typing import Any
 FUNCTIONS = {
     "alibi_slopes": "positions.relative",
     "attend": "attention.functions",
+    "attend_paged": "attention.paged",
     "entmax": "normalizers.simplex",
     "merge": "attention.functions",
     "recur": "recurrence.functions",
@@ -16,6 +17,7 @@ FUNCTIONS = {
     "rotary_angles": "positions.rotary_functions",
     "rotate": "positions.rotary_functions",
     "softmax": "normalizers.simplex",
+    "write_pages": "attention.paged",
 }
 
 # Of a package's own functions, those that `frame/api.py` does not hold: what they need is loaded, and no more.

@@ -12,6 +12,8 @@ from attn_np.contract import check_index, device_error, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
+from attn_np.ops.pages import take_pages as take_pages
+from attn_np.ops.pages import write_entries as write_entries
 
 if TYPE_CHECKING:
     Array = np.ndarray

@@ -27,6 +27,8 @@ from attn_torch.ops.caches import read_lengths as read_lengths
 from attn_torch.ops.caches import refuse_plain_cache
 from attn_torch.ops.caches import use_up as use_up
 from attn_torch.ops.modules import call_module
+from attn_torch.ops.pages import take_pages as take_pages
+from attn_torch.ops.pages import write_entries as write_entries
 from attn_torch.ops.pytrees import pytree as pytree
 from attn_torch.ops.recompute import remat as remat
 from attn_torch.ops.tracing import concrete

@@ -233,7 +233,7 @@ class Decoding:
         sizes: dict[str, Any] = dict.fromkeys(letters - {"b", "s", *self.config.sizes()}, self.x.shape[-1])
         like = np.zeros((), np.float64)
         empty = empty_cache(Roomy(self.config), self.x.shape[0], columns, sizes, like, like)
-        return replace(empty, max_length=max(self.at.shape[1], longest))
+        return replace(empty, limit=max(self.at.shape[1], longest))
 
     def placed(self, cache: Cache, query_at: Any, key_at: Any, visible: Any, slot: np.ndarray) -> Placed:
         """The step that writes its entries to these slots."""

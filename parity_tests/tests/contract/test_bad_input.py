@@ -445,6 +445,16 @@ MISSING: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
         lambda attn, x: attn.attend(x, None, x, offset=1),
         "an array for k, got None; pass k=",
     ),
+    "attend_paged": (
+        "attend_paged",
+        lambda attn, x: attn.attend_paged(x, None, x, x, x),
+        "an array for k_pages, got None; pass k_pages=",
+    ),
+    "write_pages": (
+        "write_pages",
+        lambda attn, x: attn.write_pages(x, None, x, x),
+        "an array for new, got None; pass new=",
+    ),
     "recur": ("recur", lambda attn, x: attn.recur(x, None, x), "an array for k, got None; pass k="),
     "torch": (
         "scaled_dot_product_attention",

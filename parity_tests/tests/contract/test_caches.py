@@ -4,6 +4,7 @@ The reference is the full pass of each sequence by itself, with its bounds, as i
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -101,6 +102,35 @@ def test_guesses_are_taken_back(variant: str, example: str, tree: str) -> None:
     y, _ = step(todo, one, cache.crop(2), (0, 2, 4), (1, 2, 4))
     goes_on(todo, y[0], 0, 2, 4)
     goes_on(todo, y[1], 1, 2, 4)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_row_without_the_positions_that_had_no_room_is_whole(tree: str) -> None:
+    """It goes on where it has all positions that it keeps; where it should keep more it still lacks some."""
+    todo = work("mha", "wide")
+    one = decoder(todo, tree)
+    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    _, cache = step(todo, one, cache, (0, 0, 4), (1, 0, 4))
+    array = INPUTS[NAMES[tree]].array
+    full = replace(cache, overflowed=array(np.array([True, True])))
+    assert fields_of(full.copy().crop(4))["overflowed"].tolist() == [False, False]
+    assert fields_of(full.copy().crop(5))["overflowed"].tolist() == [True, True]
+    cache = full.crop(array(np.array([2, 6])))
+    assert fields_of(cache)["overflowed"].tolist() == [False, True]
+    y, _ = step(todo, one, cache.select([0, 0]), (0, 2, 4), (0, 2, 4))
+    goes_on(todo, y[0], 0, 2, 4)
+
+
+def test_what_a_program_had_no_room_for_is_taken_back() -> None:
+    """In JAX: outputs without room are NaN, and after a crop the row goes on as if it had not got them."""
+    todo = work("mha", "wide")
+    one = decoder(todo, "attn_jax")
+    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    y, cache = step(todo, one, cache, (0, 0, 6), (1, 0, 6))
+    assert np.isnan(y[:, 4:]).all() and fields_of(cache)["overflowed"].all()
+    y, cache = step(todo, one, cache.crop(3), (0, 3, 4), (1, 3, 4))
+    assert not fields_of(cache)["overflowed"].any()
+    goes_on(todo, y[0], 0, 3, 4)
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -225,3 +255,93 @@ def test_a_step_is_written_to_a_file_by_jax(variant: str) -> None:
     after = step(x, layer.init_cache(2, 8))[1]
     assert type(cache) is type(after) and cache.max_length == 8 and cache.states == after.states
     assert (cache.length == 3).all()
+
+
+# Programs for any number of sequences and positions -------------------------------------------------------------------
+
+# A slot for each position, of a layer that is told the angles too: in JAX a table of any length would be made by the
+# program, in float32. A state serves any number of sequences.
+ANY: dict[str, tuple[str, dict[str, Any]]] = {
+    "keys": ("mha", {"causal": True}),
+    "angles": ("decoder", {}),
+    "a state": ("retention", {}),
+}
+# Sums of a few dozen numbers of the size of 1 follow each other some ten times.
+ROUNDINGS = 1000 * np.finfo(np.float64).eps
+LENGTHS = ((3, 9), (2, 12))  # sequences, and positions of their caches
+
+
+def angles_at(package: Any, kind: str, batch: int, at: Any, dtype: str) -> dict[str, Any]:
+    if kind != "angles":
+        return {}
+    places = import_module(f"{package.__name__}.ops").broadcast_to(at, (batch, 1))
+    return {"positions": package.rotary_angles(places, 4, max_positions=16, dtype=dtype)}
+
+
+@pytest.mark.parametrize("kind", ANY)
+def test_one_program_of_jax_serves_caches_of_any_length(kind: str) -> None:
+    package: Any = import_module("attn_jax")
+    variant, fields = ANY[kind]
+    layer = package.build(variant, d_model=8, num_heads=2, **fields)
+    graph, state = nnx.split(layer)
+    step = jax.jit(lambda x, cache, more: nnx.merge(graph, state).step(x, cache, **more))
+    all_slots = kind != "a state"
+    b, s = (*jax.export.symbolic_shape("b, s" if all_slots else "b"), 9)[:2]
+    shape = jax.ShapeDtypeStruct
+    more = {} if kind != "angles" else {"positions": (shape((b, 1, 2), "float32"),) * 2}
+    cache = jax.eval_shape(lambda: layer.init_cache(b, s))
+    program = jax.export.export(step)(shape((b, 1, 8), "float32"), cache, more)
+    for batch, length in LENGTHS:
+        found = wanted = layer.init_cache(batch, length if all_slots else 9)
+        x = jax.random.normal(jax.random.key(0), (batch, 5, 8), "float32")
+        for i in range(5):
+            told = angles_at(package, kind, batch, jax.numpy.arange(i, i + 1), "float32")
+            y, found = program.call(x[:, i : i + 1], found, told)
+            want, wanted = step(x[:, i : i + 1], wanted, told)
+            assert np.array_equal(y, want)
+        assert found.max_length == wanted.max_length and (found.length == 5).all()
+
+
+def test_a_table_of_any_length_is_refused_by_jax() -> None:
+    layer = import_module("attn_jax").build("decoder", d_model=8, num_heads=2)
+    b, s = jax.export.symbolic_shape("b, s", constraints=["s >= 8"])
+    shapes = jax.ShapeDtypeStruct((b, 1, 8), "float32"), jax.eval_shape(lambda: layer.init_cache(b, s))
+    with pytest.raises(ValueError, match=r"cos_sin_table: expected a length that is known for a .*, got s; give posit"):
+        jax.eval_shape(lambda x, cache: layer.step(x, cache), *shapes)
+
+
+class Stepping(torch.nn.Module):
+    """A layer's step as a module."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any, cache: Any, more: dict[str, Any]) -> Any:
+        return self.layer.step(x, cache, **more)
+
+
+@pytest.mark.parametrize("kind", ANY)
+def test_one_program_of_pytorch_serves_caches_of_any_length(kind: str) -> None:
+    package: Any = import_module("attn_torch")
+    variant, fields = ANY[kind]
+    layer = package.build(variant, d_model=8, num_heads=2, dtype="float64", **fields)
+    cache, x, all_slots = layer.init_cache(3, 9), torch.zeros(3, 1, 8, dtype=torch.float64), kind != "a state"
+    args = (x, cache, angles_at(package, kind, 3, torch.arange(1), "float64"))
+    shapes: Any = torch.export.ShapesCollection()
+    dynamic = torch.export.Dim.DYNAMIC
+    for array in (*cache.arrays.values(), cache.positions):
+        shapes[array] = (dynamic, dynamic if all_slots else None, *(None,) * (array.ndim - 2))
+    for array in (x, cache.length, cache.overflowed, *args[2].get("positions", ())):
+        shapes[array] = (dynamic, *(None,) * (array.ndim - 1))
+    with torch.no_grad():
+        program = torch.export.export(Stepping(layer), args, dynamic_shapes=shapes).module()
+        for batch, length in LENGTHS:
+            found, wanted = (layer.init_cache(batch, length if all_slots else 9) for _ in range(2))
+            x = torch.from_numpy(np.random.default_rng(0).normal(size=(batch, 5, 8)))
+            for i in range(5):
+                told = angles_at(package, kind, batch, torch.arange(i, i + 1), "float64")
+                y, found = program(x[:, i : i + 1], found, told)
+                want, wanted = layer.step(x[:, i : i + 1], wanted, **told)
+                assert np.abs((y - want).numpy()).max() <= ROUNDINGS * np.abs(want.numpy()).max()
+            assert found.max_length == wanted.max_length and (found.length == 5).all()

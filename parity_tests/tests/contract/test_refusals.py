@@ -154,6 +154,13 @@ def calls() -> Iterator[tuple[str, Callable[..., Any], Arguments]]:
     parts = floats(context=(2, 3, 4, 6), lse=(2, 4, 3), other_context=(2, 3, 4, 6), other_lse=(2, 4, 3))
     yield "merge", merged, parts
     yield "merge, one head", merged, {name: x[:, 0] if "lse" in name else x[:, :, 0] for name, x in parts.items()}
+    table = {"table": np.array([[1, 0], [2, -1]]), "lengths": np.array([4, 2])}
+    pool = floats(q=(2, 3, 4, 6), k_pages=(3, 2, 2, 6), v_pages=(3, 2, 2, 7)) | table
+    yield "attend_paged", attn_np.attend_paged, pool | {"causal": True, "window": (2, 1), "scale": 0.5, "offset": 1}
+    offsets = {"offset": np.array([0, 3]), "softcap": 2.0, "sinks": drawn(4), "return_lse": True}
+    yield "attend_paged, offsets", attn_np.attend_paged, pool | offsets
+    new = floats(pages=(3, 2, 2, 6), new=(2, 3, 2, 6)) | {"positions": np.array([[1, 2, 3], [0, 1, -1]])}
+    yield "write_pages", attn_np.write_pages, new | {"table": table["table"]}
     yield "softmax", attn_np.softmax, {"scores": drawn(2, 3, 5), "mask": TRUE[0, 0], "axis": -1}
     yield "entmax", attn_np.entmax, {"scores": drawn(2, 3, 5), "mask": TRUE[0, 0], "axis": 0, "alpha": 1.5}
     recur: Arguments = RECUR | {"form": "chunked", "chunk_size": 2, "scale": 0.5, "state": STATE}

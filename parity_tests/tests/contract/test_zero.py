@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attn_np
 from attn_np import contract
@@ -78,11 +80,18 @@ def by_transformers(package: Any) -> Any:
     return lambda q, k, v, scale: function(SimpleNamespace(is_causal=False), q, k, v, None, scaling=scale)[0]
 
 
+def from_pages(package: Any) -> Any:
+    """Attention to pages, of which each sequence has one."""
+    array = torch.from_numpy if package.__name__ == "attn_torch" else np.asarray
+    return partial(package.attend_paged, table=array(np.array([[0], [1]])), lengths=array(np.array([5, 4])))
+
+
 # JAX's functions read as NumPy's, and each would be compiled.
 ASKED = ("numpy", "torch")
 # By function: in which trees, how it is found, and the axes of its q, k and v.
 CALLS: dict[str, tuple[tuple[str, ...], Any, str]] = {
     "attend": (ASKED, lambda package: package.attend, "b t h k"),
+    "attend_paged": (ASKED, from_pages, "b t h k"),
     "recur": (ASKED, lambda package: package.recur, "b t h k"),
     "dot_product_attention": (ASKED, lambda package: package.drop_in.dot_product_attention, "b t h k"),
     "scaled_dot_product_attention": (

@@ -24,6 +24,7 @@ from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
+from parity_tests.tests.mutation import checks_paged as paged
 from parity_tests.tests.mutation import checks_public as public
 from parity_tests.tests.mutation import checks_rows as rows
 from parity_tests.tests.mutation import checks_terms as terms
@@ -79,6 +80,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         public.wrong_places,
         public.merged_parts,
         public.recurred,
+        paged.read_from_pages,
+        paged.written_to_pages,
         public.no_gradient,
     ):
         add(check)

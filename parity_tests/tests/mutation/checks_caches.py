@@ -1,5 +1,6 @@
 """What `reset`, `select` and `crop` of a cache must do, and what they refuse."""
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -48,6 +49,9 @@ def rows_of_a_cache(alias: str) -> None:
         claim(after.length.tolist() == want, f"cropped to {length}")
         slots = [[i if i < n else -1 for i in range(4)] + [-1] * 5 for n in want]
         claim(after.positions.tolist() == slots and same(after.arrays["k"], begun.arrays["k"]), "positions")
+    for length, want in ((4, [False] * 3), (5, [True, False, True]), (np.array([3, 9, 9]), [False, False, True])):
+        overflowed = replace(begun.copy(), overflowed=np.array([True, False, True])).crop(length).overflowed
+        claim(overflowed.tolist() == want, f"overflowed, cropped to {length}")
     for length, error, words in (
         (-1, ValueError, "length of at least 0, got -1"),
         (np.array([1, -2, 1]), ValueError, "length of at least 0, got -2"),

@@ -113,6 +113,26 @@ def _(o: Bench, x: Any, n: Any) -> Any:
     return context, lse
 
 
+def in_pages(o: Bench, x: Any, n: Any) -> tuple[Any, Any]:
+    """A pool in which each sequence has four pages of two positions, the last one first, and its table."""
+    pool = x[:, :4].reshape(4 * x.shape[0], 2, 1, x.shape[3])
+    return pool, 4 * (0 * n + 1).cumsum(0)[:, None] - o.at[1:5]
+
+
+@call("attend_paged")
+def _(o: Bench, x: Any, n: Any) -> Any:
+    pool, table = in_pages(o, x, n)
+    near: dict[str, Any] = {"window": 1, "softcap": 2.0, "terms": o.package.terms.Slopes(o.shares)}
+    every = o.package.attend_paged(x[:, :2], pool, pool, table, n + 1, offset=n - 1, scale=0.5, return_lse=True)
+    return *every, o.package.attend_paged(x[:, :1], pool, pool, table, n + 1, causal=True, sinks=o.shares, **near)
+
+
+@call("write_pages")
+def _(o: Bench, x: Any, n: Any) -> Any:
+    pool, table = in_pages(o, x, n)
+    return o.package.write_pages(pool + 0, x[:, :2, :1] * 2, table, places(o, n - 1, 2)).reshape(x[:, :4].shape)
+
+
 @call("attend, mask= and bias=")
 def _(o: Bench, x: Any, n: Any) -> Any:
     return o.package.attend(x, x, x, mask=scores(x) > -1, bias=scores(x) / 2, scale=0.5)[0]

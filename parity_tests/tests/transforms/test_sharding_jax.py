@@ -96,6 +96,9 @@ MOVED: dict[str, set[str]] = {
     "rotary, rope_scaling=longrope": {"all-reduce"},
     "attend, softmax_fn=entmax": {"all-reduce"},
     "softmax and entmax": {"all-reduce"},
+    # Any sequence may read any page of a pool, here with pages of each device.
+    "attend_paged": {"all-gather", "all-reduce", "collective-permute"},
+    "write_pages": {"all-gather", "all-reduce", "collective-permute"},
 }
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
@@ -200,6 +203,7 @@ def main(names: list[str]) -> None:
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    import attn_jax
     from attn_jax import attend
     from attn_jax.kernels import flash
     from parity_tests.bounds.error_array import ErrArray
@@ -347,6 +351,24 @@ def main(names: list[str]) -> None:
         agree = near([np.asarray(y) for y in outputs], want, name)
         return {"forward": moves(program), "agree": agree, "sharding": [[*y.sharding.spec, None][0] for y in outputs]}
 
+    def pages(mesh: Any) -> dict[str, Any]:
+        """New keys written into pages whose heads are split, and attention to them."""
+        shapes = {"q": (2, 2, 8, 3), "new": (2, 2, 4, 3), "k": (7, 3, 4, 3), "v": (7, 3, 4, 5)}
+        arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        table, lengths = np.array([[4, 2, 6], [5, 0, 1]]), np.array([8, 5])
+
+        def run(q: Any, new: Any, k: Any, v: Any) -> Any:
+            k = attn_jax.write_pages(k, new, table, lengths[:, None] + np.arange(-2, 0))
+            return attn_jax.attend_paged(q, k, v, table, lengths, causal=True), k
+
+        with jax.set_mesh(mesh):
+            placed = {name: place(mesh, x, None, None, "h") for name, x in arrays.items()}
+            program = jax.jit(run).lower(**placed).compile()
+            found = program(**placed)
+        wanted = run(**{name: jnp.asarray(x) for name, x in arrays.items()})
+        agree = near([np.asarray(x) for x in found], [np.asarray(x) for x in wanted], "attend_paged")
+        return {"forward": moves(program), "agree": agree, "sharding": [[*x.sharding.spec][2] for x in found]}
+
     meshes = {kind: jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2) for kind in MESHES}
     found: dict[str, Any] = {}
     for name in names:
@@ -358,6 +380,8 @@ def main(names: list[str]) -> None:
                     found[name] = function(meshes[kind], call)
                 case [kind, "batch", variant]:
                     found[name] = layer(meshes[kind], variant, heads=False)
+                case [kind, "pages"]:
+                    found[name] = pages(meshes[kind])
                 case [kind, variant]:
                     found[name] = layer(meshes[kind], variant)
                 case [kind, "in blocks", variant, example, call]:
@@ -489,3 +513,10 @@ if __name__ == "__main__":
     compile_quickly()
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
     main(sys.argv[1:])
+
+
+@rows({f"{kind}/pages": True for kind in MESHES})
+def test_pages_whose_heads_are_split_stay_where_they_are(row: str, results: Results) -> None:
+    found = results[row]
+    assert "error" not in found, found
+    assert found["agree"] and not found["forward"] and found["sharding"] == ["h", "h"], found

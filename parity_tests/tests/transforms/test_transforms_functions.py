@@ -164,6 +164,7 @@ def test_functions_in_jax(row: str) -> None:
 # What no call is asked with: `trace` passes the tape.
 NOT_ASKED: dict[str, set[str]] = {
     "attend": {"tape"},
+    "attend_paged": {"tape"},
     "recur": {"tape"},
     # What is drawn or kept goes to `attend`, which is asked with it; other values of the last two are refused.
     "scaled_dot_product_attention": {"dropout_p", "keep", "tape"},

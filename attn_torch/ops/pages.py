@@ -1,0 +1,34 @@
+"""Pages of a pool: reading those of a table, and writing entries into them."""
+
+import torch
+from torch import Tensor, where
+
+from attn_torch.ops.caches import refuse_plain_cache
+
+
+def take_pages(pool: Tensor, index: Tensor) -> Tensor:
+    """Pages of a pool by an index that must fit: `n p ...`, `b c` -> `b c p ...`."""
+    return pool.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
+def write_entries(pool: Tensor, page: Tensor, place: Tensor, x: Tensor, is_written: Tensor) -> Tensor:
+    """The pool with some entries of x written: `n p ...`, thrice `b t` and `b t ...` -> `n p ...`.
+
+    In place unless gradients flow. Which are written is not read from the device: the others write once more what the
+    first of these does, or what there was.
+    """
+    refuse_plain_cache(pool, x)
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or pool.requires_grad)
+    own, x = is_written.flatten(), x.flatten(0, 1)
+    order = torch.arange(own.shape[0], device=own.device)
+    source = where(own, order, torch.argmax(own.long(), 0))
+    page, place = (where(is_written, index, 0).flatten()[source] for index in (page, place))
+    something, own = own.any(), along_first(own, x)
+    values = where(something, x[source], pool[page, place])
+    values = where(own | (~something & along_first(order == 0, x)), values, values.detach()) if needs_grad else values
+    return pool.index_put((page, place), values) if needs_grad else pool.index_put_((page, place), values)
+
+
+def along_first(x: Tensor, like: Tensor) -> Tensor:
+    """An array `n` with as many axes as `like`, `n ...`."""
+    return x.reshape(x.shape[0], *(1,) * (like.ndim - 1))
