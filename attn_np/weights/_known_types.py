@@ -35,7 +35,6 @@ KNOWN_TYPES = {
     "jetmoe": KnownType((), "a router chooses the heads of each position"),
     "laguna": KnownType((), "its gates are a softplus of the input, not a sigmoid"),
     "mamba": KnownType((), RECURRENT),
-    "mamba2": KnownType((), RECURRENT),
     "mimo_v2_flash": KnownType((), "it multiplies values by a factor"),
     "ministral3": KnownType((), "the factor of its queries grows one position later than ours"),
     "nanochat": KnownType((), "it norms queries and keys after it rotates them, the other way round, without weights"),
