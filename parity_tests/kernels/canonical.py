@@ -12,7 +12,7 @@ import numpy as np
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Softmax:
     """A call of softmax attention.
 
@@ -117,7 +117,7 @@ class Softmax:
 RULES = ("linear", "gated", "delta", "gated_delta")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recurrent:
     """A call of a recurrence, as `attn_np.recur` defines it.
 
