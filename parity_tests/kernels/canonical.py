@@ -129,7 +129,7 @@ class Recurrent:
         log_decay: `b t g` or `b t g k`, logarithms of the factors of the state, None for 0.
         state: `n g k v`, the one before each sequence; None for 0.
         starts: where packed sequences begin, with the end; b is 1.
-        dy, dstate: gradients of the outputs and of the last states.
+        dy, dlast: gradients of the outputs and of the last states.
         block: positions in a chunk, where one knows.
     """
 
@@ -144,7 +144,7 @@ class Recurrent:
     state: Array | None = None
     starts: tuple[int, ...] | None = None
     dy: Array | None = None
-    dstate: Array | None = None
+    dlast: Array | None = None
     block: int = 16
 
     kind = "recurrent"

@@ -130,7 +130,7 @@ def drawn_recurrent(seed: int, dtype: str, **given: object) -> Recurrent:
         fields["state"] = rng.normal(size=(n, g, width, depth)).astype(np.float32).astype(np.float64)
     fields["dy"] = held(rng.normal(size=(b, t, h, depth)) * 2.0 ** rng.integers(-2, 3, (b, t, h, 1)), dtype)
     if rng.random() < 0.5:
-        fields["dstate"] = rng.normal(size=(n, g, width, depth)).astype(np.float32).astype(np.float64)
+        fields["dlast"] = rng.normal(size=(n, g, width, depth)).astype(np.float32).astype(np.float64)
     case = Recurrent(held(q, dtype), held(k, dtype), held(v, dtype), dtype, width**-0.5, rule, block=8, **fields)  # type: ignore
     return replace(case, **given)  # type: ignore
 

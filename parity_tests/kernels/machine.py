@@ -15,9 +15,10 @@ DEGREE = 3
 
 @cache
 def polynomial() -> Array:
-    """Coefficients of 2^x on [0, 1), the highest first, with the least relative error at the nodes of Chebyshev."""
+    """Coefficients of 2^x on [0, 1), the highest first and 1 as the last, with about the least relative error."""
     nodes = (1 + np.cos(np.pi * (np.arange(64) + 0.5) / 64)) / 2
-    return np.polyfit(nodes, 2**nodes, DEGREE, w=2**-nodes)
+    rest = np.polyfit(nodes, (2**nodes - 1) / nodes, DEGREE - 1, w=nodes / 2**nodes)
+    return np.append(rest, 1.0)
 
 
 class Machine:
@@ -39,9 +40,11 @@ class Machine:
 
     def dot(self, x: Array, y: Array) -> Array:
         """A matrix product, whose factors some devices round first."""
-        if self.arithmetic.factors:
-            x, y = (nearest(a, self.arithmetic.factors).astype(self.work) for a in (x, y))
-        return x @ y
+        return self.factor(x) @ self.factor(y)
+
+    def factor(self, x: Array) -> Array:
+        """A factor of a matrix product, as the device takes it."""
+        return nearest(x, self.arithmetic.factors).astype(self.work) if self.arithmetic.factors else x
 
     def narrow(self, x: Array) -> Array:
         """A factor of a matrix product that the kernel computed itself."""
