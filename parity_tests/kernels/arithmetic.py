@@ -81,6 +81,7 @@ class Units:
         several: unit of the roundings of partial sums; 0 where there are none.
         function: relative error of exp.
         eta, eta_narrow, eta_out: absolute error of one underflow of each type.
+        eta_several: that of each rounding of a partial sum.
         largest: number of the type that results are returned in.
     """
 
@@ -93,6 +94,7 @@ class Units:
     eta: float
     eta_narrow: float
     eta_out: float
+    eta_several: float
     largest: float
 
     def gamma(self, n: int) -> float:
@@ -124,6 +126,7 @@ def units(arithmetic: Arithmetic, dtype: str) -> Units:
         eta=UNDERFLOW[work],
         eta_narrow=UNDERFLOW[dtype] if narrow else UNDERFLOW[work],
         eta_out=UNDERFLOW[dtype],
+        eta_several=UNDERFLOW[dtype] if arithmetic.several else 0.0,
         largest=LARGEST[dtype],
     )
 

@@ -42,6 +42,7 @@ STYLES: dict[str, Callable[..., tuple[Array, Array, Array]]] = {
     "one huge": huge,
     "cancelling": cancelling,
     "heavy": heavy,
+    "far below": lambda rng, q, k, v: (np.full_like(q, 80.0), np.full_like(k, -80.0), v),
     "rising": lambda rng, q, k, v: (np.abs(q), np.abs(k) * np.linspace(0.1, 2, k.shape[1])[:, None, None], v),
 }
 

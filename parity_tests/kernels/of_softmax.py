@@ -135,6 +135,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     dropped = 0.0 if case.keep is None else 2 * u
     by = centred + rounded + (length + n.product + dropped + (parts + 1) * n.several) * size_y
     by = by + (length + 6 * u) * np.abs(y) + (n.eta + n.eta_narrow) * visible
+    by = np.where(size_y > 0, by + (parts + 1) * n.eta_several, by)
     found = {"y": n.returned(y, by)}
 
     # The log-sum-exp is in float32 or better, whatever the type of the kernel.
@@ -153,6 +154,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     size_dv = np.einsum("bhts,bthv->bhsv", p * factor * (r + rows + n.product + n.narrow + dropped), np.abs(dy))
     size_dv += n.several * (blocks(t) + 1) * np.einsum("bhts,bthv->bhsv", p * factor, np.abs(dy))
     size_dv += pad * np.einsum("bhts,bthv->bhsv", ok * factor, np.abs(dy))
+    size_dv = np.where(size_dv > 0, size_dv + (blocks(t) + 1) * n.eta_several, size_dv)
     found["dv"] = n.returned(f["dv"], over_groups(size_dv, g).swapaxes(1, 2))
 
     size_dp = np.einsum("bthv,bshv->bhts", np.abs(dy), np.abs(v))
@@ -174,14 +176,15 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
         error_dx = error_ds * (1 - tanh**2) + (np.abs(ds) + error_ds) * (2 * tanh * off + off**2 + 4 * u)
     error_dx = np.where(ok, error_dx + n.narrow * (np.abs(dx) + error_dx) + pad, 0.0)
 
-    def through(spec: str, x: Array, terms: float, several: float) -> Array:
-        """The bound of a product with the derivatives of the scores."""
+    def through(spec: str, x: Array, terms: float, partial: int) -> Array:
+        """The bound of a product with the derivatives of the scores, summed in some parts."""
         x = np.abs(x)
-        relative = terms + n.product + 4 * u + several
-        return scale * (np.einsum(spec, error_dx, x) + relative * np.einsum(spec, np.abs(dx), x))
+        relative = terms + n.product + 4 * u + partial * n.several
+        bound = scale * (np.einsum(spec, error_dx, x) + relative * np.einsum(spec, np.abs(dx), x))
+        return np.where(bound > 0, bound + partial * n.eta_several, bound)
 
-    found["dq"] = n.returned(f["dq"], through("bhts,bshd->bthd", k, length, (parts + 1) * n.several))
-    dk = through("bhts,bthd->bhsd", q, rows, (blocks(t) + 1) * n.several)
+    found["dq"] = n.returned(f["dq"], through("bhts,bshd->bthd", k, length, parts + 1))
+    dk = through("bhts,bthd->bhsd", q, rows, blocks(t) + 1)
     found["dk"] = n.returned(f["dk"], over_groups(dk, g).swapaxes(1, 2))
     if case.bias is not None:
         copies = ds.size // max(1, case.bias.size)

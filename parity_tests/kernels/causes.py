@@ -1,0 +1,118 @@
+"""Which known mistake gives a kernel's wrong numbers: planted ones are run on the same cases and compared.
+
+A mistake is named only if it alone explains every case, those that a kernel gets right and those that it does not:
+where the kernel is wrong the planted one is wrong in the same results and by the same numbers, elsewhere both are right.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from parity_tests.kernels import arithmetic as arithmetics
+from parity_tests.kernels.arithmetic import Arithmetic
+from parity_tests.kernels.canonical import Case, Results
+from parity_tests.kernels.mistakes import MISTAKES
+from parity_tests.kernels.planted import Mistake, run
+
+# Sizes of blocks that are tried where the kernel's own is not known.
+BLOCKS = (16, 32, 64, 128)
+
+
+@lru_cache(maxsize=8)
+def judged(case: Case, arithmetic: Arithmetic) -> tuple[Results, Results]:
+    """The right results of a case and their bounds."""
+    return arithmetics.reference(case), arithmetics.bounds(case, arithmetic)
+
+
+def wrong_results(case: Case, got: Results, arithmetic: Arithmetic) -> frozenset[str]:
+    """The names of the results that are beyond their bounds, or have another shape."""
+    want, bound = judged(case, arithmetic)
+    return frozenset(
+        name
+        for name, x in got.items()
+        if name in want
+        and (
+            np.shape(x) != want[name].shape
+            or not np.all(arithmetics.ratios(x, want[name], bound[name]) <= 1)
+        )
+    )
+
+
+def agrees(case: Case, got: Results, planted: Results, wrong: Iterable[str], arithmetic: Arithmetic) -> bool:
+    """Whether two kernels are wrong by the same numbers.
+
+    Both err by the bound, which grows with what the mistake makes of the numbers.
+    """
+    want, bound = judged(case, arithmetic)
+    for name in wrong:
+        mine, theirs, right = (np.asarray(x, np.float64) for x in (planted[name], got[name], want[name]))
+        if mine.shape != theirs.shape:
+            return False
+        with np.errstate(all="ignore"):
+            usual = np.max(np.abs(np.where(np.isfinite(right), right, 0.0)), initial=0.0)
+            now = np.max(np.abs(np.where(np.isfinite(mine), mine, 0.0)), initial=0.0)
+            grown = max(1.0, now / usual) if usual > 0 else 1.0
+            room = 2 * grown * np.maximum(bound[name], np.max(np.where(np.isfinite(bound[name]), bound[name], 0.0), -1, keepdims=True))
+        if not np.all(arithmetics.ratios(theirs, mine, room) <= 1):
+            return False
+    return True
+
+
+def explains(mistake: Mistake, case: Case, got: Results, arithmetic: Arithmetic) -> bool:
+    """Whether a kernel with this mistake returns what was returned, within the bounds."""
+    if case.kind not in mistake.kinds:
+        return False
+    wrong = wrong_results(case, got, arithmetic)
+    try:
+        planted = run(case, arithmetic, mistake)
+    except (IndexError, ValueError):  # its mistake reads or writes outside
+        return False
+    planted = {name: x for name, x in planted.items() if name in got}
+    return wrong == wrong_results(case, planted, arithmetic) and agrees(case, got, planted, wrong, arithmetic)
+
+
+def causes(
+    results: Sequence[tuple[Case, Results]], arithmetic: Arithmetic, blocks: Sequence[int] | None = None,
+    mistakes: Sequence[Mistake] = MISTAKES,
+) -> tuple[Mistake, ...]:  # fmt: skip
+    """The mistakes that explain every result, those of a kernel with blocks of one of some sizes.
+
+    Args:
+        results: cases, and what the kernel returned by name; some of them wrong.
+        arithmetic: what the kernel promises, or the widest class of its type.
+        blocks: sizes to try; each case's own by default.
+        mistakes: those to try.
+    """
+    failing = [wrong_results(case, got, arithmetic) for case, got in results]
+    # Wrong cases first, which rule out most.
+    order = sorted(range(len(results)), key=lambda i: not failing[i])
+    if not results or not failing[order[0]]:
+        return ()
+    found: dict[str, Mistake] = {}
+    for size in blocks or (None,):
+        left = list(mistakes)
+        for i in order:
+            case, got = results[i]
+            case = case if size is None else sized(case, size)
+            left = [mistake for mistake in left if explains(mistake, case, got, arithmetic)]
+            if not left:
+                break
+        found |= {mistake.name: mistake for mistake in left}
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=64)
+def sized(case: Case, size: int) -> Case:
+    """The case for a kernel with blocks of this size."""
+    return replace(case, block=size)
+
+
+def cause(
+    results: Sequence[tuple[Case, Results]], arithmetic: Arithmetic, blocks: Sequence[int] | None = None,
+    mistakes: Sequence[Mistake] = MISTAKES,
+) -> Mistake | None:  # fmt: skip
+    """The one mistake that explains every result; None where none does, or several."""
+    found = causes(results, arithmetic, blocks, mistakes)
+    return found[0] if len(found) == 1 else None
