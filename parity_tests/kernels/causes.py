@@ -4,7 +4,7 @@ A mistake is named only if it alone explains every case, those that a kernel get
 where the kernel is wrong the planted one is wrong in the same results and by the same numbers, elsewhere both are right.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,12 +12,13 @@ import numpy as np
 
 from parity_tests.kernels import arithmetic as arithmetics
 from parity_tests.kernels.arithmetic import Arithmetic
-from parity_tests.kernels.canonical import Case, Results
+from parity_tests.kernels.canonical import Array, Case, Results
 from parity_tests.kernels.mistakes import MISTAKES
 from parity_tests.kernels.planted import Mistake, run
 
 # Sizes of blocks that are tried where the kernel's own is not known.
 BLOCKS = (16, 32, 64, 128)
+EXACT = arithmetics.CLASSES[0]
 
 
 @lru_cache(maxsize=8)
@@ -40,37 +41,50 @@ def wrong_results(case: Case, got: Results, arithmetic: Arithmetic) -> frozenset
     )
 
 
-def agrees(case: Case, got: Results, planted: Results, wrong: Iterable[str], arithmetic: Arithmetic) -> bool:
-    """Whether two kernels are wrong by the same numbers.
+def rows(x: Array) -> Array:
+    """The largest finite number of each row."""
+    return np.max(np.where(np.isfinite(x), x, 0.0), axis=-1, keepdims=True, initial=0.0) if np.ndim(x) else np.abs(x)
 
-    Both err by the bound, which grows with what the mistake makes of the numbers.
+
+def agrees(got: Array, planted: Array, other: Array, right: Array, bound: Array) -> bool:
+    """Whether two wrong results are the same numbers.
+
+    Both err by the bound, which grows with what the mistake makes of the numbers, and by what the planted kernel errs
+    in another arithmetic, `other`: a mistake may be harder on the arithmetic than the right kernel is.
     """
-    want, bound = judged(case, arithmetic)
-    for name in wrong:
-        mine, theirs, right = (np.asarray(x, np.float64) for x in (planted[name], got[name], want[name]))
-        if mine.shape != theirs.shape:
-            return False
-        with np.errstate(all="ignore"):
-            usual = np.max(np.abs(np.where(np.isfinite(right), right, 0.0)), initial=0.0)
-            now = np.max(np.abs(np.where(np.isfinite(mine), mine, 0.0)), initial=0.0)
-            grown = max(1.0, now / usual) if usual > 0 else 1.0
-            room = 2 * grown * np.maximum(bound[name], np.max(np.where(np.isfinite(bound[name]), bound[name], 0.0), -1, keepdims=True))
-        if not np.all(arithmetics.ratios(theirs, mine, room) <= 1):
-            return False
-    return True
+    if np.shape(got) != np.shape(planted):
+        return False
+    with np.errstate(all="ignore"):
+        usual, now = (np.max(np.abs(np.where(np.isfinite(x), x, 0.0)), initial=0.0) for x in (right, planted))
+        grown = max(1.0, now / usual) if usual > 0 else 1.0
+        room = 2 * (grown * rows(bound) + rows(np.abs(planted - other)))
+    return bool(np.all(arithmetics.ratios(got, planted, room) <= 1))
+
+
+def planted_results(mistake: Mistake, case: Case, arithmetic: Arithmetic) -> tuple[Results, Results] | None:
+    """What a kernel with the mistake returns, in float64 and in an arithmetic; None where it reads or writes outside."""
+    try:
+        return run(case, EXACT, mistake), run(case, arithmetic, mistake)
+    except (IndexError, ValueError):
+        return None
 
 
 def explains(mistake: Mistake, case: Case, got: Results, arithmetic: Arithmetic) -> bool:
     """Whether a kernel with this mistake returns what was returned, within the bounds."""
-    if case.kind not in mistake.kinds:
+    found = planted_results(mistake, case, arithmetic) if case.kind in mistake.kinds else None
+    if found is None:
         return False
+    want, bound = judged(case, arithmetic)
     wrong = wrong_results(case, got, arithmetic)
-    try:
-        planted = run(case, arithmetic, mistake)
-    except (IndexError, ValueError):  # its mistake reads or writes outside
-        return False
-    planted = {name: x for name, x in planted.items() if name in got}
-    return wrong == wrong_results(case, planted, arithmetic) and agrees(case, got, planted, wrong, arithmetic)
+    # Some mistakes are those of a number's range, which float64 does not show.
+    for planted, other in (found, found[::-1]):
+        also_wrong = wrong_results(case, {name: planted[name] for name in got}, arithmetic)
+        if bool(wrong) == bool(wrong & also_wrong) and all(
+            agrees(np.asarray(got[name], np.float64), planted[name], other[name], want[name], bound[name])
+            for name in wrong | also_wrong
+        ):
+            return True
+    return False
 
 
 def causes(

@@ -63,7 +63,7 @@ OF_SOFTMAX = (
     every("softcap ignored", "scores become cap tanh(score / cap)", "if self.cap is not None:", "if False:"),
     every("softcap without the factor behind tanh", "cap tanh(score / cap)", "x, slope = cap * tanh, 1", "x, slope = tanh, 1"),
     every("softcap multiplies tanh by the score", "cap tanh(score / cap)", "x, slope = cap * tanh, 1", "x, slope = x * tanh, 1"),
-    every("softcap before the scale", "scale first, then cap", SCORES, "x = self.m.dot(q, k.swapaxes(1, 2))", "x, slope = cap * tanh,", "x, slope = self.m.work.type(self.scale) * cap * tanh,"),
+    every("softcap before the scale", "scale first, then cap", SCORES, SCORES + " ** (self.cap is None)", "x, slope = cap * tanh,", "x, slope = self.m.work.type(self.scale) * cap * tanh,"),
     every("only the first channels of a head enter the scores", "loop over the whole width of a head", SCORES, SCORES.replace("self.m.dot(q, k", "self.m.dot(q[..., :8], k[..., :8]")),
     # The running softmax
     every("accumulator not rescaled when the maximum grows", RUNNING_RULE, "acc * shrink", "acc"),
