@@ -15,7 +15,7 @@ from parity_tests.bounds.precision import FUNCTION, LARGEST, UNDERFLOW, UNIT
 from parity_tests.kernels import of_recurrent, of_softmax
 from parity_tests.kernels.canonical import Array, Case, Softmax
 
-LEAST_BLOCK = 4
+LEAST_BLOCK = 8
 SIXTEEN = ("float16", "bfloat16")
 # Relative error of 2^x by a polynomial of degree 3 between whole numbers, with which newer kernels relieve the unit for
 # special functions: 8.8e-5 at best.
@@ -37,8 +37,8 @@ class Arithmetic:
         polynomial: whether powers come from a polynomial with the relative error `POLYNOMIAL`.
         narrow: whether weights, and what else a kernel computes and multiplies matrices by, are rounded to the
             kernel's 16 bits first; the sums dy . y may then be those of rounded outputs.
-        several: whether what is summed over blocks, or over the heads of a group, is rounded to 16 bits each time, and
-            queries after scaling.
+        several: whether scores, and what is summed over blocks or over the heads of a group, are rounded to 16 bits
+            each time.
     """
 
     name: str
@@ -60,7 +60,7 @@ CLASSES = (
     Arithmetic("TF32 products, float32 sums", ("float64", "float32"), factors="tf32", polynomial=True),
     Arithmetic("bfloat16 products, float32 sums", ("float64", "float32"), factors="bfloat16", polynomial=True),
     Arithmetic("float32 sums, probabilities rounded to 16 bits", SIXTEEN, polynomial=True, narrow=True),
-    Arithmetic("sums rounded to 16 bits block by block", SIXTEEN, polynomial=True, narrow=True, several=True),
+    Arithmetic("scores and sums rounded to 16 bits", SIXTEEN, polynomial=True, narrow=True, several=True),
 )
 
 
@@ -106,7 +106,9 @@ class Units:
         with np.errstate(invalid="ignore", over="ignore"):
             wide = bound + self.out * (np.abs(value) + bound) + np.where(bound > 0, self.eta_out, 0.0)
             wide = np.where((bound == 0) & (value == 0), 0.0, wide)
-            return np.where(np.abs(value) + wide <= self.largest, np.nan_to_num(wide, nan=np.inf, posinf=np.inf), np.inf)
+            return np.where(
+                np.abs(value) + wide <= self.largest, np.nan_to_num(wide, nan=np.inf, posinf=np.inf), np.inf
+            )
 
 
 def units(arithmetic: Arithmetic, dtype: str) -> Units:

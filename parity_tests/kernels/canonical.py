@@ -75,9 +75,7 @@ class Softmax:
             ends = self.lengths or (s,) * b
             return [(n, slice(0, t), slice(0, ends[n])) for n in range(b)]
         of_q, of_k = self.starts
-        return [
-            (0, slice(*of_q[n : n + 2]), slice(*of_k[n : n + 2])) for n in range(len(of_q) - 1)
-        ]
+        return [(0, slice(*of_q[n : n + 2]), slice(*of_k[n : n + 2])) for n in range(len(of_q) - 1)]
 
     def ahead(self) -> tuple[Array, Array]:
         """How far a key lies ahead of a query's position, `b t s`, and where both are of one sequence."""

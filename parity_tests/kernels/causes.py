@@ -1,7 +1,7 @@
 """Which known mistake gives a kernel's wrong numbers: planted ones are run on the same cases and compared.
 
 A mistake is named only if it alone explains every case, those that a kernel gets right and those that it does not:
-where the kernel is wrong the planted one is wrong in the same results and by the same numbers, elsewhere both are right.
+where the kernel is wrong the planted one is wrong by the same numbers, and elsewhere both are right.
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,7 @@ def wrong_results(case: Case, got: Results, arithmetic: Arithmetic) -> frozenset
         name
         for name, x in got.items()
         if name in want
-        and (
-            np.shape(x) != want[name].shape
-            or not np.all(arithmetics.ratios(x, want[name], bound[name]) <= 1)
-        )
+        and (np.shape(x) != want[name].shape or not np.all(arithmetics.ratios(x, want[name], bound[name]) <= 1))
     )
 
 
@@ -62,7 +59,7 @@ def agrees(got: Array, planted: Array, other: Array, right: Array, bound: Array)
 
 
 def planted_results(mistake: Mistake, case: Case, arithmetic: Arithmetic) -> tuple[Results, Results] | None:
-    """What a kernel with the mistake returns, in float64 and in an arithmetic; None where it reads or writes outside."""
+    """What a kernel with the mistake returns in float64 and in an arithmetic; None where it reads or writes outside."""
     try:
         return run(case, EXACT, mistake), run(case, arithmetic, mistake)
     except (IndexError, ValueError):
@@ -100,8 +97,8 @@ def causes(
         mistakes: those to try.
     """
     failing = [wrong_results(case, got, arithmetic) for case, got in results]
-    # Wrong cases first, which rule out most.
-    order = sorted(range(len(results)), key=lambda i: not failing[i])
+    # Wrong cases first, which rule out most, and small ones before large ones.
+    order = sorted(range(len(results)), key=lambda i: (not failing[i], results[i][0].q.size * results[i][0].k.size))
     if not results or not failing[order[0]]:
         return ()
     found: dict[str, Mistake] = {}

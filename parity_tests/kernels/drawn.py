@@ -1,4 +1,4 @@
-"""Drawn cases for the simulated kernels: every option, edges of blocks first, and numbers that are hard on arithmetic."""
+"""Drawn cases for the simulated kernels: every option, edges of blocks, and numbers that are hard on the arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,7 +83,7 @@ def drawn_softmax(kind: str, seed: int, dtype: str, **given: object) -> Softmax:
         left, right = (None if rng.random() < 0.3 else int(rng.choice([0, 1, 3, 8, s, s + 3])) for _ in range(2))
         fields["window"] = (left, right)
     if rng.random() < 0.2 and kind == "dense":
-        mask = rng.random((b, 1, t, s)[: 4] if rng.random() < 0.5 else (b, h, t, s)) < 0.7
+        mask = rng.random((b, 1, t, s) if rng.random() < 0.5 else (b, h, t, s)) < 0.7
         mask[:, :, t // 2] &= rng.random() < 0.5
         fields["mask"] = mask
     if rng.random() < 0.2 and kind == "dense":

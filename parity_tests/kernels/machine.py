@@ -1,4 +1,4 @@
-"""What the simulated kernels compute with: the operations of a class of arithmetic, rounded in NumPy as a device does."""
+"""What the simulated kernels compute with: a class of arithmetic, whose operations round as a device's do."""
 
 from functools import cache
 

@@ -98,15 +98,19 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
 
     # The exponents: products, scale (as a power of 2: twice), cap, bias, the largest one, and a rescaling per block.
     size = scale * np.einsum("bthd,bshd->bhts", np.abs(q), np.abs(k))
-    error = size * (n.gamma(width) + n.product + 4 * u + n.several)
+    error = size * (n.gamma(width) + n.product + 4 * u + 2 * n.several)
     error_capped = error
     if case.softcap is not None:
         # By its exponential, a tanh has an absolute error.
-        steepest = 1 / np.cosh(np.minimum(np.maximum(np.abs(case.scale * f["raw"]) - error, 0) / case.softcap, 300)) ** 2
+        steepest = (
+            1 / np.cosh(np.minimum(np.maximum(np.abs(case.scale * f["raw"]) - error, 0) / case.softcap, 300)) ** 2
+        )
         error_capped = np.minimum(error * steepest, 2 * case.softcap) + (n.function + 4 * u) * case.softcap
     added = case.added()
     error = error_capped if added is None else error_capped + 2 * u * (np.abs(added) + np.abs(f["scores"]))
     scores = np.where(ok, f["scores"], 0.0)
+    if case.softcap is not None or added is not None:
+        error = error + n.several * np.abs(scores)
     far = np.abs(scores - f["top"][..., None])
     changes = (1 + parts) * (n.function + 2 * u)
     e = np.where(ok, error + 3 * u * far + 2 * u * np.abs(f["top"])[..., None] + changes, 0.0)
@@ -158,7 +162,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     found["dv"] = n.returned(f["dv"], over_groups(size_dv, g).swapaxes(1, 2))
 
     size_dp = np.einsum("bthv,bshv->bhts", np.abs(dy), np.abs(v))
-    error_dp = factor * (n.gamma(depth) + n.product + dropped) * size_dp
+    error_dp = factor * (n.gamma(depth) + n.product + dropped + n.several) * size_dp
     # Sum p dp, or dy . y, whose y may be the returned one where weights are rounded, too.
     returned = n.returned(y, by) if n.narrow else by + u * np.abs(y)
     error_delta = np.einsum("bthv,bthv->bht", np.abs(dy), returned)

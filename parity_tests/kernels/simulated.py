@@ -97,7 +97,7 @@ class Program:
     def scores(self, q: Array, k: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
         """Scores of a block in powers of 2, -inf where they are hidden, and the derivative of the cap."""
         x = self.m.dot(q, k.swapaxes(1, 2)) * self.m.work.type(self.scale)
-        slope = np.ones_like(x)
+        x, slope = self.m.partial(x), np.ones_like(x)
         if self.cap is not None:
             cap = self.m.work.type(self.cap)
             tanh = np.tanh(x / cap)
@@ -107,6 +107,7 @@ class Program:
             x = x + self.part(self.added, rows, columns)
         if self.slopes is not None:
             x = x - self.slopes[:, None, None] * np.abs(distance).astype(self.m.work)
+        x = self.m.partial(x)
         seen = (columns < self.s) & (rows < self.t)[:, None]
         if self.left is not None:
             seen = seen & (distance >= -self.left)
@@ -173,6 +174,7 @@ class Program:
                 dropped = m.narrow(self.dropped(p, rows, columns))
                 dv[:, keys] = m.partial(dv[:, keys] + m.dot(dropped.swapaxes(1, 2), dout)[:, :width])
                 dp = self.dropped(m.dot(dout, v.swapaxes(1, 2)), rows, columns)
+                dp = m.partial(dp)
                 ds = p * (dp - delta[:, inside, None])
                 dscores[:, inside, keys] = ds[:, :, :width]
                 dx = m.narrow(ds * slope)
