@@ -99,6 +99,8 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     # The exponents: products, scale (as a power of 2: twice), cap, bias, the largest one, and a rescaling per block.
     size = scale * np.einsum("bthd,bshd->bhts", np.abs(q), np.abs(k))
     error = size * (n.gamma(width) + n.product + 4 * u + 2 * n.several)
+    if n.several:  # scores of the kernel's type may overflow
+        error = np.where(np.maximum(size, size / scale if scale else 0.0) > n.largest, np.inf, error)
     error_capped = error
     if case.softcap is not None:
         # By its exponential, a tanh has an absolute error.
@@ -147,6 +149,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     lse = np.where(live, f["lse"], 0.0)
     blse = np.log1p(np.sum(up, axis=3) + sink_up) + length + 8 * u + 3 * u * (np.abs(f["top"]) + np.abs(lse))
     blse = np.where(live, blse + 6 * u * np.abs(lse - f["top"]), 0.0)
+    blse = np.where(np.isnan(blse), np.inf, blse)
     found["lse"] = blse
     if case.dy is None:
         return found
