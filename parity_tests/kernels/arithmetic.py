@@ -5,6 +5,7 @@ bound holds for every order of blocks of at least `LEAST_BLOCK` keys, for weight
 that is rescaled as its maximum grows or computed from the log-sum-exp, and for derivatives by sum p dp or by dy . y.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -13,7 +14,7 @@ import numpy as np
 
 from parity_tests.bounds.precision import FUNCTION, LARGEST, UNDERFLOW, UNIT
 from parity_tests.kernels import of_recurrent, of_softmax
-from parity_tests.kernels.canonical import Array, Case, Softmax
+from parity_tests.kernels.canonical import Array, Case, Results, Softmax
 
 LEAST_BLOCK = 8
 SIXTEEN = ("float16", "bfloat16")
@@ -182,7 +183,7 @@ def ratios(got: Array, want: Array, bound: Array) -> Array:
         return np.where(strange, np.where(same, 0.0, np.inf), found)
 
 
-def worst(case: Case, got: dict[str, Array], arithmetic: Arithmetic) -> dict[str, float]:
+def worst(case: Case, got: Results, arithmetic: Arithmetic) -> dict[str, float]:
     """The largest error/bound of each result; infinite where it is missing or of another shape."""
     want, bound = reference(case), bounds(case, arithmetic)
     found = {}
@@ -192,9 +193,10 @@ def worst(case: Case, got: dict[str, Array], arithmetic: Arithmetic) -> dict[str
     return found
 
 
-def narrowest(case: Case, got: dict[str, Array]) -> Arithmetic | None:
-    """The first class whose bounds hold for every result; None if none does."""
-    for arithmetic in classes_of(case.dtype):
-        if all(ratio <= 1 for ratio in worst(case, got, arithmetic).values()):
+def narrowest(results: Iterable[tuple[Case, Results]]) -> Arithmetic | None:
+    """The first class whose bounds hold for every result of every case, all of one type; None if none does."""
+    results = list(results)
+    for arithmetic in classes_of(results[0][0].dtype):
+        if all(ratio <= 1 for case, got in results for ratio in worst(case, got, arithmetic).values()):
             return arithmetic
     return None

@@ -22,24 +22,61 @@ recurrent, step, chunk = mistake(RECURRENT), mistake(RECURRENT, form="step"), mi
 # Wrong kernels whose mistake is none of the catalogue's.
 HELD_OUT = (
     every("tanh cut off", "", "np.tanh(x / cap)", "np.clip(x / cap, -1, 1)"),
-    every("no weight below 2^-10", "", "self.m.exp2(x - base)", "np.where(np.isneginf(x), 0, self.m.exp2(np.maximum(x - base, -10)))"),
+    every(
+        "no weight below 2^-10",
+        "",
+        "self.m.exp2(x - base)",
+        "np.where(np.isneginf(x), 0, self.m.exp2(np.maximum(x - base, -10)))",
+    ),
     every("slopes squared", "", "self.slopes[:, None, None]", "self.slopes[:, None, None] ** 2"),
     every("values of a block in reverse", "", "self.keys(self.v, columns)))", "self.keys(self.v, columns)[:, ::-1]))"),
-    every("log-sum-exp without the logarithm", "", "(np.where(total > 0, top, 0) + sums)", "np.where(total > 0, top, sums)"),
-    every("last key of a block not in the sum", "", "np.sum(p, axis=2, keepdims=True)", "np.sum(p[..., :-1], axis=2, keepdims=True)"),
+    every(
+        "log-sum-exp without the logarithm",
+        "",
+        "(np.where(total > 0, top, 0) + sums)",
+        "np.where(total > 0, top, sums)",
+    ),
+    every(
+        "last key of a block not in the sum",
+        "",
+        "np.sum(p, axis=2, keepdims=True)",
+        "np.sum(p[..., :-1], axis=2, keepdims=True)",
+    ),
     graded("delta twice", "", "(dp - delta[:, inside, None])", "(dp - 2 * delta[:, inside, None])"),
-    graded("dv from squared weights", "", "m.narrow(self.dropped(p, rows, columns))\n", "m.narrow(self.dropped(p * p, rows, columns))\n"),
+    graded(
+        "dv from squared weights",
+        "",
+        "m.narrow(self.dropped(p, rows, columns))\n",
+        "m.narrow(self.dropped(p * p, rows, columns))\n",
+    ),
     graded("scale twice in dk", "", ", q)[:, :width] * scale", ", q)[:, :width] * scale * scale"),
-    dense("dropout divides twice", "", "p / self.m.work.type(1 - self.rate)", "p / self.m.work.type(1 - self.rate) ** 2"),
-    packed("sequences in reverse", "", "in case.spans():\n        count", "in [(r, q, s) for (r, q, _), (_, _, s) in zip(case.spans(), case.spans()[::-1], strict=True)]:\n        count"),
+    dense(
+        "dropout divides twice", "", "p / self.m.work.type(1 - self.rate)", "p / self.m.work.type(1 - self.rate) ** 2"
+    ),
+    packed(
+        "sequences in reverse",
+        "",
+        "in case.spans():\n        count",
+        "in [(r, q, s) for (r, q, _), (_, _, s) in zip(case.spans(), case.spans()[::-1], strict=True)]:\n        count",
+    ),
     paged("last key of a row not seen", "", "s=length,", "s=max(1, length - 1),"),
     recurrent("beta squared", "", "m.load(case.beta[row, at]).T", "m.load(case.beta[row, at] ** 2).T"),
     recurrent("gate twice", "", "        log_decay=log_decay,", "        log_decay=2 * log_decay,"),
-    step("erasure along the next key", "", "v_new = v_new - m.dot(turned(k), state)", "v_new = v_new - m.dot(self.k[:, (i + 1) % self.k.shape[1], None], state)"),
+    step(
+        "erasure along the next key",
+        "",
+        "v_new = v_new - m.dot(turned(k), state)",
+        "v_new = v_new - m.dot(self.k[:, (i + 1) % self.k.shape[1], None], state)",
+    ),
     step("gradient of beta twice", "", "dbeta[:, i] = np.sum(", "dbeta[:, i] = 2 * np.sum("),
     chunk("inverse without its sign", "", "found[:, i, :i] = -(", "found[:, i, :i] = ("),
-    chunk("products of a chunk with the diagonal", "", "np.tril(np.ones((count, count), m.work), -1)\n        decay_in", "np.tril(np.ones((count, count), m.work))\n        decay_in"),
-)  # fmt: skip
+    chunk(
+        "products of a chunk with the diagonal",
+        "",
+        "np.tril(np.ones((count, count), m.work), -1)\n        decay_in",
+        "np.tril(np.ones((count, count), m.work))\n        decay_in",
+    ),
+)
 
 
 def arithmetics(planted: Mistake, dtype: str) -> tuple[Arithmetic, Arithmetic]:
