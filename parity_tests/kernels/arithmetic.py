@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -139,17 +140,22 @@ def blocks_at_most(n: int) -> int:
     return ceil(n / LEAST_BLOCK)
 
 
+def rules(case: Case) -> Any:
+    """The module that knows what a case computes."""
+    return of_softmax if isinstance(case, Softmax) else of_recurrent
+
+
 @lru_cache(maxsize=4)
 def exact(case: Case) -> dict[str, Array]:
     """The results of a case, and what they were computed from; in a type beyond float64 where that is judged."""
     wide = WIDE if case.dtype == "float64" else np.float64
     with np.errstate(all="ignore"):
-        return (of_softmax if isinstance(case, Softmax) else of_recurrent).exact(case, wide)
+        return rules(case).exact(case, wide)
 
 
 def results_of(case: Case) -> tuple[str, ...]:
     """The names of what a kernel returns for a case: outputs, and gradients where it has a dy."""
-    return (of_softmax if isinstance(case, Softmax) else of_recurrent).results_of(case)
+    return rules(case).results_of(case)
 
 
 def reference(case: Case) -> dict[str, Array]:
@@ -160,9 +166,8 @@ def reference(case: Case) -> dict[str, Array]:
 
 def bounds(case: Case, arithmetic: Arithmetic, grads: bool = True) -> dict[str, Array]:
     """How far each number of a right kernel with this arithmetic may be from the reference, by the results' names."""
-    room = of_softmax if isinstance(case, Softmax) else of_recurrent
     with np.errstate(all="ignore"):
-        found = room.bounds(case, exact(case), units(arithmetic, case.dtype), blocks_at_most)
+        found = rules(case).bounds(case, exact(case), units(arithmetic, case.dtype), blocks_at_most)
         values = reference(case)
     lost = UNIT["float64"] if arithmetic.work == "float64" else 0.0  # the reference's own last rounding
     return {

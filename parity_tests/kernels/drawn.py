@@ -103,7 +103,7 @@ def drawn_softmax(kind: str, seed: int, dtype: str, **given: object) -> Softmax:
             fields["dlse"] = rng.normal(size=(b, h, t)).astype(np.float32).astype(np.float64)
     scale = float((width**-0.5, 1.0, 0.3)[rng.integers(3)])
     case = Softmax(held(q, dtype), held(k, dtype), held(v, dtype), dtype, scale, block=8, **fields)  # type: ignore
-    return replace(case, **given)  # type: ignore
+    return replace(case, **given)
 
 
 def drawn_recurrent(seed: int, dtype: str, **given: object) -> Recurrent:
@@ -133,7 +133,7 @@ def drawn_recurrent(seed: int, dtype: str, **given: object) -> Recurrent:
     if rng.random() < 0.5:
         fields["dlast"] = rng.normal(size=(n, g, width, depth)).astype(np.float32).astype(np.float64)
     case = Recurrent(held(q, dtype), held(k, dtype), held(v, dtype), dtype, width**-0.5, rule, block=8, **fields)  # type: ignore
-    return replace(case, **given)  # type: ignore
+    return replace(case, **given)
 
 
 def drawn(kind: str, seed: int, dtype: str, **given: object) -> Case:

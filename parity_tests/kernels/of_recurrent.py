@@ -128,8 +128,8 @@ def bounds(case: Recurrent, ex: dict[str, Any], n: "Units", blocks: Callable[[in
     found = {name: np.zeros(ex[name].shape) for name in results_of(case)}
     found |= {name: np.zeros(ex[name].shape) for name in ("dbeta", "dlog_decay", "dstate") if name not in found}
     parts = []
-    for part in ex["sequences"]:
-        part = {name: x if x is None else np.asarray(x, np.float64) for name, x in part.items()}
+    for sequence in ex["sequences"]:
+        part: dict[str, Any] = {name: x if x is None else np.asarray(x, np.float64) for name, x in sequence.items()}
         t = part["k"].shape[1]
         lengths = [c for c in CHUNKS if c < 2 * t] or [1]
         each = [in_chunks(case, part, n, c) for c in lengths]

@@ -89,7 +89,9 @@ def exact(case: Softmax, wide: Any) -> dict[str, Array]:
 
 def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int], int]) -> dict[str, Array]:
     """How far each result of a right kernel may be from `exact`, in float64."""
-    f = {name: x if x is None else np.asarray(x, bool if name == "ok" else np.float64) for name, x in ex.items()}
+    f: dict[str, Any] = {
+        name: x if x is None else np.asarray(x, bool if name == "ok" else np.float64) for name, x in ex.items()
+    }
     b, t, s, h, g = case.sizes
     q, k, v, y, ok = f["q"], f["k"], f["v"], f["y"], f["ok"]
     u, scale, width, depth = n.u, abs(case.scale), q.shape[3], v.shape[3]
@@ -118,7 +120,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     e = np.where(ok, error + 3 * u * far + 2 * u * np.abs(f["top"])[..., None] + changes, 0.0)
     p, factor = f["probs"], np.broadcast_to(f["factor"], ok.shape)
     up, down = p * np.expm1(e), np.sum(p * np.exp(-e), axis=3)
-    sink_up = np.zeros((b, h, t))
+    sink, sink_e, sink_up = np.zeros(()), np.zeros(()), np.zeros((b, h, t))
     if case.sinks is not None:
         sink = case.sinks[:, None]
         sink_e = 3 * u * np.abs(sink - f["top"]) + 2 * u * (np.abs(f["top"]) + np.abs(sink)) + changes

@@ -23,7 +23,7 @@ class Program:
 
     Attributes:
         m: the arithmetic.
-        q, dy: `g r t .`.
+        q: `g r t k`.
         k, v, log_decay: `g t .`.
         beta: `g t`.
         state, dlast: `g k v`.
@@ -38,7 +38,6 @@ class Program:
     beta: Array
     log_decay: Array
     state: Array
-    dy: Array | None
     dlast: Array
     scale: float
     delta: bool
@@ -60,13 +59,13 @@ class Program:
             states.append(state)
         return y, state, states
 
-    def step_backward(self, states: list[Array]) -> dict[str, Array]:
+    def step_backward(self, states: list[Array], dys: Array) -> dict[str, Array]:
         """Gradients by name, of every position from the last to the first."""
         m, scale = self.m, self.m.work.type(self.scale)
         dq, dk, dv = np.zeros_like(self.q), np.zeros_like(self.k), np.zeros_like(self.v)
         dbeta, dlog_decay, dstate = np.zeros_like(self.beta), np.zeros_like(self.k), self.dlast
         for i in reversed(range(self.k.shape[1])):
-            q, dy = self.q[:, :, i], self.dy[:, :, i]
+            q, dy = self.q[:, :, i], dys[:, :, i]
             k, beta = self.k[:, i, None], self.beta[:, i, None, None]
             decay = m.exp(self.log_decay[:, i])[:, :, None]
             decayed = states[i] * decay
@@ -142,13 +141,13 @@ class Program:
             state = m.partial(state * c["decay"] + m.dot(turned(m.narrow(c["k"] * c["decay_out"])), v_new))
         return y, state, states
 
-    def chunk_backward(self, states: list[Array]) -> dict[str, Array]:
+    def chunk_backward(self, states: list[Array], dys: Array) -> dict[str, Array]:
         """Gradients by name, of every chunk from the last to the first."""
         m, scale, dstate = self.m, self.m.work.type(self.scale), self.dlast
         dq, dk, dv = np.zeros_like(self.q), np.zeros_like(self.k), np.zeros_like(self.v)
         dbeta, dlog_decay = np.zeros_like(self.beta), np.zeros_like(self.k)
         for at, state in zip(self.chunks()[::-1], states[::-1], strict=True):
-            c, dy = self.chunk(at), self.dy[:, :, at]
+            c, dy = self.chunk(at), dys[:, :, at]
             q, k, beta, between = c["q"], c["k"], c["beta"], c["between"]
             v_new = self.written(c, state)
             last = state * c["decay"] + m.dot(turned(m.narrow(k * c["decay_out"])), m.narrow(v_new))
@@ -184,13 +183,15 @@ class Program:
         return {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dlog_decay": dlog_decay, "dstate": dstate}
 
 
+def by_query_head(m: Machine, x: Array, g: int, row: int, at: slice) -> Array:
+    """A sequence's rows of an array `b t h .` as `g r t .`."""
+    t, h, width = x[row, at].shape
+    return m.load(x[row, at]).reshape(t, g, h // g, width).transpose(1, 2, 0, 3)
+
+
 def program(case: Recurrent, m: Machine, n: int, row: int, at: slice, size: int) -> Program:
     """The program of one sequence."""
-    h, g, width, depth = case.q.shape[2], case.k.shape[2], case.k.shape[3], case.v.shape[3]
-    t = at.stop - at.start
-
-    def by_query_head(x: Array) -> Array:
-        return m.load(x[row, at]).reshape(t, g, h // g, x.shape[3]).transpose(1, 2, 0, 3)
+    (_, _, g, width), depth, t = case.k.shape, case.v.shape[3], at.stop - at.start
 
     log_decay = np.zeros((g, t, width), m.work)
     if case.log_decay is not None:
@@ -199,13 +200,12 @@ def program(case: Recurrent, m: Machine, n: int, row: int, at: slice, size: int)
     none = np.zeros((g, width, depth), m.work)
     return Program(
         m=m,
-        q=by_query_head(case.q),
+        q=by_query_head(m, case.q, g, row, at),
         k=m.load(case.k[row, at]).swapaxes(0, 1),
         v=m.load(case.v[row, at]).swapaxes(0, 1),
         beta=np.ones((g, t), m.work) if case.beta is None else m.load(case.beta[row, at]).T,
         log_decay=log_decay,
         state=none if case.state is None else m.load(case.state[n]),
-        dy=None if case.dy is None else by_query_head(case.dy),
         dlast=none if case.dlast is None else m.load(case.dlast[n]),
         scale=case.scale,
         delta="delta" in case.rule,
@@ -216,7 +216,7 @@ def program(case: Recurrent, m: Machine, n: int, row: int, at: slice, size: int)
 def run(case: Recurrent, m: Machine, chunked: bool = True) -> Results:
     """What a right kernel returns, by name, in float64."""
     (b, t, h, width), (_, _, g, depth), spans = case.q.shape, case.v.shape, case.spans()
-    found = {"y": np.zeros((b, t, h, depth)), "last": np.zeros((len(spans), g, width, depth))}
+    found: Results = {"y": np.zeros((b, t, h, depth)), "last": np.zeros((len(spans), g, width, depth))}
     if case.dy is not None:
         found |= {"dq": np.zeros(case.q.shape), "dk": np.zeros(case.k.shape), "dv": np.zeros(case.v.shape)}
         found |= {"dbeta": np.zeros((b, t, g)), "dlog_decay": np.zeros((b, t, g, width))}
@@ -228,7 +228,8 @@ def run(case: Recurrent, m: Machine, chunked: bool = True) -> Results:
         found["last"][n] = last
         if case.dy is None:
             continue
-        grads = p.chunk_backward(states) if chunked else p.step_backward(states)
+        dys = by_query_head(m, case.dy, g, row, at)
+        grads = p.chunk_backward(states, dys) if chunked else p.step_backward(states, dys)
         found["dq"][row, at] = m.store(grads["dq"]).transpose(2, 0, 1, 3).reshape(at.stop - at.start, h, width)
         for name in ("dk", "dv", "dbeta", "dlog_decay"):
             rounded = grads[name] if name == "dlog_decay" else m.store(grads[name])

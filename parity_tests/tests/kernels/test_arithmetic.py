@@ -156,15 +156,16 @@ def by_torch(case: Softmax, flash: bool) -> dict[str, np.ndarray]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    given = (torch.tensor(x.swapaxes(1, 2)).to(getattr(torch, case.dtype)) for x in (case.q, case.k, case.v, case.dy))
-    *qkv, dy = given
-    leaves = [x.requires_grad_() for x in qkv]
+    def given(name: str) -> torch.Tensor:
+        return torch.tensor(getattr(case, name).swapaxes(1, 2)).to(getattr(torch, case.dtype))
+
+    q, k, v = leaves = [given(name).requires_grad_() for name in "qkv"]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
         causal = case.causal != ""
         y = torch.nn.functional.scaled_dot_product_attention(
-            *leaves, is_causal=causal, scale=case.scale, enable_gqa=True
+            q, k, v, is_causal=causal, scale=case.scale, enable_gqa=True
         )
-    found = (y, *torch.autograd.grad(y, leaves, dy))
+    found = (y, *torch.autograd.grad(y, leaves, given("dy")))
     return {
         name: x.detach().double().numpy().swapaxes(1, 2) for name, x in zip(("y", "dq", "dk", "dv"), found, strict=True)
     }
