@@ -26,6 +26,8 @@ from parity_tests.kernels.planted import run
 CASES, SWEPT, STEP = 6, 5000, 250
 # How many times the worst error seen a bound may be. What the rounding to 16 bits of results makes is nearly met.
 TIGHT = {"float64": 50, "float32": 20, "float16": 2, "bfloat16": 2}
+# 16 bits need more cases: where sums are rounded too, half of the bound is met now and then.
+ENOUGH = {"float64": 20, "float32": 20, "float16": 80, "bfloat16": 80}
 
 
 def ratios_of(arithmetic: Arithmetic, kind: str, seed: int) -> dict[str, float]:
@@ -64,7 +66,8 @@ def test_the_bound_is_near_the_worst_error(dtype: str) -> None:
     """In each class, the largest error/bound of any number over some cases."""
     for arithmetic in classes_of(dtype):
         found = [
-            worst(case, run(case, arithmetic), arithmetic) for case in (drawn("dense", n, dtype) for n in range(80))
+            worst(case, run(case, arithmetic), arithmetic)
+            for case in (drawn("dense", n, dtype) for n in range(ENOUGH[dtype]))
         ]
         assert max(max(x.values()) for x in found) * TIGHT[dtype] >= 1
 

@@ -13,7 +13,7 @@ from parity_tests.kernels.planted import DENSE, PACKED, PAGED, RECURRENT, SOFTMA
 
 SEEDS, WRONG, RIGHT = 100, 6, 4
 # Which are named by default; all of them in each kind of kernel, in each type, with `--everything`.
-NAMED = 16
+NAMED = 23
 
 every, graded, dense, packed = mistake(SOFTMAX), mistake(WITH_GRADIENTS), mistake(DENSE), mistake(PACKED)
 paged = mistake(PAGED)
