@@ -1,14 +1,14 @@
 """Classes of arithmetic that right kernels compute in, from the narrowest to the widest, and the bounds of each.
 
 A class says what a kernel may round and how well its functions are; whatever it may do, the wider ones may do too. A
-bound holds for every order of blocks of at least `LEAST_BLOCK` keys, for weights as powers of 2 or of e, for a softmax
-that is rescaled as its maximum grows or computed from the log-sum-exp, and for derivatives by sum p dp or by dy . y.
+bound holds for every order of blocks of at least `units.LEAST_BLOCK` keys, for weights as powers of 2 or of e, for a
+softmax that is rescaled as its maximum grows or computed from the log-sum-exp, and for derivatives by sum p dp or by
+dy . y.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from parity_tests.bounds.precision import FUNCTION, LARGEST, UNDERFLOW, UNIT
 from parity_tests.kernels import of_recurrent, of_softmax
 from parity_tests.kernels.canonical import Array, Case, Results, Softmax
+from parity_tests.kernels.units import Units
 
-LEAST_BLOCK = 8
 SIXTEEN = ("float16", "bfloat16")
 # Relative error of 2^x by a polynomial of degree 3 between whole numbers, with which newer kernels relieve the unit for
 # special functions: 8.8e-5 at best.
@@ -71,48 +71,6 @@ def classes_of(dtype: str) -> tuple[Arithmetic, ...]:
     return tuple(c for c in CLASSES if dtype in c.dtypes)
 
 
-@dataclass(frozen=True)
-class Units:
-    """The numbers of an arithmetic for kernels of a type.
-
-    Attributes:
-        u: unit roundoff of the sums, with that of the reference.
-        out: of the type that results are returned in.
-        product: what the rounding of both factors adds to a product, relatively.
-        narrow: what the rounding of one factor to 16 bits adds; 0 where none is rounded.
-        several: unit of the roundings of partial sums; 0 where there are none.
-        function: relative error of exp.
-        eta, eta_narrow, eta_out: absolute error of one underflow of each type.
-        eta_several: that of each rounding of a partial sum.
-        largest: number of the type that results are returned in.
-    """
-
-    u: float
-    out: float
-    product: float
-    narrow: float
-    several: float
-    function: float
-    eta: float
-    eta_narrow: float
-    eta_out: float
-    eta_several: float
-    largest: float
-
-    def gamma(self, n: int) -> float:
-        """Relative error of a sum of n products in any order (Higham, 2nd ed., chapter 3)."""
-        return n * self.u / (1 - n * self.u) if n * self.u < 1 else np.inf
-
-    def returned(self, value: Array, bound: Array) -> Array:
-        """The bound after the rounding to the returned type, which nothing that is 0 without an error has."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            wide = bound + self.out * (np.abs(value) + bound) + np.where(bound > 0, self.eta_out, 0.0)
-            wide = np.where((bound == 0) & (value == 0), 0.0, wide)
-            return np.where(
-                np.abs(value) + wide <= self.largest, np.nan_to_num(wide, nan=np.inf, posinf=np.inf), np.inf
-            )
-
-
 def units(arithmetic: Arithmetic, dtype: str) -> Units:
     """The units of an arithmetic for a kernel's type."""
     work, rounded = arithmetic.work, UNIT[dtype] if dtype in SIXTEEN else 0.0
@@ -133,11 +91,6 @@ def units(arithmetic: Arithmetic, dtype: str) -> Units:
         eta_several=UNDERFLOW[dtype] if arithmetic.several else 0.0,
         largest=LARGEST[dtype],
     )
-
-
-def blocks_at_most(n: int) -> int:
-    """Into how many blocks n keys may be cut."""
-    return ceil(n / LEAST_BLOCK)
 
 
 def rules(case: Case) -> Any:
@@ -167,7 +120,7 @@ def reference(case: Case) -> dict[str, Array]:
 def bounds(case: Case, arithmetic: Arithmetic, grads: bool = True) -> dict[str, Array]:
     """How far each number of a right kernel with this arithmetic may be from the reference, by the results' names."""
     with np.errstate(all="ignore"):
-        found = rules(case).bounds(case, exact(case), units(arithmetic, case.dtype), blocks_at_most)
+        found = rules(case).bounds(case, exact(case), units(arithmetic, case.dtype))
         values = reference(case)
     lost = UNIT["float64"] if arithmetic.work == "float64" else 0.0  # the reference's own last rounding
     return {

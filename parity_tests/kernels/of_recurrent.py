@@ -6,15 +6,12 @@ delta rule from growing with every position. The roundings themselves are those 
 `attn_np.recurrence`); a chunk of one position is the step. Everything is to first order in the unit roundoff.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parity_tests.kernels.canonical import Array, Recurrent
-
-if TYPE_CHECKING:
-    from parity_tests.kernels.arithmetic import Units
+from parity_tests.kernels.units import Units
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OF_STATES = ("last", "dstate")
@@ -123,7 +120,7 @@ def step_by_step(case: Recurrent, part: dict[str, Any], wide: Any) -> dict[str, 
     }  # fmt: skip
 
 
-def bounds(case: Recurrent, ex: dict[str, Any], n: "Units", blocks: Callable[[int], int]) -> dict[str, Array]:
+def bounds(case: Recurrent, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     """How far each result of a right kernel may be from `exact`: the most over chunks of every length."""
     found = {name: np.zeros(ex[name].shape) for name in results_of(case)}
     found |= {name: np.zeros(ex[name].shape) for name in ("dbeta", "dlog_decay", "dstate") if name not in found}
@@ -142,7 +139,7 @@ def bounds(case: Recurrent, ex: dict[str, Any], n: "Units", blocks: Callable[[in
     return found
 
 
-def in_chunks(case: Recurrent, f: dict[str, Any], n: "Units", size: int) -> dict[str, Array]:
+def in_chunks(case: Recurrent, f: dict[str, Any], n: Units, size: int) -> dict[str, Array]:
     """The bounds of one sequence's results where chunks have this many positions."""
     delta, gated, scale = "delta" in case.rule, case.log_decay is not None, abs(case.scale)
     q, k, v, v_new = np.abs(f["q"]), np.abs(f["k"]), np.abs(f["v"]), np.abs(f["v_new"])

@@ -4,15 +4,12 @@ The bounds are those of an exponent's errors e, carried through the softmax exac
 act on v - y, since an error common to a row cancels), and of sums and roundings, to first order in the unit roundoff.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parity_tests.kernels.canonical import Array, Softmax
-
-if TYPE_CHECKING:
-    from parity_tests.kernels.arithmetic import Units
+from parity_tests.kernels.units import Units, blocks_at_most
 
 
 def results_of(case: Softmax) -> tuple[str, ...]:
@@ -87,7 +84,7 @@ def exact(case: Softmax, wide: Any) -> dict[str, Array]:
     return found
 
 
-def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int], int]) -> dict[str, Array]:
+def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     """How far each result of a right kernel may be from `exact`, in float64."""
     f: dict[str, Any] = {
         name: x if x is None else np.asarray(x, bool if name == "ok" else np.float64) for name, x in ex.items()
@@ -95,7 +92,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     b, t, s, h, g = case.sizes
     q, k, v, y, ok = f["q"], f["k"], f["v"], f["y"], f["ok"]
     u, scale, width, depth = n.u, abs(case.scale), q.shape[3], v.shape[3]
-    parts = blocks(s)
+    parts = blocks_at_most(s)
     length = n.gamma(s + 2 * parts)  # a sum over keys: one rescaling and one addition more for each block
 
     # The exponents: products, scale (as a power of 2: twice), cap, bias, the largest one, and a rescaling per block.
@@ -159,11 +156,11 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
     # Weights again, from the log-sum-exp or not.
     r = np.where(ok, np.expm1(e + blse[..., None] + 3 * u * (np.abs(scores) + np.abs(lse)[..., None])), 0.0)
     dy, dlse, dprobs, delta, gap = f["dy"], np.abs(f["dlse"]), f["dprobs"], f["delta"], np.abs(f["gap"])
-    rows, pad = n.gamma((t + 2 * blocks(t)) * (h // g)), (n.eta + n.eta_narrow)
+    rows, pad = n.gamma((t + 2 * blocks_at_most(t)) * (h // g)), (n.eta + n.eta_narrow)
     size_dv = np.einsum("bhts,bthv->bhsv", p * factor * (r + rows + n.product + n.narrow + dropped), np.abs(dy))
-    size_dv += n.several * (blocks(t) + 1) * np.einsum("bhts,bthv->bhsv", p * factor, np.abs(dy))
+    size_dv += n.several * (blocks_at_most(t) + 1) * np.einsum("bhts,bthv->bhsv", p * factor, np.abs(dy))
     size_dv += pad * np.einsum("bhts,bthv->bhsv", ok * factor, np.abs(dy))
-    size_dv = np.where(size_dv > 0, size_dv + (blocks(t) + 1) * n.eta_several, size_dv)
+    size_dv = np.where(size_dv > 0, size_dv + (blocks_at_most(t) + 1) * n.eta_several, size_dv)
     found["dv"] = n.returned(f["dv"], over_groups(size_dv, g).swapaxes(1, 2))
 
     size_dp = np.einsum("bthv,bshv->bhts", np.abs(dy), np.abs(v))
@@ -193,7 +190,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: "Units", blocks: Callable[[int]
         return np.where(bound > 0, bound + partial * n.eta_several, bound)
 
     found["dq"] = n.returned(f["dq"], through("bhts,bshd->bthd", k, length, parts + 1))
-    dk = through("bhts,bthd->bhsd", q, rows, blocks(t) + 1)
+    dk = through("bhts,bthd->bhsd", q, rows, blocks_at_most(t) + 1)
     found["dk"] = n.returned(f["dk"], over_groups(dk, g).swapaxes(1, 2))
     if case.bias is not None:
         copies = ds.size // max(1, case.bias.size)

@@ -30,9 +30,9 @@ class Mistake:
         name: the cause in words, as one would say it of somebody's kernel.
         fix: one line of advice.
         kinds: of kernels that may have it: "dense", "packed", "paged", "recurrent".
-        edits: old and new text; an old text stands once in the file, or in as many places as `places` says.
+        edits: old and new text; an old text stands once in the file, or as often as `times` says.
         form: "step" or "chunk", where only one form of a recurrence has it.
-        places: how often each old text stands there.
+        times: how often each old text stands there.
         precise: seen only where the kernel promises a narrower arithmetic than it then has, by a type of 16 bits.
     """
 
@@ -41,7 +41,7 @@ class Mistake:
     kinds: tuple[str, ...]
     edits: tuple[Edit, ...]
     form: str = ""
-    places: int = 1
+    times: int = 1
     precise: bool = False
 
     def __str__(self) -> str:
@@ -80,9 +80,9 @@ def edited(planted: Mistake) -> str:
     text = source(planted.file)
     for old, new in planted.edits:
         count = text.count(old)
-        if count != planted.places:
+        if count != planted.times:
             got = f"{count} in {planted.file.__name__}"
-            raise ValueError(f"planted: expected {old!r} in {planted.places} places, got {got}; mend the mistake")
+            raise ValueError(f"planted: expected {old!r} {planted.times} times, got {got}; mend the mistake")
         text = text.replace(old, new)
     return text
 

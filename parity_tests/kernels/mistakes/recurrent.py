@@ -44,7 +44,7 @@ MISTAKES = (
         "the gate is a logarithm: multiply by exp(g)",
         "m.exp(self.log_decay[:, i])",
         "self.log_decay[:, i]",
-        places=2,
+        times=2,
     ),
     recurrent(
         "gate of the first head for all heads",
