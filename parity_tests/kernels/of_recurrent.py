@@ -195,7 +195,7 @@ def in_chunks(case: Recurrent, f: dict[str, Any], n: Units, size: int) -> dict[s
         local_y[:, :, at] += (n.gamma(width) + c["sum"] + rho + pair + n.product + n.narrow) * inner
         keys = (k[:, at] * c["to"]).swapaxes(1, 2)
         local_state[end] = keys @ lv + (c["sum"] + c["rho"] + pair) * (keys @ v_new[:, at])
-        local_state[end] += (c["rho"] + 2 * u) * c["all"][:, :, None] * before + (2 * u + n.several) * states[:, end]
+        local_state[end] += (c["rho"] + 2 * u) * c["all"][:, :, None] * before + (2 * u + n.several) * states[:, end] + n.eta_several
 
     # What errors of the states between chunks do, by the products of the transitions.
     eye = np.eye(width)
@@ -235,7 +235,7 @@ def in_chunks(case: Recurrent, f: dict[str, Any], n: Units, size: int) -> dict[s
         if delta:
             written = (beta[:, at, None] * k[:, at] * c["from"]).swapaxes(1, 2)
             local = local + written @ ld + (c["sum"] + c["rho"] + pair) * (written @ dv_new[:, at])
-        local_later[a] = local + (2 * u + n.several) * later[:, a]
+        local_later[a] = local + (2 * u + n.several) * later[:, a] + n.eta_several
     error_later, error_dv = np.zeros((t + 1, g, width, depth)), local_dv.copy()
     paths, sources = np.zeros((0, g, width, width)), np.zeros((0, g, width, depth))
     for i in reversed(range(t)):
