@@ -195,7 +195,9 @@ def in_chunks(case: Recurrent, f: dict[str, Any], n: Units, size: int) -> dict[s
         local_y[:, :, at] += (n.gamma(width) + c["sum"] + rho + pair + n.product + n.narrow) * inner
         keys = (k[:, at] * c["to"]).swapaxes(1, 2)
         local_state[end] = keys @ lv + (c["sum"] + c["rho"] + pair) * (keys @ v_new[:, at])
-        local_state[end] += (c["rho"] + 2 * u) * c["all"][:, :, None] * before + (2 * u + n.several) * states[:, end] + n.eta_several
+        local_state[end] += (
+            (c["rho"] + 2 * u) * c["all"][:, :, None] * before + (2 * u + n.several) * states[:, end] + n.eta_several
+        )
 
     # What errors of the states between chunks do, by the products of the transitions.
     eye = np.eye(width)
