@@ -9,7 +9,18 @@ from parity_tests.kernels.canonical import Case, Results
 from parity_tests.kernels.causes import cause, wrong_results
 from parity_tests.kernels.drawn import KINDS, drawn
 from parity_tests.kernels.mistakes import MISTAKES
-from parity_tests.kernels.planted import DENSE, PACKED, PAGED, RECURRENT, SOFTMAX, WITH_GRADIENTS, Mistake, mistake, run
+from parity_tests.kernels.planted import (
+    DENSE,
+    PACKED,
+    PAGED,
+    RECURRENT,
+    SOFTMAX,
+    WITH_GRADIENTS,
+    Mistake,
+    edited,
+    mistake,
+    run,
+)
 
 SEEDS, WRONG, RIGHT = 100, 6, 4
 # Which are named by default; all of them in each kind of kernel, in each type, with `--everything`.
@@ -46,8 +57,8 @@ HELD_OUT = (
     graded(
         "dv from squared weights",
         "",
-        "m.narrow(self.dropped(p, rows, columns))\n",
-        "m.narrow(self.dropped(p * p, rows, columns))\n",
+        "dropped = m.narrow(self.dropped(p, rows, columns))",
+        "dropped = m.narrow(self.dropped(p * p, rows, columns))",
     ),
     graded("scale twice in dk", "", ", q)[:, :width] * scale", ", q)[:, :width] * scale * scale"),
     dense(
@@ -115,6 +126,7 @@ def test_there_are_enough_of_each_kind() -> None:
     assert len({planted.name for planted in MISTAKES}) == len(MISTAKES) >= 60
     assert all(sum(kind in planted.kinds for planted in MISTAKES) >= 15 for kind in KINDS)
     assert all(planted.fix for planted in MISTAKES)
+    assert all(edited(planted) for planted in (*MISTAKES, *HELD_OUT))
 
 
 @pytest.mark.parametrize("planted", MISTAKES, ids=str)
