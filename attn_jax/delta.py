@@ -102,13 +102,13 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(q), c.norm_eps))
         k_unit = zero_unseen("bt->bthk", real, l2_normalize(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
-        if chunk_size is None:
-            context, final_state = recurrent_form(q_unit, k_unit, v, beta, initial_state, tape)
-        else:
-            context, final_state = chunked_form(q_unit, k_unit, v, beta, initial_state, chunk_size, tape)
-        call.keep_state(state=final_state)
-        context = record(tape, context=context)
+
+        def form(v, state, tape):
+            if chunk_size is None:
+                return recurrent_form(q_unit, k_unit, v, beta, state, tape)
+            return chunked_form(q_unit, k_unit, v, beta, state, chunk_size, tape)
+
+        context = record(tape, context=call.run(form, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
         return call.end(linear("bthv,hvo->bto", normed, self.w_o, None))

@@ -69,13 +69,12 @@ class KimiDeltaAttention(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled, chunk_size = q_unit * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
-        context, final_state = recurrence(
-            q_scaled, k_unit, v_silu, beta, decay, initial_state, chunk_size, delta_rule=True, tape=tape
-        )
-        call.keep_state(state=final_state)
-        context = record(tape, context=context)
+
+        def form(v, state, tape):
+            return recurrence(q_scaled, k_unit, v, beta, decay, state, chunk_size, delta_rule=True, tape=tape)
+
+        context = record(tape, context=call.run(form, v_silu))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_gate_down, None))
         gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_gate_up, self.b_gate)))

@@ -4,7 +4,7 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax.attention.decode import DecodeStep, read_state, write_state
+from attn_jax.attention.decode import DecodeStep, read_state, run_form, write_state
 from attn_jax.attention.masks import any_visible, zero_unseen
 from attn_jax.frame.call import RecurrentCall, StateOptions
 from attn_jax.frame.layer import Layer
@@ -111,10 +111,13 @@ class LinearAttention(Layer[Config]):
         else:
             initial_state = read_state(step, "state", zero_state)
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
-        if chunk_size is None:
-            sums, final_state = recurrent_form(q, k, v, initial_state, tape)
-        else:
-            sums, final_state = chunked_form(q, k, v, initial_state, chunk_size, tape)
+
+        def form(v, state, tape):
+            if chunk_size is None:
+                return recurrent_form(q, k, v, state, tape)
+            return chunked_form(q, k, v, state, chunk_size, tape)
+
+        sums, final_state = run_form(step, form, v, initial_state, tape)
         if c.normalize:
             write_state(step, state=final_state[..., :-1], key_sum=final_state[..., -1])
         else:

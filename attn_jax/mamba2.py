@@ -52,13 +52,13 @@ class Mamba2(Layer[Config]):
         dt = record(tape, dt=linear("btd,dh->bth", x, self.w_dt, self.dt_bias))
         step = record(tape, step=zero_unseen("bt->bth", real, softplus(dt)))
         decay = record(tape, decay=exp(-(exp(upcast(self.a_log)) * step)))
-        state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
-        context, final_state = recurrence(
-            zero_unseen("bt->bthk", real, repeat_heads(q_silu, v_silu)), repeat_heads(k_silu, v_silu), v_silu, step,
-            decay[..., None], state, chunk_size_for(c.form, c.chunk_size, sizes["t"]), delta_rule=False, tape=tape,
-        )  # fmt: skip
-        call.keep_state(state=final_state)
-        context = record(tape, context=context + upcast(self.skip)[:, None] * v_silu)
+        q_heads = zero_unseen("bt->bthk", real, repeat_heads(q_silu, v_silu))
+        k_heads, chunk_size = repeat_heads(k_silu, v_silu), chunk_size_for(c.form, c.chunk_size, sizes["t"])
+
+        def form(v, state, tape):
+            return recurrence(q_heads, k_heads, v, step, decay[..., None], state, chunk_size, False, tape)
+
+        context = record(tape, context=call.run(form, v_silu) + upcast(self.skip)[:, None] * v_silu)
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * context)
         if self.w_norm is not None:

@@ -6,7 +6,7 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np.attention.decode import DecodeStep, read_state, write_state
+from attn_np.attention.decode import DecodeStep, read_window, write_state
 from attn_np.attention.masks import broadcast_mask, zero_unseen
 from attn_np.contract.gated_delta import Config
 from attn_np.frame.backward import RecurrentBackward
@@ -254,7 +254,7 @@ def conv_windows_vjp(real: Array, dwindow: Array) -> Array:
 
 def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
     """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
-    initial = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+    initial = read_window(step, f"{name}_conv", x, weight.shape[0])
     window, last = conv_windows(x, real, initial, scope(tape, name))
     write_state(step, **{f"{name}_conv": last})
     return einsum("btxhk,xhk->bthk", window, weight)
@@ -297,17 +297,15 @@ class GatedDeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         q_unit, k_unit = repeat_heads(q_unit, v_silu), repeat_heads(k_unit, v_silu)
-        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
-        if chunk_size is None:
-            context, final_state = recurrent_form(q_scaled, k_unit, v_silu, beta, log_decay, initial_state, tape)
-        else:
-            context, final_state = chunked_form(
-                q_scaled, k_unit, v_silu, beta, log_decay, initial_state, chunk_size, tape
-            )
-        call.keep_state(state=final_state)
-        context = record(tape, context=context)
+
+        def form(v, state, tape):
+            if chunk_size is None:
+                return recurrent_form(q_scaled, k_unit, v, beta, log_decay, state, tape)
+            return chunked_form(q_scaled, k_unit, v, beta, log_decay, state, chunk_size, tape)
+
+        context = record(tape, context=call.run(form, v_silu))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)

@@ -39,13 +39,12 @@ class GatedLinearAttention(Layer[Config]):
         # the logarithm of sigmoid(a)^(1 / temperature)
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
         decay = record(tape, decay=exp(log_decay))
-        initial_state = call.state("state", sizes["h"], sizes["k"], sizes["v"])
         q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
-        context, final_state = recurrence(
-            q_scaled, k, v, None, decay, initial_state, chunk_size, delta_rule=False, tape=tape
-        )
-        call.keep_state(state=final_state)
-        context = record(tape, context=context)
+
+        def form(v, state, tape):
+            return recurrence(q_scaled, k, v, None, decay, state, chunk_size, delta_rule=False, tape=tape)
+
+        context = record(tape, context=call.run(form, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, None))
         gated = record(tape, gated=silu(gate_scores) * normed)

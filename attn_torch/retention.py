@@ -6,7 +6,7 @@ from typing import NamedTuple, Unpack
 from jaxtyping import Float
 
 from attn_np.contract.retention import Config
-from attn_torch.attention.decode import DecodeStep, read_state, write_state
+from attn_torch.attention.decode import DecodeStep, read_state, run_form, write_state
 from attn_torch.attention.masks import broadcast_mask, zero_unseen
 from attn_torch.frame.call import RecurrentCall, StateOptions
 from attn_torch.frame.layer import Layer
@@ -141,10 +141,13 @@ class Retention(Layer[Config]):
         log_decay_by_head = constants(c.log_decays(), q)
         initial_state = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
-        if chunk_size is None:
-            context, final_state = recurrent_form(q, k, v, initial_state, real, log_decay_by_head, tape)
-        else:
-            context, final_state = chunked_form(q, k, v, initial_state, real, log_decay_by_head, chunk_size, tape)
+
+        def form(v, state, tape):
+            if chunk_size is None:
+                return recurrent_form(q, k, v, state, real, log_decay_by_head, tape)
+            return chunked_form(q, k, v, state, real, log_decay_by_head, chunk_size, tape)
+
+        context, final_state = run_form(step, form, v, initial_state, tape)
         write_state(step, state=final_state)
         return context
 

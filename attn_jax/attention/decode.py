@@ -1,12 +1,13 @@
 """Decoding: caches of earlier positions, and steps that compute the new ones only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from attn_jax.attention.masks import broadcast_mask, in_window
 from attn_jax.ops import (
     Array,
+    Tape,
     allows_data_dependent_shapes,
     any_over,
     arange,
@@ -45,6 +46,9 @@ from attn_np.contract._decode import (
     check_unspent,
     slot_count,
 )
+
+# A recurrence as it is computed, (values, first state, tape) -> (outputs, last state): linear in values and state.
+Form = Callable[[Array, Array, Tape], tuple[Array, Array]]
 
 
 @pytree(arrays=["arrays", "positions", "length", "overflowed"], static=["limit", "states"])
@@ -199,6 +203,8 @@ class DecodeStep:
         lengths: the same as `length`, where it is known without reading the array back from its device.
         gather: where the sequence lies on several devices, what brings the entries of all together; there is no cache.
         ring: there, `attend` over the keys of all devices.
+        recur: there, what passes the state of a recurrence on from device to device: (form, values, first state).
+        before: there, the last entries before this device's positions: (entries, how many).
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -217,6 +223,8 @@ class DecodeStep:
     lengths: list[int] | None = None
     gather: Any = None
     ring: Any = None
+    recur: Any = None
+    before: Any = None
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -340,13 +348,32 @@ def real_mask(mask: Array | None, step: DecodeStep | None = None) -> Array | Non
 
 
 def read_state(step: DecodeStep | None, name: str, initial_state: Array) -> Array:
-    """The state in the cache; outside a step the initial one."""
-    return initial_state if step is None else to_dtype(step.cache.arrays[name], dtype_name(initial_state))
+    """The state in the cache; without a cache the initial one."""
+    if step is None or step.recur is not None:
+        return initial_state
+    return to_dtype(step.cache.arrays[name], dtype_name(initial_state))
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:
-    """Replace states in the cache; outside a step do nothing."""
-    if step is not None:
+    """Replace states in the cache; without a cache do nothing."""
+    if step is not None and step.recur is None:
         # a copy: the last of the states of all new positions, kept as a view, would keep the others in memory
         copies = {name: concatenate([x], 0) for name, x in states.items()}
         step.arrays.update({name: to_dtype(x, dtype_name(step.cache.arrays[name])) for name, x in copies.items()})
+
+
+def run_form(step: DecodeStep | None, form: Form, v: Array, initial_state: Array, tape: Tape) -> tuple[Array, Array]:
+    """The outputs and the last state of a form of a recurrence.
+
+    Where the sequence lies on several devices, the state is passed on between them, and the tape gets nothing of it.
+    """
+    if step is None or step.recur is None:
+        return form(v, initial_state, tape)
+    return step.recur(lambda v, state: form(v, state, None), v, initial_state)
+
+
+def read_window(step: DecodeStep | None, name: str, x: Array, size: int) -> Array:
+    """The last entries before the first position of x, `b x ...`: from the cache or from other devices; else 0."""
+    if step is not None and step.before is not None:
+        return step.before(x, size)
+    return read_state(step, name, zeros((x.shape[0], size, *x.shape[2:]), x))

@@ -11,17 +11,20 @@ from attn_jax.attention.decode import DecodeStep
 from attn_jax.ops.specs import spec_of
 from attn_jax.parallel.attention import ring_attend
 from attn_jax.parallel.layouts import from_devices, positions
-from attn_jax.parallel.messages import AxisName, axis_size, gather
+from attn_jax.parallel.messages import AxisName, axis_size, gather, last_before
+from attn_jax.parallel.recurrence import run_form
 from attn_np.contract import _parallel as contract
 
 
 def apply(
     layer: Any, query: Array, *inputs: Any, axis_name: AxisName, layout: str = "contiguous", **options: Any
 ) -> Any:
-    """What a causal layer that caches keys gives for a whole sequence, of which this device has a part.
+    """What a causal layer gives for a whole sequence, of which this device has a part.
 
     Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
-    own, there are learned keys, or weights are shown, each device gets the keys of all. Nothing else is sent.
+    own, there are learned keys, or weights are shown, each device gets the keys of all. A state that is linear in the
+    one before it goes from device to device as in `recur`, and a short convolution gets the last positions of the
+    device before. Nothing else is sent.
 
     Args:
         layer: a layer of ours, in the same state on every device.
@@ -29,17 +32,17 @@ def apply(
         inputs, options: further arguments of the layer's call, this device's part of those with positions; no masks
             and no biases, whose pairs lie on several devices.
         axis_name: the axis of the mesh that the sequence lies on, or several.
-        layout: which positions each device has: "contiguous", "zigzag" or "striped".
+        layout: which positions each device has: "contiguous", "zigzag" or "striped"; the first with a state.
 
     Returns:
         What the layer returns, for this device's queries.
 
     Raises:
-        ValueError: a layer that is not causal or keeps states, a mask or a bias, dropout in training, an unknown axis
-            or layout, or a length that it does not divide.
+        ValueError: a layer that is not causal, one with a state in another layout, a mask or a bias, dropout in
+            training, an unknown axis or layout, or a length that it does not divide.
     """
     config = layer.config
-    contract.check_layer(config, not layer.deterministic, options)
+    contract.check_layer(config, not layer.deterministic, options, layout)
     b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
     n, here = axis_size("apply", axis_name), positions(t, axis_name=axis_name, layout=layout)
     cache: Any = SimpleNamespace(arrays=dict.fromkeys(config.cache_axes()), max_length=n * t)
@@ -50,5 +53,7 @@ def apply(
         head_axis=contract.has_head_axis(config),
         gather=lambda x: from_devices(gather(x, axis_name), devices=n, layout=layout),
         ring=partial(ring_attend, axis_name=axis_name, layout=layout),
+        recur=partial(run_form, axis_name=axis_name),
+        before=partial(last_before, axis_name=axis_name),
     )  # fmt: skip
     return layer(query, *inputs, **options, step=step)

@@ -37,6 +37,14 @@ def from_earlier(tree: Any, axis_name: AxisName, hops: int) -> Any:
     return jax.tree.map(lambda x: lax.ppermute(x, axis_name, [(i, i + hops) for i in range(n - hops)]), tree)
 
 
+def last_before(x: Array, size: int, axis_name: AxisName) -> Array:
+    """The last positions before this device's, `b t ...` -> `b size ...`; 0 before the first of all."""
+    n, t = lax.axis_size(axis_name), x.shape[1]
+    hops = range(min(n - 1, -(-size // t)), 0, -1)
+    parts = [from_earlier(x[:, max(0, t - size) :], axis_name, i) for i in hops]
+    return jnp.concatenate([jnp.zeros_like(x, shape=(x.shape[0], size, *x.shape[2:])), *parts], 1)[:, -size:]
+
+
 def gather(x: Array, axis_name: AxisName) -> Array:
     """The positions of all devices, one device's after another's: `b s ...` -> `b (n s) ...`."""
     return lax.all_gather(x, axis_name, axis=1, tiled=True)

@@ -1,5 +1,6 @@
 """`recur` over the positions of all devices, in parallel: what each does to the state, combined in order."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,30 @@ def recur(
     before, last = states(axis_name, n, A, B, first)
     y = own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape)
     return to_dtype(y, dtype_name(q)), last
+
+
+def run_form(
+    form: Callable[[Array, Array], tuple[Array, Array]], v: Array, first: Array, axis_name: AxisName
+) -> tuple[Array, Array]:
+    """The outputs `b t h v` of a form of a recurrence over the positions of all devices, and the last state.
+
+    Args:
+        form: from values `b t h v` and a first state `b g k v` to the outputs and the last state of this device's
+            positions, linear in both.
+        v: this device's values.
+        first: the state before the first position of all, the same on every device.
+        axis_name: the axis of the mesh that the sequence lies on, or several.
+    """
+    (b, g, width, value_width), n = first.shape, axis_size("apply", axis_name)
+    v, first = varying_alike(axis_name, v, first)
+    identity = jnp.zeros_like(first, shape=(b, g, width, width)) + jnp.eye(width, dtype=first.dtype)
+    wide = jnp.concatenate([v, jnp.zeros_like(v, shape=(*v.shape[:-1], width))], -1)
+    y, change = form(wide, jnp.concatenate([jnp.zeros_like(first), identity], -1))
+    own, reads = jnp.split(y, [value_width], 3)
+    B, A = jnp.split(change, [value_width], 3)
+    before, last = states(axis_name, n, A, B, first)
+    reads = reads.reshape(*reads.shape[:2], g, -1, width)
+    return own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape), last
 
 
 def of_this_device(

@@ -222,18 +222,21 @@ def with_key_arrays(pattern: Pattern | None, arrays: Sequence[Any]) -> Any:
 # Whole layers ---------------------------------------------------------------------------------------------------------
 
 
-def check_layer(config: Any, training: bool, options: Mapping[str, Any]) -> None:
+def check_layer(config: Any, training: bool, options: Mapping[str, Any], layout: Any) -> None:
     """Refuse a layer that cannot run with its sequence on several devices, and arguments that know no devices.
 
     Raises:
-        ValueError: a layer that is not causal or keeps states, masks and biases, or dropout in training.
+        ValueError: a layer that is not causal, one with a state in another layout than a contiguous one, masks and
+            biases, or dropout in training.
     """
     who, axes = f"apply: {config.variant}", config.cache_axes()
     fix = ("set causal=True, or " if hasattr(config, "causal") else "") + "shard its batch and heads"
-    require(bool(axes), who, "a causal layer that keeps keys", config.why_no_cache(), fix)
+    require(bool(axes), who, "a causal layer", config.why_no_cache(), fix)
     states = [name for name, letters in axes.items() if "s" not in letters.split()]
-    fix = "shard its batch and heads, or call parallel.recur on projections of your own"
-    require(not states, who, "a layer that attends to keys", f"one with a state ({', '.join(states)})", fix)
+    if states:  # every layer's that is cached is linear in the one before
+        check_layout(who, layout)
+        fix = "a state goes from each position to the next one"
+        require(layout == "contiguous", who, "layout='contiguous' for a layer with a state", repr(layout), fix)
     by_pair = {name for name, arg in config.arguments().items() if {"t", "s"} <= set(arg.axes.split())}
     refused = {"mask", "bias", "keep", "step"} | by_pair
     given = [name for name, x in options.items() if name in refused and x is not None]

@@ -1,5 +1,6 @@
 """`recur` over the positions of all devices, in parallel: what each does to the state, combined in order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,44 @@ def recur(
     contract.check_recur_shards(checked_specs("recur", q=q, k=k, v=v, **by_position, state=state), n)
     options = {"rule": rule, "form": form, "chunk_size": chunk_size, "scale": scale}
     (own, reads, A, B), pull = of_each_device(q, k, v, by_position, options)
-    after = np.zeros_like(B[0]) if state is None else upcast(state)
-    before = []
-    for i in range(n):
-        before.append(after)
-        after = A[i] @ after + B[i]
-    A, before = record(tape, A=A, before=np.stack(before))
+    before, after = states(A, B, np.zeros_like(B[0]) if state is None else upcast(state))
+    A, before = record(tape, A=A, before=before)
     save_residuals(tape, (reads, pull))
     y = own + np.einsum("nbtgrk,nbgkv->nbtgrv", reads, before).reshape(own.shape)
     return to_dtype(y, dtype_name(q)), after
+
+
+def states(A: Array, B: Array, first: Array) -> tuple[Array, Array]:
+    """The states before each device's positions, `n b g k v`, and the one after all, from every device's (A, B)."""
+    before, after = [], first
+    for A_i, B_i in zip(A, B, strict=True):
+        before.append(after)
+        after = A_i @ after + B_i
+    return np.stack(before), after
+
+
+def run_form(
+    form: Callable[[Array, Array], tuple[Array, Array]], v: Array, first: Array, n: int
+) -> tuple[Array, Array]:
+    """The outputs `(n b) t h v` of a form of a recurrence over the positions of n devices, and the last state.
+
+    Args:
+        form: from values `(n b) t h v` and a first state `(n b) g k v` to the outputs and the last state of each
+            device's positions, linear in both.
+        v: the values.
+        first: the state before the first position of all, in each device's rows.
+        n: how many devices there are.
+    """
+    width, value_width = first.shape[-2:]
+    wide = np.concatenate([v, np.zeros((*v.shape[:-1], width), v.dtype)], -1)
+    identity = np.broadcast_to(np.eye(width, dtype=first.dtype), (*first.shape[:-1], width))
+    y, change = form(wide, np.concatenate([np.zeros_like(first), identity], -1))
+    own, reads = np.split(by_device(y, n), [value_width], -1)
+    B, A = np.split(by_device(change, n), [value_width], -1)
+    before, after = states(A, B, by_device(first, n)[0])
+    reads = reads.reshape(*reads.shape[:3], first.shape[1], -1, width)
+    y = own + np.einsum("nbtgrk,nbgkv->nbtgrv", reads, before).reshape(own.shape)
+    return as_rows(y), after
 
 
 def of_each_device(

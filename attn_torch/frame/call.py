@@ -18,7 +18,7 @@ from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_np.contract._tape import scope
 from attn_torch.attention.attend import attend_checked, softmax_takes_fast_path
-from attn_torch.attention.decode import DecodeStep, append, read_state, real_mask, write_state
+from attn_torch.attention.decode import DecodeStep, Form, append, read_state, real_mask, run_form, write_state
 from attn_torch.attention.masks import attention_mask, query_and_key_masks, zero_unseen, zero_unseen_inputs
 from attn_torch.attention.row_blocks import AttendRows, attend_in_row_blocks
 from attn_torch.frame.layer import Output, cast_output
@@ -311,10 +311,9 @@ class RecurrentCall(LayerCall):
         x, self.real = record(tape, x=upcast(query), real=real_mask(mask, step))
         self.x = record(tape, zeroed_query=zero_unseen("bt->btd", self.real, x))
 
-    def state(self, name: str, *axes: int) -> Array:
-        """The state of these sizes behind the batch that the cache holds; outside a step zeros."""
-        return read_state(self.step, name, zeros((self.sizes["b"], *axes), self.x))
-
-    def keep_state(self, **states: Array) -> None:
-        """Put the states after the last position into the cache; outside a step nothing."""
-        write_state(self.step, **states)
+    def run(self, form: Form, v: Array) -> Array:
+        """The outputs `b t h v` of a recurrence from the cached state, or from 0; the last state is cached."""
+        zero_state = zeros(tuple(self.sizes[letter] for letter in "bhkv"), self.x)
+        y, state = run_form(self.step, form, v, read_state(self.step, "state", zero_state), self.tape)
+        write_state(self.step, state=state)
+        return y

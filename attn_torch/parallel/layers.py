@@ -13,17 +13,20 @@ from attn_torch.attention.decode import DecodeStep
 from attn_torch.ops.specs import spec_of
 from attn_torch.parallel.attention import ring_attend
 from attn_torch.parallel.layouts import in_order, positions
-from attn_torch.parallel.messages import group_of, same_call
+from attn_torch.parallel.messages import group_of, last_before, same_call
+from attn_torch.parallel.recurrence import run_form
 from attn_torch.parallel.visibility import described
 
 
 def apply(
     layer: Any, query: Tensor, *inputs: Any, group: Any = None, layout: str = "contiguous", **options: Any
 ) -> Any:
-    """What a causal layer that caches keys gives for a whole sequence, of which this process has a part.
+    """What a causal layer gives for a whole sequence, of which this process has a part.
 
     Where the layer's core is `attend`, keys travel around the ring of `ring_attend`. Where scores have terms of their
-    own, there are learned keys, or weights are shown, each process gets the keys of all. Nothing else is sent.
+    own, there are learned keys, or weights are shown, each process gets the keys of all. A state that is linear in the
+    one before it goes from process to process as in `recur`, and a short convolution gets the last positions of the
+    others. Nothing else is sent.
 
     Args:
         layer: a layer of ours, in the same state in every process.
@@ -31,19 +34,19 @@ def apply(
         inputs, options: further arguments of the layer's call, this process's part of those with positions; no masks
             and no biases, whose pairs lie in several processes.
         group: a process group, or a `DeviceMesh` with one axis; all processes by default.
-        layout: which positions each process has: "contiguous", "zigzag" or "striped".
+        layout: which positions each process has: "contiguous", "zigzag" or "striped"; the first with a state.
 
     Returns:
         What the layer returns, for this process's queries.
 
     Raises:
-        ValueError: a layer that is not causal or keeps states, a mask or a bias, dropout in training, an unknown
-            layout, a length that it does not divide, or another call in another process.
+        ValueError: a layer that is not causal, one with a state in another layout, a mask or a bias, dropout in
+            training, an unknown layout, a length that it does not divide, or another call in another process.
     """
     config, group = layer.config, group_of("apply", group)
 
     def describe() -> tuple[str, tuple[int, int]]:
-        contract.check_layer(config, layer.training, options)
+        contract.check_layer(config, layer.training, options, layout)
         b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
         given = {"query": query, **{f"input {i}": x for i, x in enumerate(inputs)}, **dict(sorted(options.items()))}
         given["tape"] = options.get("tape") is not None  # what a tape holds is each process's own
@@ -64,5 +67,7 @@ def apply(
         head_axis=contract.has_head_axis(config),
         gather=partial(in_order, group=group, layout=layout),
         ring=partial(ring_attend, group=group, layout=layout),
+        recur=partial(run_form, group=group),
+        before=partial(last_before, group=group),
     )  # fmt: skip
     return layer(query, *inputs, **options, step=step)

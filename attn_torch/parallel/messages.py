@@ -153,6 +153,13 @@ def gather(x: Tensor, group: ProcessGroup) -> Tensor:
     return Gather.apply(x, group).movedim(0, 1).flatten(1, 2)
 
 
+def last_before(x: Tensor, size: int, group: ProcessGroup) -> Tensor:
+    """The last positions before this process's, `b t ...` -> `b size ...`; 0 before the first of all."""
+    tail = x[:, max(0, x.shape[1] - size) :]
+    before = torch.cat([x.new_zeros((x.shape[0], size, *x.shape[2:])), gather(tail, group)], 1)
+    return before.narrow(1, dist.get_rank(group) * tail.shape[1], size)
+
+
 def heads_for_positions(x: Tensor, group: ProcessGroup) -> Tensor:
     """All positions of some heads, from some positions of all heads: `b t (n h) k` -> `b (n t) h k`."""
     parts = x.unflatten(2, (dist.get_world_size(group), -1)).movedim(2, 0)  # n b t h k

@@ -1,5 +1,6 @@
 """`recur` over the positions of all processes, in parallel: what each does to the state, combined in order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,6 +70,28 @@ def recur(
     before, last = States.apply(A, B, first, group)
     y = own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape)
     return to_dtype(y, dtype_name(q)), last
+
+
+def run_form(
+    form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], v: Tensor, first: Tensor, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """The outputs `b t h v` of a form of a recurrence over the positions of all processes, and the last state.
+
+    Args:
+        form: from values `b t h v` and a first state `b g k v` to the outputs and the last state of this process's
+            positions, linear in both.
+        v: this process's values.
+        first: the state before the first position of all, the same in every process.
+        group: the processes.
+    """
+    (b, g, width, value_width) = first.shape
+    identity = torch.eye(width, dtype=first.dtype, device=first.device).expand(b, g, width, width)
+    wide = torch.cat([v, v.new_zeros((*v.shape[:-1], width))], -1)
+    y, change = form(wide, torch.cat([torch.zeros_like(first), identity], -1))
+    own, reads = y.split([value_width, width], 3)
+    B, A = change.split([value_width, width], 3)
+    before, last = States.apply(A, B, first, group)
+    return own + einsum("btgrk,bgkv->btgrv", reads.unflatten(2, (g, -1)), before).reshape(own.shape), last
 
 
 def of_this_process(

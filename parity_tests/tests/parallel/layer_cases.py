@@ -12,18 +12,29 @@ from parity_tests.tests.parallel.cases import LAYOUTS, Arrays
 from parity_tests.tests.witness import bounded, cotangent, weights_of
 
 # Asked by default: keys around a ring, keys gathered in another order, a compressed cache, scores in rows.
-ASKED_LAYERS = ("decoder/sinks/zigzag", "alibi/causal/striped", "mla/absorbed/contiguous", "luong/causal/zigzag")
+# Then states: with a convolution, by a delta rule, with positions and a norm.
+ASKED_LAYERS = (
+    "decoder/sinks/zigzag",
+    "alibi/causal/striped",
+    "mla/absorbed/contiguous",
+    "luong/causal/zigzag",
+    "gated_delta/chunked/contiguous",
+    "kda/recurrent/contiguous",
+)
 
 
 def layers() -> list[Any]:
-    """Examples of causal variants that cache keys, with a layout: "variant/example/layout"."""
-    found = []
+    """Examples of causal variants that cache keys or a linear state, with a layout: "variant/example/layout"."""
+    found, states = [], []
     for variant in contract.variants():
         for example, config in contract.examples(variant).items():
             axes = [letters.split() for letters in config.cache_axes().values()]
-            if axes and all("s" in letters for letters in axes):
+            if axes and config.family == "linear":
+                states.append(f"{variant}/{example}/contiguous")
+            elif axes and all("s" in letters for letters in axes):
                 found.append(f"{variant}/{example}")
-    named = {f"{name}/{LAYOUTS[i % len(LAYOUTS)]}": None for i, name in enumerate(found)} | dict.fromkeys(ASKED_LAYERS)
+    named = {f"{name}/{LAYOUTS[i % len(LAYOUTS)]}": None for i, name in enumerate(found)}
+    named |= dict.fromkeys((*states, *ASKED_LAYERS))
     return [pytest.param(name, marks=() if name in ASKED_LAYERS else pytest.mark.left_out) for name in named]
 
 

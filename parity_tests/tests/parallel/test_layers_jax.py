@@ -46,11 +46,11 @@ def test_a_layer_over_devices_is_that_of_one(layer: str, found: dict[str, dict[s
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "not causal": ("mha", {}, "mha: expected a causal layer that keeps keys, got causal=False; set causal=True"),
-    "a state": (
+    "not causal": ("mha", {}, "mha: expected a causal layer, got causal=False; set causal=True"),
+    "a state in a zigzag": (
         "delta",
         {"head_dim": 2},
-        "delta: expected a layer that attends to keys, got one with a state",
+        "delta: expected layout='contiguous' for a layer with a state, got 'zigzag'",
     ),
     "a mask": ("mha", {"causal": True}, "mha: expected arguments that know of devices, got mask=; leave them out"),
     "a layout": (
@@ -67,5 +67,6 @@ def test_a_call_that_cannot_be_right_is_refused(case: str) -> None:
     variant, fields, words = REFUSED[case]
     layer: Any = attn_jax.build(variant, d_model=6, num_heads=2, **fields)  # type: ignore[call-overload]
     options: dict[str, Any] = {"a mask": {"mask": jnp.ones((1, 1, 4, 4), bool)}, "a layout": {"layout": "spiral"}}
+    options["a state in a zigzag"] = {"layout": "zigzag"}
     with pytest.raises(ValueError, match=f"apply: {words}"):
         apply(layer, jnp.ones((1, 4, 6)), axis_name="seq", **options.get(case, {}))

@@ -187,7 +187,7 @@ MISTAKES = {
         "parts = [part if not parts else ((parts[0][0] + part[0]) / 2, merge([*parts, part])[1])]",
     ),
     "states not passed on": Planted(
-        "recur", "linear", "y", "recurrence.py", "after = A[i] @ after + B[i]", "after = B[i]",
+        "recur", "linear", "y", "recurrence.py", "after = A_i @ after + B_i", "after = B_i",
     ),
     "a last state without the first": Planted(
         "recur", "linear, a state", "last", "recurrence.py", " if state is None else upcast(state)", "",
