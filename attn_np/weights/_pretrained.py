@@ -20,7 +20,7 @@ from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files
 from attn_np.weights._progress import progress
 from attn_np.weights._quantization import Scheme
 from attn_np.weights._shards import OpenFile, StoredFile, open_tensors
-from attn_np.weights._text_models import TEXT_MODELS, require_direction, text_model
+from attn_np.weights._text_models import TEXT_MODELS, VISION, require_direction, text_model, vision_model
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 from attn_np.weights.layouts.meta_llama import MODEL_TYPE
@@ -213,13 +213,17 @@ def described_layer(
         ConfigMismatchError: a field that our layer cannot represent.
         ValueError, TypeError: arguments that cannot be right.
     """
-    hf, prefixes = text_model(whole, named=layout is not None)
+    sees = part == VISION and whole.model_type() in TEXT_MODELS
+    hf, prefixes = vision_model(whole) if sees else text_model(whole, named=layout is not None)
     stated = hf if "quantization_config" in hf else whole
     layout_name, family_layout = find_layout(hf, layout)
+    if sees and VISION not in family_layout.prefixes:
+        part = None  # a family of towers alone
     part = find_part(family_layout, part)
     if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    require_direction(whole, fields)
+    if not sees:
+        require_direction(whole, fields)
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
     # Read by a family whose attention is not quantised where the rest of the model is.

@@ -1,4 +1,4 @@
-"""Models that see or hear beside reading: the text model in them, whose layers are those of a family."""
+"""Models that see or hear beside reading: the text model and the vision tower in them, whose layers are a family's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -64,6 +64,14 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "text_model.", "")
 
 
+# The part of a model that sees beside reading, and what stands before the keys of its vision tower.
+VISION = "vision"
+VISION_PREFIXES = (
+    "model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model.", "model.vision_tower.vision_model.",
+    "vision_tower.vision_model.",
+)  # fmt: skip
+
+
 # Models that read a prompt in both directions, and what follows it in one.
 PREFIX_MODELS = ("paligemma",)
 
@@ -98,3 +106,15 @@ def text_model(hf: HFConfig, *, named: bool) -> tuple[HFConfig, tuple[str, ...]]
     if kind in PREFIX_MODELS:
         stated = {key: x for key, x in stated.items() if key not in ("use_bidirectional_attention", "num_image_tokens")}
     return hf.part("text_config", {**defaults, **stated, "model_type": text_kind}), PREFIXES
+
+
+def vision_model(hf: HFConfig) -> tuple[HFConfig, tuple[str, ...]]:
+    """The fields of the vision tower of a model that sees beside reading, and the prefixes its keys may have.
+
+    Raises:
+        ConfigMismatchError: its `vision_config` does not say which model the tower is.
+    """
+    stated: Any = hf.get("vision_config")
+    if not isinstance(stated, dict) or not isinstance(stated.get("model_type"), str):
+        hf.refuse("vision_config", "an object with the model_type of the vision tower", stated)
+    return hf.part("vision_config", stated), VISION_PREFIXES

@@ -58,9 +58,10 @@ def gradient(model: str, params: Arrays) -> tuple[Any, dict[str, Any]]:
     """The probabilities of all tokens, and the gradients of all parameters of the mean loss, with bounds."""
     given, following = (np.eye(VOCAB)[x] for x in tokens())
     w: Any = {name: ErrArray(x, 0.0) for name, x in params.items()}
-    given, grads, back = ErrArray(given, 0.0), dict[str, Any](), []
+    words: Any
+    words, grads, back = ErrArray(given, 0.0), dict[str, Any](), []
     with precision(precision_of("float64")):
-        x = einsum("btu,ud->btd", given, w["embed"])
+        x = einsum("btu,ud->btd", words, w["embed"])
         for i, config in enumerate(MODELS[model][0]):
             case = Case(config.variant, "", "", "float64", given=config)
             layer = numpy_layer(case, {n: w[f"{i}.attn.{n}"] for n in config.shapes()})
@@ -89,7 +90,7 @@ def gradient(model: str, params: Arrays) -> tuple[Any, dict[str, Any]]:
             grads |= {f"{i}.attn.{n}": g for n, g in found.params.items()}
             dlayer, grads[f"{i}.norm"] = rms_norm_vjp(x, w[f"{i}.norm"], EPS, found.inputs["query"])
             dx = sum_grads(dmiddle, dlayer)
-        grads["embed"] = einsum_vjp("btu,ud->btd", given, w["embed"], dx)[1]
+        grads["embed"] = einsum_vjp("btu,ud->btd", words, w["embed"], dx)[1]
     return probs, grads
 
 

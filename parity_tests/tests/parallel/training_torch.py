@@ -49,8 +49,9 @@ def trained(model: str, mesh: Any) -> dict[str, np.ndarray]:
                 params[f"{i}.attn.{name}"].grad = layer.get_parameter(name).grad
         with torch.no_grad():
             for param in params.values():
-                distributed.all_reduce(param.grad)
-                param -= RATE * param.grad
+                grad: Any = param.grad
+                distributed.all_reduce(grad)
+                param -= RATE * grad
                 param.grad = None
         for layer in layers:
             layer.zero_grad()

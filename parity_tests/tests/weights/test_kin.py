@@ -131,6 +131,53 @@ def test_the_text_model_of_a_model_that_sees(start: str, tmp_path: Path) -> None
     assert all(np.array_equal(x, found.values[name]) for name, x in text.values.items())
 
 
+TOWER = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 2, "model_type": "siglip_vision_model"}
+
+
+def tower(start: str) -> dict[str, np.ndarray]:
+    """The attention of a vision tower's two layers."""
+    rng, names = np.random.default_rng(4), ("q_proj", "k_proj", "v_proj", "out_proj")
+    shapes = {"weight": (6, 6), "bias": (6,)}
+    return {
+        f"{start}encoder.layers.{n}.self_attn.{name}.{kind}": rng.normal(size=shape).astype(np.float32)
+        for n in range(2)
+        for name in names
+        for kind, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "start", ["model.vision_tower.", "vision_tower.vision_model.", "model.vision_tower.vision_model."]
+)
+def test_the_vision_tower_of_a_model_that_sees(start: str, tmp_path: Path) -> None:
+    """The numbers of the tower saved alone; the text model is read without part=."""
+    stated = LLAVA | {"vision_config": TOWER}
+    folder = model(
+        tmp_path / start, stated, {f"language_model.{name}": x for name, x in llama().items()} | tower(start)
+    )
+    alone = model(tmp_path / "alone", TOWER, tower("vision_model."))
+    for layer in range(2):
+        found, want = (weights.read_pretrained(place, layer, part="vision") for place in (folder, alone))
+        assert found.config == want.config and found.values.keys() == want.values.keys()
+        assert all(np.array_equal(x, found.values[name]) for name, x in want.values.items())
+    assert len(list(weights.read_pretrained_layers(folder, part="vision"))) == 2
+    assert weights.read_pretrained(folder, 2).config == WANT
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"hidden_size": 4}, "'vision_config': expected an object with the model_type of the vision tower"),
+        (TOWER | {"model_type": "fairly-new"}, "'vision_config.model_type': expected the name of a known family"),
+        (TOWER | {"colour": 1}, "'vision_config.colour': expected fields with a known meaning"),
+    ],
+)
+def test_a_vision_tower_that_is_not_known_is_refused(stated: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = model(tmp_path, LLAVA | {"vision_config": stated}, tower("vision_tower."))
+    with pytest.raises(ConfigMismatchError, match=words):
+        weights.read_pretrained(folder, 0, part="vision")
+
+
 def test_a_text_model_that_says_little_has_the_sizes_of_its_library() -> None:
     """As in LLaVA 1.5 and in Gemma 3 4B."""
     stated = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
