@@ -1,4 +1,4 @@
-"""The judge as a teacher: calls a reader's function as it wants to be called and names what is wrong with its answer."""
+"""The judge as a teacher: calls a reader's function as it wants to be called and names the mistake of its answer."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +12,9 @@ from parity_tests import bounds as bounds
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import EXACT, Precision, precision
 from parity_tests.exercises._exercise import Exercise, Function, exercise
+from parity_tests.mistakes import MUTANTS
 
-# Readers may compute in 32 bits, in any order and by any of the usual forms: an answer is judged by the bounds of these.
+# Readers may compute in 32 bits, in any order and by any of the usual forms: these are the bounds of an answer.
 PROMISE = Precision("float32", "float32")
 SEEDS = (3, 11)
 
@@ -96,10 +97,11 @@ def check(function: Function, name: str) -> Verdict:
             return Verdict(one.name, True, "", praise(one))
         fitting = [word for word, wrong in one.wrong.items() if fits(wrong, calls, results)]
         if fitting:
-            return Verdict(one.name, False, fitting[0], f"It has this mistake: {fitting[0]}.")
+            return Verdict(one.name, False, fitting[0], f"It has this mistake: {fitting[0]}{advice(fitting[0])}.")
         best = best or results
     if best is None:
-        says = f"It could not be called: {type(failure).__name__}: {failure}. Expected {one.call}, with {shapes(calls[0])}."
+        said = f"{type(failure).__name__}: {failure}"
+        says = f"It could not be called: {said}. Expected {one.call}, with {shapes(calls[0])}."
         return Verdict(one.name, False, "", says)
     word, says = described(one, calls, best)
     return Verdict(one.name, False, word, says)
@@ -107,6 +109,12 @@ def check(function: Function, name: str) -> Verdict:
 
 def praise(one: Exercise) -> str:
     return f"Your {one.function} agrees on every number, within the rounding of 32 bits."
+
+
+def advice(mistake: str) -> str:
+    """What to do, where the judge of layers knows the same mistake."""
+    fixes = {mutant.name: mutant.fix for mutant in MUTANTS}
+    return f"; {fixes[mistake]}" if fixes.get(mistake) else ""
 
 
 def shapes(call: Mapping[str, Any]) -> str:
@@ -129,11 +137,11 @@ def ways(function: Function, one: Exercise) -> Iterator[Callable[[Mapping[str, A
                     else x
                     for name, x in call.items()
                 }
-                before = {name: np.array(x) for name, x in given.items() if np.ndim(x)}
+                before = {name: np.array(numbers(x)) for name, x in given.items() if isinstance(call[name], np.ndarray)}
                 positional, named = bind(given)
                 with np.errstate(all="ignore"):
                     result = function(*positional, **named)
-                changed = [name for name, x in before.items() if not np.array_equal(x, np.asarray(given[name]))]
+                changed = [name for name, x in before.items() if not np.array_equal(x, numbers(given[name]))]
                 if changed:
                     raise ChangedInPlaceError(changed[0])
                 return plain(result, batched)
@@ -156,13 +164,15 @@ def plain(result: Any, batched: bool) -> Any:
     """A result as NumPy arrays, without the batch axis."""
     if isinstance(result, Mapping):
         result = tuple(result.values())
-    if isinstance(result, tuple | list) and any(np.ndim(numbers(x)) for x in result):
+    if isinstance(result, tuple | list) and any(np.ndim(numbers(x)) for x in result if not np.isscalar(x)):
         return tuple(plain(x, batched) for x in result)
     result = numbers(result)
     return result[0] if batched and np.ndim(result) and len(result) == 1 else result
 
 
 def numbers(x: Any) -> Any:
+    if isinstance(x, ErrArray):  # an answer of ours
+        x = x.v
     if hasattr(x, "detach"):
         x = x.detach().cpu().numpy()
     return x if isinstance(x, tuple | list | Mapping) and len({np.shape(y) for y in x}) > 1 else np.asarray(x)
@@ -208,6 +218,7 @@ def bounded(function: Function, call: Mapping[str, Any]) -> list[tuple[np.ndarra
         name: ErrArray(x, np.zeros(x.shape)) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
         for name, x in call.items()
     }
+
     def run(promise: Precision) -> list[tuple[np.ndarray, np.ndarray]]:
         with precision(promise), np.errstate(all="ignore"):
             result = function(*lifted.values())
@@ -251,7 +262,8 @@ def described(one: Exercise, calls: list[dict[str, Any]], results: list[Any]) ->
     """The mistake, if it is one of form, and what can be said of numbers that no known mistake gives."""
     wanted, parts = bounded(one.answer, calls[0]), paired(results[0], bounded(one.answer, calls[0]))
     if parts is None:
-        return "too few results", f"Expected {len(wanted)} arrays, got {len(results[0]) if isinstance(results[0], tuple) else 1}."
+        count = len(results[0]) if isinstance(results[0], tuple) else 1
+        return "too few results", f"Expected {len(wanted)} arrays, got {count}."
     for i, (got, (want, bound)) in enumerate(zip(parts, wanted, strict=True)):
         which = f"Result {i + 1} of {len(wanted)}" if len(wanted) > 1 else "The result"
         got = np.asarray(got)

@@ -81,12 +81,17 @@ EXERCISES = (
     ),
     Exercise(
         "1.5",
-        "Self-attention of `x` (t, d): queries, keys and values are `x` times the three matrices, (d, k), (d, k), (d, v).",
+        (
+            "Self-attention of `x` (t, d): queries, keys and values are `x` times the three matrices, (d, k), (d, k), "
+            "(d, v)."
+        ),
         self_attention,
         arrays(x="td", w_q="dk", w_k="dk", w_v="dv"),
         {
             "scale missing": lambda x, w_q, w_k, w_v: attention(
-                einsum("td,dk->tk", x, w_q) * np.sqrt(w_q.shape[1]), einsum("td,dk->tk", x, w_k), einsum("td,dv->tv", x, w_v)
+                einsum("td,dk->tk", x, w_q) * np.sqrt(w_q.shape[1]),
+                einsum("td,dk->tk", x, w_k),
+                einsum("td,dv->tv", x, w_v),
             ),
             "scale from the width of the model": lambda x, w_q, w_k, w_v: attention(
                 einsum("td,dk->tk", x, w_q) * np.sqrt(w_q.shape[1] / len(w_q)),
@@ -103,7 +108,8 @@ EXERCISES = (
             "softmax over the queries": lambda x, w_q, w_k, w_v: einsum(
                 "ts,sv->tv",
                 over_queries(
-                    einsum("tk,sk->ts", einsum("td,dk->tk", x, w_q), einsum("td,dk->tk", x, w_k)) / np.sqrt(w_k.shape[1])
+                    einsum("tk,sk->ts", einsum("td,dk->tk", x, w_q), einsum("td,dk->tk", x, w_k))
+                    / np.sqrt(w_k.shape[1])
                 ),
                 einsum("td,dv->tv", x, w_v),
             ),
@@ -121,7 +127,9 @@ EXERCISES = (
             "softmax backward without the weights in front": backward(
                 lambda p, dp: dp - np.sum(p * dp, axis=-1, keepdims=True)
             ),
-            "softmax backward with its sum added": backward(lambda p, dp: p * (dp + np.sum(p * dp, axis=-1, keepdims=True))),
+            "softmax backward with its sum added": backward(
+                lambda p, dp: p * (dp + np.sum(p * dp, axis=-1, keepdims=True))
+            ),
             "softmax backward over the wrong axis": backward(
                 lambda p, dp: p * (dp - np.sum(p * dp, axis=0, keepdims=True))
             ),

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from attn_np.ops import einsum
-from attn_np.ops import softmax as stable_softmax
+from attn_np.ops import einsum, softmax
 from parity_tests.exercises._exercise import Exercise, normal
 
 
@@ -12,7 +11,7 @@ def causal(t, s):
 
 
 def masked_attention(q, k, v, allowed):
-    p = stable_softmax(einsum("tk,sk->ts", q, k) / np.sqrt(k.shape[-1]), allowed)
+    p = softmax(einsum("tk,sk->ts", q, k) / np.sqrt(k.shape[-1]), allowed)
     return einsum("ts,sv->tv", p, v)
 
 
@@ -42,7 +41,7 @@ def from_scores(weights):
 
 
 def nan_where_empty(z, allowed):
-    return np.where(np.any(allowed, axis=-1, keepdims=True), stable_softmax(z, allowed), np.nan)
+    return np.where(np.any(allowed, axis=-1, keepdims=True), softmax(z, allowed), np.nan)
 
 
 EXERCISES = (
@@ -57,8 +56,9 @@ EXERCISES = (
             "causal off by one": lambda t, s: np.arange(s) <= np.arange(t)[:, None] + s - t + 1,
             "causal mask upside down": lambda t, s: np.arange(s) >= np.arange(t)[:, None] + s - t,
             "mask inverted": lambda t, s: ~causal(t, s),
-            "aligned at the first key, and a query's own position hidden": lambda t, s: np.arange(s)
-            < np.arange(t)[:, None],
+            "aligned at the first key, and a query's own position hidden": lambda t, s: (
+                np.arange(s) < np.arange(t)[:, None]
+            ),
             "causal ignored": lambda t, s: np.ones((t, s), bool),
         },
     ),
@@ -68,23 +68,23 @@ EXERCISES = (
         masked_attention,
         draw_masked,
         {
-            "mask ignored": from_scores(lambda z, allowed: stable_softmax(z)),
-            "mask inverted": from_scores(lambda z, allowed: stable_softmax(z, ~allowed)),
+            "mask ignored": from_scores(lambda z, allowed: softmax(z)),
+            "mask inverted": from_scores(lambda z, allowed: softmax(z, ~allowed)),
             "a fill that hides nothing, such as -1e-25 or 1e-9": from_scores(
-                lambda z, allowed: stable_softmax(np.where(allowed, z, -1e-25))
+                lambda z, allowed: softmax(np.where(allowed, z, -1e-25))
             ),
-            "hidden scores filled with -1": from_scores(lambda z, allowed: stable_softmax(np.where(allowed, z, -1.0))),
-            "mask added to the scores as 0 and 1": from_scores(lambda z, allowed: stable_softmax(z + 1.0 * allowed)),
+            "hidden scores filled with -1": from_scores(lambda z, allowed: softmax(np.where(allowed, z, -1.0))),
+            "mask added to the scores as 0 and 1": from_scores(lambda z, allowed: softmax(z + 1.0 * allowed)),
             "mask after the softmax without normalising again": from_scores(
-                lambda z, allowed: np.where(allowed, stable_softmax(z), 0.0)
+                lambda z, allowed: np.where(allowed, softmax(z), 0.0)
             ),
             "row without a key is NaN": from_scores(nan_where_empty),
             "row without a key shared evenly: a finite fill such as -1e9": from_scores(
-                lambda z, allowed: stable_softmax(np.where(allowed, z, -1e9))
+                lambda z, allowed: softmax(np.where(allowed, z, -1e9))
             ),
             "scale missing": lambda q, k, v, allowed: masked_attention(q * np.sqrt(k.shape[-1]), k, v, allowed),
             "softmax over the queries": from_scores(
-                lambda z, allowed: stable_softmax(z.swapaxes(0, 1), allowed.swapaxes(0, 1)).swapaxes(0, 1)
+                lambda z, allowed: softmax(z.swapaxes(0, 1), allowed.swapaxes(0, 1)).swapaxes(0, 1)
             ),
         },
     ),
@@ -94,18 +94,18 @@ EXERCISES = (
         window,
         lambda rng: {"n": 11, "width": 3 + int(rng.integers(2))},
         {
-            "causal ignored, and window one key too wide on the left": lambda n, width: np.arange(n)[:, None]
-            - np.arange(n)
-            <= width,
+            "causal ignored, and window one key too wide on the left": lambda n, width: (
+                np.arange(n)[:, None] - np.arange(n) <= width
+            ),
             "window one key too wide on the left": lambda n, width: window(n, width + 1),
             "window one key too narrow on the left": lambda n, width: window(n, width - 1),
             "causal ignored": lambda n, width: np.arange(n)[:, None] - np.arange(n) < width,
-            "window as wide on the right as on the left": lambda n, width: abs(np.arange(n)[:, None] - np.arange(n))
-            < width,
-            "window as wide on the right as on the left, and one key too wide": lambda n, width: abs(
-                np.arange(n)[:, None] - np.arange(n)
-            )
-            <= width,
+            "window as wide on the right as on the left": lambda n, width: (
+                abs(np.arange(n)[:, None] - np.arange(n)) < width
+            ),
+            "window as wide on the right as on the left, and one key too wide": lambda n, width: (
+                abs(np.arange(n)[:, None] - np.arange(n)) <= width
+            ),
             "causal hides a query's own position": lambda n, width: window(n, width) & ~np.eye(n, dtype=bool),
             "the width before the word, without itself": lambda n, width: window(n, width + 1) & ~np.eye(n, dtype=bool),
             "mask transposed": lambda n, width: window(n, width).T,

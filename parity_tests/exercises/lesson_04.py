@@ -78,7 +78,10 @@ EXERCISES = (
     ),
     Exercise(
         "4.5",
-        "The layer of this lesson, its answers `y`: `x` (b, t, d), `w_q` and `w_k` (d, h, k), `w_v` (d, h, v), `w_o` (h, v, d).",
+        (
+            "The layer of this lesson, its answers `y`: `x` (b, t, d), `w_q` and `w_k` (d, h, k), `w_v` (d, h, v), "
+            "`w_o` (h, v, d)."
+        ),
         mha,
         arrays(x="btd", w_q="dhk", w_k="dhk", w_v="dhv", w_o="hvd"),
         {

@@ -71,7 +71,10 @@ def draw_features(rng):
 EXERCISES = (
     Exercise(
         "5.4",
-        "The additive scores (t, s) of queries `q` (t, k) and keys `k` (s, d), with `w_q` (k, e), `w_k` (d, e) and `w_score` (e).",
+        (
+            "The additive scores (t, s) of queries `q` (t, k) and keys `k` (s, d), with `w_q` (k, e), `w_k` (d, e) "
+            "and `w_score` (e)."
+        ),
         additive_scores,
         arrays(q="tk", k="sd", w_q="ke", w_k="de", w_score="e"),
         {
@@ -81,8 +84,9 @@ EXERCISES = (
             "product in place of the sum in the additive score": scores_of(lambda a, b: np.tanh(a * b)),
             "tanh of query and key each": scores_of(lambda a, b: np.tanh(a) + np.tanh(b)),
             "features summed without the score's weights": summed_features,
-            "additive score with a scale": lambda q, k, w_q, w_k, w_score: additive_scores(q, k, w_q, w_k, w_score)
-            / np.sqrt(len(w_score)),
+            "additive score with a scale": lambda q, k, w_q, w_k, w_score: (
+                additive_scores(q, k, w_q, w_k, w_score) / np.sqrt(len(w_score))
+            ),
             "a softmax that was not asked for": lambda q, k, w_q, w_k, w_score: softmax(
                 additive_scores(q, k, w_q, w_k, w_score)
             ),
@@ -90,7 +94,11 @@ EXERCISES = (
     ),
     Exercise(
         "5.5",
-        "One step of a GRU without biases: the new state from `x` (b, k) and the state `h` (b, e). `w_x` (3, k, e) and `w_h` (3, e, e) hold the matrices of the reset gate, the update gate and the new state, in this order. The reset gate multiplies the product of the state with its matrix, and $h' = (1 - z) n + z h$.",
+        (
+            "One step of a GRU without biases: the new state from `x` (b, k) and the state `h` (b, e). `w_x` (3, k, "
+            "e) and `w_h` (3, e, e) hold the matrices of the reset gate, the update gate and the new state, in this "
+            "order. The reset gate multiplies the product of the state with its matrix, and $h' = (1 - z) n + z h$."
+        ),
         gru_step,
         draw_step,
         {
@@ -114,7 +122,10 @@ EXERCISES = (
     ),
     Exercise(
         "5.6",
-        "The backward of additive scores `z = e @ w_score` with `e = tanh(a)`, (t, s, e): `(da, dw_score)` from `e`, `w_score` and `dz` (t, s).",
+        (
+            "The backward of additive scores `z = e @ w_score` with `e = tanh(a)`, (t, s, e): `(da, dw_score)` from "
+            "`e`, `w_score` and `dz` (t, s)."
+        ),
         additive_vjp,
         draw_features,
         {

@@ -62,15 +62,22 @@ def draw_rotated(name):
 EXERCISES = (
     Exercise(
         "6.4",
-        "Rotary positions: turn `x` (t, k) by `positions` (t), with the base 10000. Number `i` is paired with number `i + k / 2`.",
+        (
+            "Rotary positions: turn `x` (t, k) by `positions` (t), with the base 10000. Number `i` is paired with "
+            "number `i + k / 2`."
+        ),
         rotate,
         draw_rotated("x"),
         {
             "rotary layouts exchanged": neighbours,
             "rotary angles the wrong way round": lambda x, positions: rotate(x, -positions),
             "rotary positions counted from 1": lambda x, positions: rotate(x, positions + 1),
-            "rotary positions counted from 0, whatever is given": lambda x, positions: rotate(x, np.arange(len(positions))),
-            "rotary angles of base^(-i/d), without the 2": with_angles(lambda p, i, half: p * 10000.0 ** (-i / (2 * half))),
+            "rotary positions counted from 0, whatever is given": lambda x, positions: rotate(
+                x, np.arange(len(positions))
+            ),
+            "rotary angles of base^(-i/d), without the 2": with_angles(
+                lambda p, i, half: p * 10000.0 ** (-i / (2 * half))
+            ),
             "rotary frequencies growing in place of falling": with_angles(lambda p, i, half: p * 10000.0 ** (i / half)),
             "one frequency for all pairs": with_angles(lambda p, i, half: p + 0.0 * i),
             "two plus signs: no rotation": one_sign,

@@ -57,7 +57,11 @@ def draw_groups(rng):
 EXERCISES = (
     Exercise(
         "7.4",
-        "One step of decoding with one head. Append the new word's key `k` (k) and value `v` (v) to the caches, (s, k) and (s, v), and let its query `q` (k) read them: `(y, keys, values)`, `y` (v) and both caches with the new word behind.",
+        (
+            "One step of decoding with one head. Append the new word's key `k` (k) and value `v` (v) to the caches, "
+            "(s, k) and (s, v), and let its query `q` (k) read them: `(y, keys, values)`, `y` (v) and both caches "
+            "with the new word behind."
+        ),
         cached_step,
         draw_step,
         {
@@ -90,7 +94,10 @@ EXERCISES = (
     ),
     Exercise(
         "7.5",
-        "Grouped-query attention: `q` (h, t, k) has more heads than `k` (g, s, k) and `v` (g, s, v); neighbouring heads share a group. The answers, (h, t, v).",
+        (
+            "Grouped-query attention: `q` (h, t, k) has more heads than `k` (g, s, k) and `v` (g, s, v); neighbouring "
+            "heads share a group. The answers, (h, t, v)."
+        ),
         grouped_attention,
         draw_groups,
         {
@@ -113,11 +120,12 @@ EXERCISES = (
             "keys without values": lambda layers, groups, head_dim, length: layers * groups * head_dim * length,
             "one layer alone": lambda layers, groups, head_dim, length: 2 * groups * head_dim * length,
             "one group alone": lambda layers, groups, head_dim, length: 2 * layers * head_dim * length,
-            "bytes in 16 bits, not numbers": lambda layers, groups, head_dim, length: 4 * layers * groups * head_dim * length,
-            "a square of scores: the map is not kept": lambda layers, groups, head_dim, length: layers
-            * groups
-            * length
-            * length,
+            "bytes in 16 bits, not numbers": lambda layers, groups, head_dim, length: (
+                4 * layers * groups * head_dim * length
+            ),
+            "a square of scores: the map is not kept": lambda layers, groups, head_dim, length: (
+                layers * groups * length * length
+            ),
             "one word alone": lambda layers, groups, head_dim, length: 2 * layers * groups * head_dim,
         },
     ),

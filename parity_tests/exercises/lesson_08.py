@@ -60,14 +60,22 @@ def forgotten(top, total, sums, z, v):
 
 
 def draw_halves(rng):
-    (y1, top1, total1), (y2, top2, total2) = ((normal(rng, 5, 4), normal(rng, 5), abs(normal(rng, 5)) + 1.0) for _ in range(2))
+    (y1, top1, total1), (y2, top2, total2) = (
+        (normal(rng, 5, 4), normal(rng, 5), abs(normal(rng, 5)) + 1.0) for _ in range(2)
+    )
     total1, total2 = (x.astype(np.float32).astype(np.float64) for x in (total1, total2))
     return {"y1": y1, "top1": top1, "total1": total1, "y2": y2, "top2": top2, "total2": total2}
 
 
 def draw_running(rng):
     total = (abs(normal(rng, 5)) + 1.0).astype(np.float32).astype(np.float64)
-    return {"top": normal(rng, 5), "total": total, "sums": normal(rng, 5, 4), "z": normal(rng, 5, 7), "v": normal(rng, 7, 4)}
+    return {
+        "top": normal(rng, 5),
+        "total": total,
+        "sums": normal(rng, 5, 4),
+        "z": normal(rng, 5, 7),
+        "v": normal(rng, 7, 4),
+    }
 
 
 def draw_backward(rng):
@@ -84,16 +92,23 @@ EXERCISES = (
         draw_halves,
         {
             "sums not brought to the new largest score": merged_by(lambda top, total, new: total),
-            "totals forgotten: shares of the largest scores alone": merged_by(lambda top, total, new: np.exp(top - new)),
+            "totals forgotten: shares of the largest scores alone": merged_by(
+                lambda top, total, new: np.exp(top - new)
+            ),
             "the plain average of both halves": merged_by(lambda top, total, new: np.ones(np.shape(top))),
             "rescaled the wrong way round": merged_by(lambda top, total, new: total * np.exp(new - top)),
             "both halves added": lambda y1, top1, total1, y2, top2, total2: y1 + y2,
-            "the shares exchanged": lambda y1, top1, total1, y2, top2, total2: merge(y1, top2, total2, y2, top1, total1),
+            "the shares exchanged": lambda y1, top1, total1, y2, top2, total2: merge(
+                y1, top2, total2, y2, top1, total1
+            ),
         },
     ),
     Exercise(
         "8.4",
-        "One block of flash attention: `(top, total, sums)` of a block of queries, (t), (t) and (t, v), after a block of scores `z` (t, s) with values `v` (s, v).",
+        (
+            "One block of flash attention: `(top, total, sums)` of a block of queries, (t), (t) and (t, v), after a "
+            "block of scores `z` (t, s) with values `v` (s, v)."
+        ),
         online_step,
         draw_running,
         {
@@ -111,18 +126,27 @@ EXERCISES = (
     ),
     Exercise(
         "8.5",
-        "The gradient of a block of scores from its weights `p` (t, s) and their gradient `dp`, where the sum of `p * dp` over *all* keys is not at hand: take it from the answers `y` (t, v) and their gradient `dy`.",
+        (
+            "The gradient of a block of scores from its weights `p` (t, s) and their gradient `dp`, where the sum of "
+            "`p * dp` over *all* keys is not at hand: take it from the answers `y` (t, v) and their gradient `dy`."
+        ),
         scores_vjp,
         draw_backward,
         {
             "share of all keys left out of a block's gradient": lambda p, dp, y, dy: p * dp,
-            "the sum over this block's keys alone": lambda p, dp, y, dy: p * (dp - np.sum(p * dp, axis=-1, keepdims=True)),
+            "the sum over this block's keys alone": lambda p, dp, y, dy: (
+                p * (dp - np.sum(p * dp, axis=-1, keepdims=True))
+            ),
             "the sum added": lambda p, dp, y, dy: p * (dp + np.sum(dy * y, axis=-1, keepdims=True)),
-            "the gradient of the answers without the answers": lambda p, dp, y, dy: p
-            * (dp - np.sum(dy, axis=-1, keepdims=True)),
-            "softmax backward without the weights in front": lambda p, dp, y, dy: dp
-            - np.sum(dy * y, axis=-1, keepdims=True),
-            "the sum over the queries": lambda p, dp, y, dy: p * (dp - np.sum(np.sum(dy * y, axis=-1, keepdims=True), axis=0, keepdims=True)),
+            "the gradient of the answers without the answers": lambda p, dp, y, dy: (
+                p * (dp - np.sum(dy, axis=-1, keepdims=True))
+            ),
+            "softmax backward without the weights in front": lambda p, dp, y, dy: (
+                dp - np.sum(dy * y, axis=-1, keepdims=True)
+            ),
+            "the sum over the queries": lambda p, dp, y, dy: (
+                p * (dp - np.sum(np.sum(dy * y, axis=-1, keepdims=True), axis=0, keepdims=True))
+            ),
         },
     ),
 )

@@ -29,12 +29,14 @@ EXERCISES = (
         dilated_mask,
         lambda rng: {"n": 17, "reach": 2 + int(rng.integers(2)), "step": 3},
         {
-            "reach of a dilated window counted in positions": lambda n, reach, step: (abs(apart(n)) <= reach)
-            & (apart(n) % step == 0),
+            "reach of a dilated window counted in positions": lambda n, reach, step: (
+                (abs(apart(n)) <= reach) & (apart(n) % step == 0)
+            ),
             "gaps of the window forgotten": lambda n, reach, step: abs(apart(n)) <= reach * step,
             "a plain window: the step forgotten": lambda n, reach, step: abs(apart(n)) <= reach,
-            "dilated keys counted from the first position": lambda n, reach, step: (abs(apart(n)) <= reach * step)
-            & np.broadcast_to(np.arange(n) % step == 0, (n, n)),
+            "dilated keys counted from the first position": lambda n, reach, step: (
+                (abs(apart(n)) <= reach * step) & np.broadcast_to(np.arange(n) % step == 0, (n, n))
+            ),
             "every word that many apart, without an end": lambda n, reach, step: apart(n) % step == 0,
             "one step less than asked for": lambda n, reach, step: dilated_mask(n, reach - 1, step),
             "one step more than asked for": lambda n, reach, step: dilated_mask(n, reach + 1, step),
@@ -49,11 +51,13 @@ EXERCISES = (
         lambda rng: {"n": 11, "size": 3 + int(rng.integers(2))},
         {
             "a window as wide as a chunk instead of chunks": lambda n, size: abs(apart(n)) < size,
-            "chunks before the own one seen, too": lambda n, size: np.arange(n) // size
-            <= np.arange(n)[:, None] // size,
+            "chunks before the own one seen, too": lambda n, size: (
+                np.arange(n) // size <= np.arange(n)[:, None] // size
+            ),
             "positions of one remainder taken for a chunk": lambda n, size: apart(n) % size == 0,
-            "chunks begin one position early": lambda n, size: (np.arange(n) + 1) // size
-            == (np.arange(n)[:, None] + 1) // size,
+            "chunks begin one position early": lambda n, size: (
+                (np.arange(n) + 1) // size == (np.arange(n)[:, None] + 1) // size
+            ),
             "causal where it was not asked for": lambda n, size: chunk_mask(n, size) & (apart(n) <= 0),
             "mask inverted": lambda n, size: ~chunk_mask(n, size),
             "the number of chunks taken for their size": lambda n, size: chunk_mask(n, -(-n // size)),

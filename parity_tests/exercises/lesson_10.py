@@ -61,7 +61,10 @@ def outer(k, v):
 EXERCISES = (
     Exercise(
         "10.2",
-        "Retention as attention, without a loop: the answers (t, v) from `q`, `k` (t, k), `v` (t, v) and the number `gamma`. No softmax, no scale; a word's own key does not fade.",
+        (
+            "Retention as attention, without a loop: the answers (t, v) from `q`, `k` (t, k), `v` (t, v) and the "
+            "number `gamma`. No softmax, no scale; a word's own key does not fade."
+        ),
         retention,
         lambda rng: arrays(q="tk", k="tk", v="tv")(rng) | {"gamma": 0.75},
         {
@@ -77,7 +80,10 @@ EXERCISES = (
     ),
     Exercise(
         "10.4",
-        "Causal linear attention, normalised, with the features `elu(x) + 1`: the answers (t, v) from `q`, `k` (t, k) and `v` (t, v), no small constant in the denominator.",
+        (
+            "Causal linear attention, normalised, with the features `elu(x) + 1`: the answers (t, v) from `q`, `k` "
+            "(t, k) and `v` (t, v), no small constant in the denominator."
+        ),
         linear_attention,
         arrays(q="tk", k="tk", v="tv"),
         {
@@ -94,18 +100,24 @@ EXERCISES = (
     ),
     Exercise(
         "10.5",
-        "One write of the delta rule: the new `state` (k, v) after the key `k` (k) and the value `v` (v), with strength `beta`. The key has length 1.",
+        (
+            "One write of the delta rule: the new `state` (k, v) after the key `k` (k) and the value `v` (v), with "
+            "strength `beta`. The key has length 1."
+        ),
         delta_step,
         lambda rng: {"state": normal(rng, 3, 4), "k": np.array([0.5, -0.5, 0.75]), "v": normal(rng, 4), "beta": 0.5},
         {
             "old value not taken out of the state": lambda state, k, v, beta: state + beta * outer(k, v),
             "values written at full strength": lambda state, k, v, beta: delta_step(state, k, v, 1.0),
-            "writing strength missing in what is taken out": lambda state, k, v, beta: state
-            + outer(k, beta * v - einsum("k,kv->v", k, state)),
-            "writing strength missing in what is written": lambda state, k, v, beta: state
-            + outer(k, v - beta * einsum("k,kv->v", k, state)),
-            "old value added once more": lambda state, k, v, beta: state
-            + beta * outer(k, v + einsum("k,kv->v", k, state)),
+            "writing strength missing in what is taken out": lambda state, k, v, beta: (
+                state + outer(k, beta * v - einsum("k,kv->v", k, state))
+            ),
+            "writing strength missing in what is written": lambda state, k, v, beta: (
+                state + outer(k, v - beta * einsum("k,kv->v", k, state))
+            ),
+            "old value added once more": lambda state, k, v, beta: (
+                state + beta * outer(k, v + einsum("k,kv->v", k, state))
+            ),
             "the old state forgotten": lambda state, k, v, beta: delta_step(state, k, v, beta) - state,
             "the whole state faded": lambda state, k, v, beta: (1 - beta) * state + beta * outer(k, v),
             "the sign of the step": lambda state, k, v, beta: delta_step(state, k, v, -beta),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attn_np.ops import softmax
-from parity_tests.exercises._exercise import Exercise, arrays, normal
+from parity_tests.exercises._exercise import Exercise, normal
 
 
 def layer_norm(x, g, b):
@@ -27,9 +27,7 @@ def mean(x, axis=-1):
 
 def losses(of_p):
     """The mean over the places of another loss of the weights of the right answers."""
-    return lambda z, right: (
-        np.sum(of_p(np.take_along_axis(softmax(z), right[:, None], -1)[:, 0]), axis=0) / len(right)
-    )
+    return lambda z, right: np.sum(of_p(np.take_along_axis(softmax(z), right[:, None], -1)[:, 0]), axis=0) / len(right)
 
 
 def normed(centre, root, axis=-1):
@@ -47,7 +45,10 @@ def draw_logits(rng):
 EXERCISES = (
     Exercise(
         "11.4",
-        "The layer norm of `x` (t, d) over the last axis, with the gain `g` and the offset `b` (d). $10^{-5}$ is added to the variance.",
+        (
+            "The layer norm of `x` (t, d) over the last axis, with the gain `g` and the offset `b` (d). $10^{-5}$ is "
+            "added to the variance."
+        ),
         layer_norm,
         lambda rng: {"x": normal(rng, 5, 7) / 128, "g": normal(rng, 7), "b": normal(rng, 7)},
         {
@@ -65,7 +66,10 @@ EXERCISES = (
     ),
     Exercise(
         "11.5",
-        "The cross-entropy of scores `z` (t, n), one number: minus the logarithm of the weight of the `right` answers (t), whole numbers, averaged over the places.",
+        (
+            "The cross-entropy of scores `z` (t, n), one number: minus the logarithm of the weight of the `right` "
+            "answers (t), whole numbers, averaged over the places."
+        ),
         cross_entropy,
         draw_logits,
         {
@@ -74,10 +78,9 @@ EXERCISES = (
             "no logarithm": losses(lambda p: 1 - p),
             "a softmax of a softmax": lambda z, right: cross_entropy(softmax(z), right),
             "logarithm to the base 2": lambda z, right: cross_entropy(z, right) / np.log(2),
-            "the score in place of the logarithm of its weight": lambda z, right: -np.sum(
-                np.take_along_axis(z, right[:, None], -1)[:, 0], axis=0
-            )
-            / len(right),
+            "the score in place of the logarithm of its weight": lambda z, right: (
+                -np.sum(np.take_along_axis(z, right[:, None], -1)[:, 0], axis=0) / len(right)
+            ),
             "logarithm of the average weight": lambda z, right: -np.log(losses(lambda p: p)(z, right)),
             "averaged over places and classes": lambda z, right: cross_entropy(z, right) / z.shape[-1],
         },
@@ -91,13 +94,15 @@ EXERCISES = (
             "not divided by the number of places": lambda z, right: cross_entropy_vjp(z, right) * len(right),
             "the opposite sign": lambda z, right: -cross_entropy_vjp(z, right),
             "right answer not taken off": lambda z, right: softmax(z) / len(right),
-            "gradient of the logarithm alone, not of the softmax": lambda z, right: -np.eye(z.shape[-1])[right]
-            / softmax(z)
-            / len(right),
+            "gradient of the logarithm alone, not of the softmax": lambda z, right: (
+                -np.eye(z.shape[-1])[right] / softmax(z) / len(right)
+            ),
             "scores in place of their softmax": lambda z, right: (z - np.eye(z.shape[-1])[right]) / len(right),
-            "gradient of the weight, without its logarithm": lambda z, right: softmax(z)
-            * (np.sum(softmax(z) * np.eye(z.shape[-1])[right], axis=-1, keepdims=True) - np.eye(z.shape[-1])[right])
-            / len(right),
+            "gradient of the weight, without its logarithm": lambda z, right: (
+                softmax(z)
+                * (np.sum(softmax(z) * np.eye(z.shape[-1])[right], axis=-1, keepdims=True) - np.eye(z.shape[-1])[right])
+                / len(right)
+            ),
             "divided by places and classes": lambda z, right: cross_entropy_vjp(z, right) / z.shape[-1],
         },
     ),

@@ -88,7 +88,10 @@ def ported_vjp(q, k, v, dy):
 EXERCISES = (
     Exercise(
         "13.4",
-        "Find the mistake in this port of `mha` and mend it. No shape complains, and with a text of one word it is right.",
+        (
+            "Find the mistake in this port of `mha` and mend it. No shape complains, and with a text of one word it "
+            "is right."
+        ),
         ported_mha,
         arrays(x="btd", w_q="dhk", w_k="dhk", w_v="dhv", w_o="hvd"),
         {

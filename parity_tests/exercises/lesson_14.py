@@ -47,14 +47,18 @@ def draw_probs(rng):
 EXERCISES = (
     Exercise(
         "14.4",
-        "Project `x` (b, t, d) by a matrix as PyTorch keeps it, `weight` (out, in) with `bias` (out), and cut the result into heads, (b, heads, t, out / heads).",
+        (
+            "Project `x` (b, t, d) by a matrix as PyTorch keeps it, `weight` (out, in) with `bias` (out), and cut the "
+            "result into heads, (b, heads, t, out / heads)."
+        ),
         project,
         draw_project,
         {
             "matrix not transposed": lambda x, weight, bias, heads: project(x, weight.swapaxes(0, 1), bias, heads),
             "bias left out": lambda x, weight, bias, heads: project(x, weight, 0.0 * bias, heads),
             "heads split as k h": lambda x, weight, bias, heads: np.transpose(
-                (einsum("btd,od->bto", x, weight) + bias).reshape(*x.shape[:2], x.shape[2] // heads, heads), (0, 3, 1, 2)
+                (einsum("btd,od->bto", x, weight) + bias).reshape(*x.shape[:2], x.shape[2] // heads, heads),
+                (0, 3, 1, 2),
             ),
             "reshaped to (b, h, t, k) without moving the head axis": lambda x, weight, bias, heads: (
                 einsum("btd,od->bto", x, weight) + bias
@@ -69,7 +73,10 @@ EXERCISES = (
     ),
     Exercise(
         "14.5",
-        "Attention with padding: `real` (s) is True for real words. What all queries answer, (t, v), those of padding as well.",
+        (
+            "Attention with padding: `real` (s) is True for real words. What all queries answer, (t, v), those of "
+            "padding as well."
+        ),
         padded_attention,
         draw_padded,
         {
@@ -91,7 +98,10 @@ EXERCISES = (
     ),
     Exercise(
         "14.6",
-        "How spread out is a head? The entropy of its weights `p` (h, t, s), all above 0, in the natural logarithm and averaged over the queries: a number for each head.",
+        (
+            "How spread out is a head? The entropy of its weights `p` (h, t, s), all above 0, in the natural "
+            "logarithm and averaged over the queries: a number for each head."
+        ),
         head_entropy,
         draw_probs,
         {
@@ -100,8 +110,8 @@ EXERCISES = (
             "logarithm to the base 2": lambda p: head_entropy(p) / np.log(2),
             "the logarithm without its weight": lambda p: -np.sum(np.sum(np.log(p), axis=-1), axis=-1) / p.shape[1],
             "averaged over the keys, too": lambda p: head_entropy(p) / p.shape[2],
-            "entropy of the average weights": lambda p: -np.sum(
-                np.sum(p, axis=1) / p.shape[1] * np.log(np.sum(p, axis=1) / p.shape[1]), axis=-1
+            "entropy of the average weights": lambda p: (
+                -np.sum(np.sum(p, axis=1) / p.shape[1] * np.log(np.sum(p, axis=1) / p.shape[1]), axis=-1)
             ),
             "a softmax of the weights": lambda p: head_entropy(softmax(p)),
         },

@@ -85,7 +85,10 @@ def usual_angles(t, i, width):
 EXERCISES = (
     Exercise(
         "15.4",
-        "The second half of a pre-norm block: the stream `x` (t, d) plus a ReLU MLP, `w_1` (d, e) and `w_2` (e, d), of its layer norm. The norm has no weights and adds $10^{-5}$ to the variance.",
+        (
+            "The second half of a pre-norm block: the stream `x` (t, d) plus a ReLU MLP, `w_1` (d, e) and `w_2` (e, "
+            "d), of its layer norm. The norm has no weights and adds $10^{-5}$ to the variance."
+        ),
         pre_norm_mlp,
         arrays(x="td", w_1="de", w_2="ed"),
         {
@@ -101,7 +104,10 @@ EXERCISES = (
     ),
     Exercise(
         "15.5",
-        "The sinusoidal positions of the Transformer, (length, width): sine and cosine in turn, the first pair turning by 1 for each word, base 10000.",
+        (
+            "The sinusoidal positions of the Transformer, (length, width): sine and cosine in turn, the first pair "
+            "turning by 1 for each word, base 10000."
+        ),
         sinusoids,
         lambda rng: {"length": 5 + int(rng.integers(3)), "width": 6},
         {
@@ -116,7 +122,10 @@ EXERCISES = (
     ),
     Exercise(
         "15.6",
-        "Cross-attention with one head: `x` (t, d) of the decoder asks, `memory` (s, d) of the encoder answers. `w_q` and `w_k` (d, k), `w_v` (d, v).",
+        (
+            "Cross-attention with one head: `x` (t, d) of the decoder asks, `memory` (s, d) of the encoder answers. "
+            "`w_q` and `w_k` (d, k), `w_v` (d, v)."
+        ),
         cross_attention,
         lambda rng: arrays(x="td", memory="sd", w_q="dk", w_k="dk", w_v="dv")(rng),
         {
@@ -142,7 +151,10 @@ EXERCISES = (
     ),
     Exercise(
         "15.7",
-        "The backward of the layer norm without weights and without a small constant, `y = (x - mean) / sqrt(variance)`: the gradient of `x` (t, d) from `dy`.",
+        (
+            "The backward of the layer norm without weights and without a small constant, `y = (x - mean) / "
+            "sqrt(variance)`: the gradient of `x` (t, d) from `dy`."
+        ),
         norm_vjp,
         lambda rng: {"x": normal(rng, 5, 11), "dy": normal(rng, 5, 11)},
         {
@@ -156,9 +168,8 @@ EXERCISES = (
                 (dy - x.shape[-1] * (mean(dy) + norm_of(x) * mean(norm_of(x) * dy))) / np.sqrt(variance(x))
             ),
             "gradient through the root with the wrong sign": lambda x, dy: (
-                dy - mean(dy) + norm_of(x) * mean(norm_of(x) * dy)
-            )
-            / np.sqrt(variance(x)),
+                (dy - mean(dy) + norm_of(x) * mean(norm_of(x) * dy)) / np.sqrt(variance(x))
+            ),
         },
     ),
 )

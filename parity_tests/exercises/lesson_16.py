@@ -60,7 +60,11 @@ def draw_dropout(rng):
 EXERCISES = (
     Exercise(
         "16.4",
-        "From PyTorch to Flax: `in_proj_weight` (3 d, d) of `torch.nn.MultiheadAttention` holds the matrices of queries, keys and values one below the other, each (out, in). Give the three kernels (d, heads, d / heads).",
+        (
+            "From PyTorch to Flax: `in_proj_weight` (3 d, d) of `torch.nn.MultiheadAttention` holds the matrices of "
+            "queries, keys and values one below the other, each (out, in). Give the three kernels (d, heads, d / "
+            "heads)."
+        ),
         heads_of_joint,
         draw_joint,
         {
@@ -79,7 +83,10 @@ EXERCISES = (
     ),
     Exercise(
         "16.5",
-        "Write `row` (k) into `cache` (s, k) at position `at` as JAX does it: the result is a new array, and the old one stays what it was.",
+        (
+            "Write `row` (k) into `cache` (s, k) at position `at` as JAX does it: the result is a new array, and the "
+            "old one stays what it was."
+        ),
         written,
         draw_cache,
         {
@@ -99,7 +106,10 @@ EXERCISES = (
     ),
     Exercise(
         "16.6",
-        "Dropout with the mask handed in, as a pure function: `x` where `keep` is True, so scaled that its average stays what it was; 0 elsewhere. `rate` is the share that is dropped.",
+        (
+            "Dropout with the mask handed in, as a pure function: `x` where `keep` is True, so scaled that its "
+            "average stays what it was; 0 elsewhere. `rate` is the share that is dropped."
+        ),
         dropout,
         draw_dropout,
         {
