@@ -9,6 +9,7 @@ from pathlib import Path
 from attn_np import contract, weights
 from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
+from parity_tests.sync import choice
 from parity_tests.sync.exercises import graded
 
 COMMAND = "make sync"
@@ -75,6 +76,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/conventions.md", "letters"): letters,
     ("docs/weights.md", "refusals"): refusals,
     ("docs/weights.md", "layouts"): origins,
+    ("docs/which_one.md", "costs"): lambda: table(*choice.costs()),
+    ("docs/which_one.md", "measured"): lambda: table(*choice.measured()),
 }
 
 
