@@ -33,13 +33,13 @@ def weighted(weights):
     return lambda q, k, v: einsum("ts,sv->tv", weights(einsum("tk,sk->ts", q, k), q, k, v), v)
 
 
-def backward(gradient, again=1.0):
-    """The backward with another rule for the scores, and another factor behind it."""
+def backward(gradient, divisor=lambda root: root):
+    """The backward with another rule for the scores, or divided by something else than the root of the width."""
 
     def vjp(q, k, v, dy):
         root = np.sqrt(k.shape[-1])
         p = softmax(einsum("tk,sk->ts", q, k) / root)
-        dz = gradient(p, einsum("tv,sv->ts", dy, v)) / (root * again if again == 1.0 else again(root))
+        dz = gradient(p, einsum("tv,sv->ts", dy, v)) / divisor(root)
         return einsum("ts,sk->tk", dz, k), einsum("ts,tk->sk", dz, q), einsum("ts,tv->sv", p, dy)
 
     return vjp

@@ -61,7 +61,8 @@ def cached(variant: str) -> str:
     known, formula = contract.get(variant).Config.fields(), FORMULAS[variant]
     own: dict[str, Any] = {"d_model": WIDTH, "num_heads": HEADS, "causal": True}
     own = {name: value for name, value in own.items() if name in known}
-    layer = attn_np.build(variant, **own | formula.fields | formula.for_length(LONG))
+    build: Any = attn_np.build  # its overloads want the name as a literal
+    layer = build(variant, **own | formula.fields | formula.for_length(LONG))
     if not hasattr(layer, "init_cache"):
         return "–"
     try:

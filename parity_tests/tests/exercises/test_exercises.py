@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,20 @@ from typer.testing import CliRunner
 
 from parity_tests.commands.app import app
 from parity_tests.exercises import check, exercise, exercises
-from parity_tests.exercises._check import SEEDS, bounded
+from parity_tests.exercises._check import SEEDS, bounded, meets
 from parity_tests.sync.tables import LESSONS
 from parity_tests.tests.exercises.answers import RIGHT, WRONG
 
 
 @pytest.mark.parametrize(("name", "answer"), RIGHT)
-def test_a_right_answer_passes(name: str, answer: object) -> None:
+def test_a_right_answer_passes(name: str, answer: Callable) -> None:
     verdict = check(answer, name)
     assert verdict, verdict
     assert verdict.mistake == ""
 
 
 @pytest.mark.parametrize(("name", "answer", "word"), WRONG)
-def test_a_wrong_answer_gets_the_word_of_its_mistake(name: str, answer: object, word: str) -> None:
+def test_a_wrong_answer_gets_the_word_of_its_mistake(name: str, answer: Callable, word: str) -> None:
     verdict = check(answer, name)
     assert not verdict
     assert verdict.mistake == word, verdict
@@ -78,6 +79,12 @@ def test_what_no_mistake_explains_is_described() -> None:
     assert "Expected softmax_vjp(p, dp), with p (5, 7), dp (5, 7)" in uncalled.says
     calls = iter(range(100))
     assert not check(lambda p, dp: p * (dp - (p * dp).sum(-1, keepdims=True)) * (next(calls) == 0), "2.4")
+
+
+def test_a_bound_without_an_end_lets_nothing_pass() -> None:
+    assert meets([3.0], np.array([1.0]), np.array([2.0]))
+    assert not meets([3.0], np.array([1.0]), np.array([np.inf]))
+    assert meets([np.inf], np.array([np.inf]), np.array([np.inf]))
 
 
 @pytest.mark.parametrize(("name", "says"), [("1.3", "lesson 1 these are graded: 1.2, 1.4"), ("atention", "attention")])
