@@ -10,6 +10,8 @@ from attn_np import contract, weights
 from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
 from parity_tests.report import names
+from parity_tests.sync import choice
+from parity_tests.sync.exercises import graded
 
 COMMAND = "make sync"
 RESULTS = Path(__file__).resolve().parents[1] / "peers" / "results.json"
@@ -81,6 +83,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/names.md", "names"): field_names,
     ("docs/weights.md", "refusals"): refusals,
     ("docs/weights.md", "layouts"): origins,
+    ("docs/which_one.md", "costs"): lambda: table(*choice.costs()),
+    ("docs/which_one.md", "measured"): lambda: table(*choice.measured()),
 }
 
 
@@ -96,6 +100,10 @@ def with_table(text: str, name: str, rows: str) -> str:
     if not found or not closed:
         raise LookupError(f"expected the lines {begin.strip()} and {end.strip()}, got no such lines; put them back")
     return f"{before}{begin}\n{rows}\n\n{end}{after}"
+
+
+LESSONS = sorted((Path(__file__).parents[2] / "docs" / "course").glob("[0-9]*.md"))
+TABLES |= {(f"docs/course/{path.name}", "graded exercises"): graded(int(path.name[:2])) for path in LESSONS}
 
 
 def with_tables(root: Path) -> dict[Path, str]:
