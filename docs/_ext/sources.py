@@ -265,10 +265,16 @@ def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
 
 
 class Given(ast.NodeTransformer):
-    """A function as one call of it reads: with the constants that the call gives, without the branches not taken."""
+    """A function as one call of it reads: with the constants that the call gives, without the branches not taken.
 
-    def __init__(self, constants: dict[str, Any]) -> None:
-        self.constants = constants
+    Names that stand for others are replaced by them.
+    """
+
+    def __init__(self, constants: dict[str, Any], names: dict[str, str]) -> None:
+        self.constants, self.names = constants, names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
@@ -285,7 +291,10 @@ def recurrent_lines(function: Callable[..., Any], call: ast.Call) -> list[tuple[
     names = list(inspect.signature(import_module(function.__module__).recurrence).parameters)
     arguments = dict(zip(names, call.args, strict=False)) | {word.arg: word.value for word in call.keywords if word.arg}
     given = {name: arg.value for name, arg in arguments.items() if isinstance(arg, ast.Constant)}
-    tree = Given(given).visit(tree_of(function))
+    # By a delta rule what is erased is that of the key, unless the call says another one.
+    stands_for = {} if "erase_key" in arguments or not given["delta_rule"] else {"erase_key": "k"}
+    given |= {} if "erase_key" in arguments or given["delta_rule"] else {"erase_key": None}
+    tree = Given(given, stands_for).visit(tree_of(function))
     rows = []
     for name, value, _ in assignments(tree):
         shown = latex(value)
