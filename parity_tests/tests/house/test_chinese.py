@@ -110,6 +110,15 @@ def test_the_readme_has_the_figures_of_the_english_one() -> None:
     assert rows[0] == rows[1] != []
 
 
+def test_the_glossary_has_the_terms_of_the_english_one() -> None:
+    """With the same Chinese names, in bold, and the same lessons."""
+    chinese = re.findall(
+        r"^\| ([^|*]+) \| \*\*(.+?)\*\* \| .* \| (\[\d+\]).* \|$", text_of("docs/zh/glossary.md"), re.M
+    )
+    english = re.findall(r"^\| \*\*(.+?)\*\* \| ([^|]+) \| .* \| (\[\d+\]).* \|$", text_of("docs/glossary.md"), re.M)
+    assert chinese == english != []
+
+
 def test_changed_code_is_copied_and_a_missing_block_is_left_to_the_test() -> None:
     english = "a\n```python\nx = 1\n```\n```{note}\nprose\n```\n```text\n1\n```\n"
     chinese = "甲\n```python\nx = 2\n```\n```{note}\n说明\n```\n```text\n2\n```\n"
