@@ -45,6 +45,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
 README_CATALOGUE = "README.md#catalogue"
 CONTRACT = re.compile(r"(?:\.\./)+attn_np/contract/(\w+)\.py$")
 CHINESE = "zh/"
+CAPTION = re.compile(r"^\*\*图 \d", re.MULTILINE)
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERM = re.compile(r"^\| \*\*(?P<term>[^|*]+)\*\* \| (?P<chinese>[^|]*) \| .* \| (?P<where>[^|]*) \|$", re.MULTILINE)
 INSTALL = """# Run this cell once, in the folder of a clone, or give the clone's path instead of the dot.
@@ -450,7 +451,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         if app.builder.format == "html":
             write_notebooks(path, results, Path(app.outdir) / "course")
     if docname.startswith(CHINESE):
-        source[0] = with_terms(source[0], docname)
+        source[0] = with_terms(CAPTION.sub("```{rst-class} picture-caption\n```\n\\g<0>", source[0]), docname)
     if docname in ("course/index", f"{CHINESE}course/index"):
         source[0] += CONTENTS
     source[0] = for_site(with_other_language(source[0], docname))
