@@ -45,6 +45,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
 README_CATALOGUE = "README.md#catalogue"
 CONTRACT = re.compile(r"(?:\.\./)+attn_np/contract/(\w+)\.py$")
 CHINESE = "zh/"
+SPACED = re.compile(r"(?<=[，。；：、（“]) (?=\$)")  # for code hosts; a site needs no space there
 CAPTION = re.compile(r"^\*\*图 \d", re.MULTILINE)
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERM = re.compile(r"^\| \*\*(?P<term>[^|*]+)\*\* \| (?P<chinese>[^|]*) \| .* \| (?P<where>[^|]*) \|$", re.MULTILINE)
@@ -451,7 +452,8 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         if app.builder.format == "html":
             write_notebooks(path, results, Path(app.outdir) / "course")
     if docname.startswith(CHINESE):
-        source[0] = with_terms(CAPTION.sub("```{rst-class} picture-caption\n```\n\\g<0>", source[0]), docname)
+        captioned = CAPTION.sub("```{rst-class} picture-caption\n```\n\\g<0>", source[0])
+        source[0] = with_terms(SPACED.sub("", captioned), docname)
     if docname in ("course/index", f"{CHINESE}course/index"):
         source[0] += CONTENTS
     source[0] = for_site(with_other_language(source[0], docname))

@@ -53,6 +53,7 @@ def with_passages(root: Path) -> dict[Path, str]:
 
 CHINESE = "docs/zh"
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<info>[^\n]*)\n.*?^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
+FORMULA = re.compile(rf"{FENCE.pattern}|^\$\$\n.*?^\$\$$|`[^`\n]*`|(?P<inline>\$[^$\n]+\$)", FENCE.flags)
 LINK = re.compile(r"\]\((?P<target>[^)\s#:]+\.md)(?P<place>#[^)\s]*)?\)(?P<english>（英文）)?")
 
 
@@ -97,12 +98,27 @@ def with_chinese_links(root: Path, page: Path, text: str) -> str:
     return LINK.sub(link, text)
 
 
+def with_spaced_formulas(text: str) -> str:
+    """A page with a space before each formula in a line, also behind Chinese punctuation, and between it and a word.
+
+    Else a code host shows the dollars.
+    """
+
+    def spaced(found: re.Match[str]) -> str:
+        if found["inline"] is None:
+            return found[0]
+        before, after = text[: found.start()][-1:], text[found.end() :][:1]
+        return f"{'' if before.isspace() or not before else ' '}{found[0]}{' ' if after.isalnum() else ''}"
+
+    return FORMULA.sub(spaced, text)
+
+
 def with_shared_code(root: Path, texts: dict[Path, str]) -> dict[Path, str]:
     """The Chinese pages with the code of their English pages, as these will be written, and links among themselves."""
-    return {
-        chinese: with_chinese_links(
-            root, chinese, with_code_of(texts.get(english) or english.read_text("utf-8"), chinese.read_text("utf-8"))
-        )
-        for chinese, english in chinese_pages(root).items()
-        if english.exists()
-    }
+    written = {}
+    for page, original in chinese_pages(root).items():
+        text = page.read_text("utf-8")
+        if original.exists():
+            text = with_code_of(texts.get(original) or original.read_text("utf-8"), text)
+        written[page] = with_spaced_formulas(with_chinese_links(root, page, text))
+    return written

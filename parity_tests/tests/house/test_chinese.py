@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from parity_tests.sync.passages import chinese_pages, code, with_chinese_links, with_code_of
+from parity_tests.sync.passages import chinese_pages, code, with_chinese_links, with_code_of, with_spaced_formulas
 
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -69,6 +69,7 @@ def test_a_chinese_page_reads_on_a_code_host(page: str) -> None:
     assert [part for part in shown if "**" in part] == [], (
         "a mark of bold beside punctuation shows: move it or add a space"
     )
+    assert with_spaced_formulas(text) == text, "a formula needs a space before it; `make sync` writes it"
     assert re.findall(rf"{HAN}\n(?=[\u4e00-\u9fff])", words) == [], (
         "a line break shows as a space: one line a paragraph"
     )
@@ -117,6 +118,13 @@ def test_the_glossary_has_the_terms_of_the_english_one() -> None:
     )
     english = re.findall(r"^\| \*\*(.+?)\*\* \| ([^|]+) \| .* \| (\[\d+\]).* \|$", text_of("docs/glossary.md"), re.M)
     assert chinese == english != []
+
+
+def test_a_formula_gets_its_spaces() -> None:
+    """Before it always, after it if a letter follows; not within code or a formula of its own lines."""
+    text = "$a$，$b$。（$c$）和$d$值 `x$e$`\n\n$$\na、b\n$$\n\n```text\n，$f$\n```\n"
+    spaced = "$a$， $b$。（ $c$）和 $d$ 值 `x$e$`\n\n$$\na、b\n$$\n\n```text\n，$f$\n```\n"
+    assert with_spaced_formulas(text) == spaced == with_spaced_formulas(spaced)
 
 
 def test_changed_code_is_copied_and_a_missing_block_is_left_to_the_test() -> None:
