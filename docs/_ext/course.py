@@ -275,13 +275,8 @@ def with_terms(text: str, docname: str) -> str:
     """
     entries = []
     for term, chinese, where in terms():
-        names = dict.fromkeys(
-            name
-            for words, page in ((term, where), (chinese, in_chinese(where)))
-            if page == f"{docname}.md"
-            for name in words.split(", ")
-        )
-        entries += [f"! single: {name}" for name in names]
+        page_of = dict.fromkeys(chinese.split(", "), in_chinese(where)) | dict.fromkeys(term.split(", "), where)
+        entries += [f"! single: {name}" for name, page in page_of.items() if page == f"{docname}.md"]
     if not entries:
         return text
     title, _, rest = text.partition("\n")
