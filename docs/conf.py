@@ -24,7 +24,7 @@ extensions = [
     "viewer",
     "slim",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "zh/README.md"]  # the site has a landing page of its own
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]

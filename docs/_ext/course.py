@@ -11,6 +11,7 @@ import builtins
 import copy
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ CAPTIONED = "```{{raw}} html\n<div class='picture-frame'>{}</div>\n```\n\n```{{r
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
 README_CATALOGUE = "README.md#catalogue"
 CONTRACT = re.compile(r"(?:\.\./)+attn_np/contract/(\w+)\.py$")
+CHINESE = "zh/"
+SPACED = re.compile(r"(?<=[，。；：、（“]) (?=\$)")  # for code hosts; a site needs no space there
+CAPTION = re.compile(r"^\*\*图 \d", re.MULTILINE)
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERM = re.compile(r"^\| \*\*(?P<term>[^|*]+)\*\* \| (?P<chinese>[^|]*) \| .* \| (?P<where>[^|]*) \|$", re.MULTILINE)
 INSTALL = """# Run this cell once, in the folder of a clone, or give the clone's path instead of the dot.
@@ -264,17 +268,42 @@ def terms() -> list[tuple[str, str, str]]:
     ]
 
 
-def with_terms(text: str, page: str) -> str:
-    """A page with the terms that the glossary explains by it: the site's search puts it first for them."""
+def with_terms(text: str, docname: str) -> str:
+    """A page with the terms that the glossary explains by it: the site's search puts it first for them.
+
+    Chinese terms are those of the Chinese page, where there is one.
+    """
     entries = []
     for term, chinese, where in terms():
-        if where == f"{page}.md":
-            names = dict.fromkeys([*term.split(", "), *chinese.split(", ")])
-            entries += [f"! single: {name}" for name in names]
+        page_of = dict.fromkeys(chinese.split(", "), in_chinese(where)) | dict.fromkeys(term.split(", "), where)
+        entries += [f"! single: {name}" for name, page in page_of.items() if page == f"{docname}.md"]
     if not entries:
         return text
     title, _, rest = text.partition("\n")
     return "\n".join([title, "", *(f"```{{index}} {entry}\n```\n" for entry in entries), rest])
+
+
+def in_chinese(page: str) -> str:
+    """The Chinese page of an English one, or this itself where there is none, from docs."""
+    chinese = f"{CHINESE}{page}"
+    return chinese if (ROOT / "docs" / chinese).exists() else page
+
+
+def with_other_language(text: str, docname: str) -> str:
+    """A page with a link below its title to the same page in the other language, where there is one."""
+    page = f"{docname}.md"
+    other = page.removeprefix(CHINESE) if page.startswith(CHINESE) else in_chinese(page)
+    if other == page:
+        return text
+    title, _, rest = text.partition("\n")
+    label = "English" if page.startswith(CHINESE) else "中文"
+    return f"{title}\n\n[{label}]({Path(os.path.relpath(other, Path(page).parent)).as_posix()})\n{rest}"
+
+
+def set_language(app: Any, docname: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """A Chinese page says that it is one: to browsers, which choose a font by that, and to screen readers."""
+    if docname.startswith(CHINESE):
+        context["language"] = "zh-CN"
 
 
 def for_site(text: str) -> str:
@@ -417,9 +446,12 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] = with_terms(with_pictures(text, results, docname, f"{path.stem}.ipynb"), docname)
         if app.builder.format == "html":
             write_notebooks(path, results, Path(app.outdir) / "course")
-    if docname == "course/index":
+    if docname.startswith(CHINESE):
+        captioned = CAPTION.sub("```{rst-class} picture-caption\n```\n\\g<0>", source[0])
+        source[0] = with_terms(SPACED.sub("", captioned), docname)
+    if docname in ("course/index", f"{CHINESE}course/index"):
         source[0] += CONTENTS
-    source[0] = for_site(source[0])
+    source[0] = for_site(with_other_language(source[0], docname))
 
 
 def write_notebooks(path: Path, results: list[Result], folder: Path) -> None:
@@ -431,6 +463,7 @@ def write_notebooks(path: Path, results: list[Result], folder: Path) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", read)
+    app.connect("html-page-context", set_language)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 

@@ -1,4 +1,5 @@
-"""Pages at half their size: a glyph of formulas once for each page, and no marks around words of code without a colour.
+"""Pages at half their size: a glyph of formulas and an icon once for each page, and no marks around words of code
+without a colour.
 
 A page of a variant has a hundred formulas and the same code in three trees.
 """
@@ -10,6 +11,8 @@ from typing import Any
 
 FORMULA = re.compile(r'(<svg class="formula[^>]*>)<path d="([^"]*)" fill="currentColor"/></svg>')
 GLYPH = re.compile(r"M(-?\d+) (-?\d+)([^M]+)")
+ICON = re.compile(r'(<svg [^>]*class="sd-octicon [^>]*>)<path d="([^"]*)"></path></svg>')
+SYMBOL = re.compile(r'\s*<symbol id="([^"]+)".*?</symbol>', re.DOTALL)
 RULE = re.compile(r"^(.*?)\.highlight(?: \.(\w+))? \{ ([^}]*) \}", re.MULTILINE)
 
 
@@ -49,12 +52,27 @@ def with_shared_glyphs(page: str) -> str:
     return FORMULA.sub(formula, page)
 
 
+def with_shared_icons(page: str) -> str:
+    """A page whose icons refer to the first one of their shape, without the symbols that nothing refers to."""
+    names: dict[str, str] = {}
+
+    def icon(found: re.Match[str]) -> str:
+        if found[2] in names:
+            return f'{found[1]}<use href="#{names[found[2]]}"/></svg>'
+        names[found[2]] = f"icon{len(names)}"
+        return f'{found[1]}<path id="{names[found[2]]}" d="{found[2]}"/></svg>'
+
+    page = ICON.sub(icon, page)
+    return SYMBOL.sub(lambda found: found[0] if f'"#{found[1]}"' in page else "", page)
+
+
 def slimmer(page: str, classes: set[str]) -> str:
     """A page that looks the same."""
     plain = "|".join(sorted(classes))
     page = re.sub(rf'<span class="(?:{plain})">([^<]*)</span>', r"\1", page) if classes else page
     page = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", page.replace("<pre><span></span>", "<pre>"))
-    return with_shared_glyphs(page)
+    page = page.replace('<code class="docutils literal notranslate">', '<code class="literal notranslate">')
+    return with_shared_icons(with_shared_glyphs(page))
 
 
 def write(app: Any, exception: Exception | None) -> None:
@@ -63,9 +81,13 @@ def write(app: Any, exception: Exception | None) -> None:
     classes = without_colour((Path(app.outdir) / "_static" / "pygments.css").read_text("utf-8"))
     for sources in (Path(app.outdir) / "_static").rglob("*.map"):
         sources.unlink()  # what the theme's own files were made from
-    for page in Path(app.outdir).rglob("*.html"):
-        if page.parent.name != "viewer":
-            page.write_text(slimmer(page.read_text("utf-8"), classes), "utf-8")
+    pages = [page for page in Path(app.outdir).rglob("*.html") if page.parent.name != "viewer"]
+    for page in pages:
+        page.write_text(slimmer(page.read_text("utf-8"), classes), "utf-8")
+    text = "".join(page.read_text("utf-8") for page in pages)
+    for image in (Path(app.outdir) / "_images").iterdir():
+        if f"_static/{image.name}" not in text:  # the copy that pages show is the one in _images
+            (Path(app.outdir) / "_static" / image.name).unlink(missing_ok=True)
 
 
 def setup(app: Any) -> dict[str, Any]:

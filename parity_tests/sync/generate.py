@@ -1,5 +1,5 @@
 """Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
-the tables of README and docs, the passages of files in the lessons.
+the tables of README and docs, the passages of files in the lessons, the code of the Chinese pages.
 
     python -m parity_tests.sync            write them
     python -m parity_tests.sync --check    write nothing; say which are stale
@@ -23,7 +23,7 @@ from types import ModuleType
 from attn_np import contract
 from attn_np.contract._package import FUNCTIONS
 from parity_tests.ports.alternatives import words
-from parity_tests.sync.passages import with_passages
+from parity_tests.sync.passages import with_passages, with_shared_code
 from parity_tests.sync.tables import COMMAND, with_tables
 from parity_tests.sync.twins import twins
 
@@ -242,8 +242,9 @@ def stub(package: str) -> str:
 def stubs_and_tables() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
+    pages = with_tables(ROOT) | with_passages(ROOT)
     return (
-        stubs | {ROOT / "attn_np" / "contract" / "_fields.pyi": fields_stub()} | with_tables(ROOT) | with_passages(ROOT)
+        stubs | {ROOT / "attn_np" / "contract" / "_fields.pyi": fields_stub()} | pages | with_shared_code(ROOT, pages)
     )
 
 

@@ -220,6 +220,23 @@ def test_every_term_is_named_in_its_lesson() -> None:
         assert re.search(r"[\u4e00-\u9fff]", chinese), f"{term} has no Chinese name"
 
 
+def test_the_site_links_the_same_page_in_the_other_language() -> None:
+    text = "# Title\nwords\n"
+    in_chinese, in_english = (course.with_other_language(text, f"{tree}course/01_attention") for tree in ("", "zh/"))
+    assert in_chinese == "# Title\n\n[中文](../zh/course/01_attention.md)\nwords\n"
+    assert in_english == "# Title\n\n[English](../../course/01_attention.md)\nwords\n"
+    assert course.with_other_language(text, "conventions") == text
+
+
+def test_the_site_finds_a_chinese_term_on_the_chinese_page() -> None:
+    """Where there is one, else on the English page."""
+    english, chinese = (course.with_terms("# Title\nwords\n", f"{tree}course/01_attention") for tree in ("", "zh/"))
+    assert "! single: attention weights\n" in english and "注意力权重" not in english
+    assert "! single: 注意力权重\n" in chinese and "attention weights" not in chinese
+    both = course.with_terms("# Title\nwords\n", "course/14_real_model")
+    assert "! single: attention sink\n" in both and "! single: 注意力汇聚点\n" in both
+
+
 def test_pictures_of_lessons_are_small_and_none_is_left_over() -> None:
     files = {path.name: path.stat().st_size for path in (course.COURSE / "pictures").iterdir()}
     shown = {drawn["file"] for path in LESSONS.values() for drawn in course.DRAWN.finditer(path.read_text("utf-8"))}

@@ -227,6 +227,20 @@ body[data-theme="dark"] .highlight .k { color: #DDD } /* Keyword */
     assert slim.slimmer(code, {"n"}) == '<pre><span class="k">def</span> f</pre>'
 
 
+def test_an_icon_is_drawn_once_and_an_unused_symbol_never() -> None:
+    """The others refer to it by its name; another shape is another icon."""
+    slim = extension("slim")
+    opening = '<svg width="1.5em" class="sd-octicon sd-octicon-chevron" aria-hidden="true">'
+    one, two = (f'{opening}<path d="M{n} 0"></path></svg>' for n in (1, 2))
+    symbols = '<symbol id="svg-used"><path d="M0 0"/></symbol>\n  <symbol id="svg-not"><path d="M0 1"/></symbol>'
+    page = slim.with_shared_icons(f'{symbols}<use href="#svg-used"></use>{one}{one}{two}{one}')
+    assert page == (
+        '<symbol id="svg-used"><path d="M0 0"/></symbol><use href="#svg-used"></use>'
+        f'{opening}<path id="icon0" d="M1 0"/></svg>{opening}<use href="#icon0"/></svg>'
+        f'{opening}<path id="icon1" d="M2 0"/></svg>{opening}<use href="#icon0"/></svg>'
+    )
+
+
 # Colours --------------------------------------------------------------------------------------------------------------
 
 
