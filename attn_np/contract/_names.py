@@ -26,7 +26,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "rope": ("rotary",),
     "rotaryembedding": ("rotary",),
     "scaleddotproduct": ("dot_product", "attend"),
-    "ssd": ("mamba2", "recur"),
+    "ssd": ("mamba2",),
     "sdpa": ("dot_product", "attend"),
     "t5": ("t5_bias",),
     "vanilla": ("mha",),

@@ -7,7 +7,7 @@ shard is opened when one of its tensors is needed, so the others may be absent; 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -211,6 +211,7 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
+@runtime_checkable
 class OpenFile(Protocol):
     """A file of tensors by name, as they are stored or with other names or dtypes."""
 

@@ -61,8 +61,8 @@ MUTANTS = (
     planted(
         "first head of keys for all heads of values",
         "as many heads of values in a row use the same head of keys",
-        "repeat_heads(k_unit, v_silu)\n        initial",
-        "repeat_heads(k_unit[:, :, :1], v_silu)\n        initial",
+        "repeat_heads(k_unit, v_silu)\n        q_scaled",
+        "repeat_heads(k_unit[:, :, :1], v_silu)\n        q_scaled",
         "chunked",
     ),
     planted(

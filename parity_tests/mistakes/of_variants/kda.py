@@ -38,8 +38,8 @@ MUTANTS = (
     chunked(
         "first head of keys for all heads",
         "as many heads in a row use the same head of keys",
-        "repeat_heads(k_unit, v_silu)\n        initial",
-        "repeat_heads(k_unit[:, :, :1], v_silu)\n        initial",
+        "repeat_heads(k_unit, v_silu)\n        q_scaled",
+        "repeat_heads(k_unit[:, :, :1], v_silu)\n        q_scaled",
     ),
     chunked(
         "keys not of length 1",

@@ -7,8 +7,8 @@ MUTANTS = (
     whole(
         "values written without the step",
         "the step multiplies the value that is written as well as the decay's exponent",
-        "repeat_heads(k_silu, v_silu), v_silu, step,\n            decay[..., None], state",
-        "repeat_heads(k_silu, v_silu), v_silu, 0.0 * step + 1.0,\n            decay[..., None], state",
+        "q_heads, k_heads, v, step, decay[..., None]",
+        "q_heads, k_heads, v, 0.0 * step + 1.0, decay[..., None]",
     ),
     whole(
         "decay without the step",
@@ -37,8 +37,8 @@ MUTANTS = (
     chunked(
         "D added before the SiLU of the values",
         "D multiplies the values after convolution and SiLU",
-        "context + upcast(self.skip)[:, None] * v_silu",
-        "context + upcast(self.skip)[:, None] * v",
+        "+ upcast(self.skip)[:, None] * v_silu)",
+        "+ upcast(self.skip)[:, None] * v)",
     ),
     recurrent(
         "bias of the convolution left out",
