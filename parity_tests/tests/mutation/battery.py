@@ -108,6 +108,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         add(of_layers.constructor, layer)
     add(of_layers.who_is_visible, next(x for x in layers(("mha",)) if x[0] == "mha/cross"))
     add(decoding.over_devices)
+    add(decoding.states_over_devices)
+    add(decoding.forgotten)
     add(decoding.written)
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)

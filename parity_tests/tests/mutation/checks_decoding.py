@@ -30,7 +30,7 @@ from parity_tests.tests.mutation.calls import (
     refuses,
     same,
 )
-from parity_tests.tests.witness import bounded
+from parity_tests.tests.witness import bounded, cotangent
 
 B, T, WIDTH = 2, 7, 11  # WIDTH: of values whose width the config leaves open
 CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
@@ -570,3 +570,38 @@ def over_devices(alias: str) -> None:
         y = parallel.apply(layer, parallel.to_devices(x, devices=2, layout="zigzag"), layout="zigzag", **options)
         found = compare(parallel.from_devices(y, layout="zigzag"), want)
         claim(found["ratio"] <= 1, f"{variant} {more} {found}")
+
+
+def states_over_devices(alias: str) -> None:
+    """So does a layer whose state goes from device to device, and its convolution gets the positions before."""
+    package = import_module(alias)
+    parallel: Any = import_module(f"{alias}.parallel")
+    x = np.random.default_rng(5).normal(size=(2, 8, 6))
+    for variant, more in (("gated_delta", {"conv_size": 3}), ("linear", {"causal": True}), ("retention", {})):
+        layer = package.build(variant, d_model=6, num_heads=2, dtype="float64", **more)
+        want = bounded(layer.config, {"query": x}, layer.params())["y"]
+        for n in (1, 4):  # shards that are shorter than the convolution
+            found = compare(parallel.from_devices(parallel.apply(layer, parallel.to_devices(x, devices=n))), want)
+            claim(found["ratio"] <= 1, f"{variant} on {n} devices {found}")
+
+
+def forgotten(alias: str) -> None:
+    """Gates by which keys are forgotten: outputs, weights and gradients, with padding and without, and in steps."""
+    package, rng = import_module(alias), np.random.default_rng(8)
+    layer: Any = package.build("forgetting", d_model=6, num_heads=2, dtype="float64", seed=3)
+    padding = np.array([[True] * 5, [False, False, True, True, True]])[:, None, None]
+    for inputs in ({}, {"mask": padding}, {"bias": rng.normal(size=(2, 5, 5)), "mask": padding}):
+        inputs = {"query": rng.normal(size=(2, 5, 6)), **inputs}
+        want = bounded(layer.config, inputs, layer.params())
+        tape: dict[str, Any] = {}
+        y, weights = layer(**inputs, return_weights=True, tape=tape)
+        grads = layer.vjp(tape, cotangent(y.shape))
+        found = {"y": y, "out1": weights} | {f"d{n}": x for n, x in {**grads.inputs, **grads.params}.items()}
+        claim(set(found) == set(want), f"names {set(found) ^ set(want)}")
+        claim(all(compare(x, want[n])["ratio"] <= 1 for n, x in found.items()), f"forgetting with {sorted(inputs)}")
+    x = rng.normal(size=(2, 5, 6))
+    want, cache, steps = bounded(layer.config, {"query": x}, layer.params())["y"], layer.init_cache(2, 6), []
+    for start, stop in ((0, 2), (2, 3), (3, 5)):
+        y, cache = layer.step(x[:, start:stop], cache)
+        steps.append(y)
+    claim(compare(np.concatenate(steps, 1), want)["ratio"] <= 1, "forgetting in steps")
