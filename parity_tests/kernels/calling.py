@@ -178,7 +178,7 @@ class Call:
         """Gradients of the outputs, in the kernel's layout."""
         case, found = case_of(self.spec, self.kernel.limits), {}
         for name, x in {"y": case.dy, "lse": getattr(case, "dlse", None)}.items():
-            if name in outputs and x is not None:
+            if name in outputs and x is not None and (name != "lse" or self.kernel.lse):
                 x = x if name == "y" or self.kernel.limits.lse_base == "e" else x * np.log(2)
                 laid_out = typed(
                     laid(x, name, self.layout(name), self.kernel.limits, self.spec.g), name, self.spec.dtype
@@ -220,16 +220,23 @@ class Call:
     def by_jax(self) -> tuple[dict[str, Any], dict[str, Any]]:
         import jax
 
-        if not self.wanted:
-            return self.outputs(self.run(self.arguments)), {}
+        # One compilation of all, not one of every operation in it.
+        traced = {name: x for name, x in self.arguments.items() if isinstance(x, jax.Array)}
 
         def of(inputs: dict[str, Any]) -> dict[str, Any]:
             return self.outputs(self.run(self.arguments | inputs))
 
-        outputs, vjp = jax.vjp(of, {name: self.arguments[name] for name in self.wanted})
-        given = self.cotangents(outputs)
-        (got,) = vjp({name: given.get(name, jax.numpy.zeros_like(x)) for name, x in outputs.items()})
-        return outputs, got
+        if not self.wanted:
+            return jax.jit(of)(traced), {}
+        given = self.cotangents({name: None for name in (*self.kernel.like.returns, "lse")})
+
+        def both(inputs: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+            learned = {name: inputs[name] for name in self.wanted}
+            outputs, vjp = jax.vjp(lambda x: of(inputs | x), learned)
+            (got,) = vjp({name: given.get(name, jax.numpy.zeros_like(x)) for name, x in outputs.items()})
+            return outputs, got
+
+        return jax.jit(both)(traced, given)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of a result by the signature, in the case's layout."""

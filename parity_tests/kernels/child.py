@@ -16,6 +16,9 @@ from parity_tests.kernels.calling import Answer, Kernel, call
 from parity_tests.kernels.specs import Spec
 
 BY_VALUE = "__main__"
+# In which a process loads the kernel and its framework.
+START_SECONDS = 300.0
+CRASHED = "assert_kernel: expected a kernel that loads, got a process that ends; import its module to see why"
 
 
 def importable(f: Any) -> bool:
@@ -42,7 +45,7 @@ def function(code: bytes, name: str, defaults: Any, options: Any, cells: int) ->
     """A function without its globals and the values of its cells, which are set later: it may be among them."""
     room: dict[str, Any] = {"__builtins__": __builtins__, "__name__": BY_VALUE}
     closure = tuple(types.CellType() for _ in range(cells))
-    f = types.FunctionType(marshal.loads(code), room, name, defaults, closure)  # noqa: S302
+    f = types.FunctionType(marshal.loads(code), room, name, defaults, closure)
     f.__kwdefaults__ = options
     return f
 
@@ -99,11 +102,10 @@ class Child:
 
     Attributes:
         limit: seconds for a call.
-        start_limit: seconds for the first one of a process, which imports the framework.
     """
 
-    def __init__(self, kernel: Kernel, limit: float = 30.0, start_limit: float = 120.0) -> None:
-        self.data, self.limit, self.start_limit = dumped(kernel), limit, start_limit
+    def __init__(self, kernel: Kernel, limit: float = 30.0) -> None:
+        self.data, self.limit = dumped(kernel), limit
         self.process: subprocess.Popen[bytes] | None = None
         self.answers: queue.Queue[bytes] = queue.Queue()
 
@@ -123,29 +125,32 @@ class Child:
                     return
 
         threading.Thread(target=read, daemon=True).start()
+        if process.stdin is not None:
+            send(process.stdin, self.data)
+        # What it answers first is that it has loaded the kernel, or why not.
+        loaded = pickle.loads(self.answers.get(timeout=START_SECONDS) or pickle.dumps(RuntimeError(CRASHED)))
+        if isinstance(loaded, Exception):
+            self.stop()
+            raise loaded
         return process
 
     def ask(self, spec: Spec) -> Answer:
         """What the kernel does with a case; a hang and a crash are complaints."""
-        fresh = self.process is None
         process = self.process or self.start()
         try:
             if process.stdin is not None:
-                if fresh:
-                    send(process.stdin, self.data)
                 send(process.stdin, pickle.dumps(spec))
-            data = self.answers.get(timeout=self.start_limit if fresh else self.limit)
+            data = self.answers.get(timeout=self.limit)
         except queue.Empty:
             self.stop()
-            seconds = self.start_limit if fresh else self.limit
-            return Answer(complaints=[f"it does not return within {seconds:g} seconds"])
+            return Answer(complaints=[f"it does not return within {self.limit:g} seconds"])
         except BrokenPipeError:
             data = b""
         if not data:
             code = process.wait()
             self.stop()
             return Answer(complaints=[f"its process ends with status {code}"])
-        found = pickle.loads(data)  # noqa: S301
+        found = pickle.loads(data)
         if isinstance(found, Exception):
             self.stop()
             raise found
@@ -176,16 +181,18 @@ def main() -> None:
     answers, questions = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
     try:
-        kernel: Kernel = pickle.loads(receive(questions))  # noqa: S301
+        kernel: Kernel = pickle.loads(receive(questions))
         from parity_tests.kernels.arrays import FRAMEWORKS
 
         names = FRAMEWORKS[kernel.framework].prepare(kernel.limits)
     except Exception as error:  # the other side raises it
-        send(answers, pickle.dumps(RuntimeError(f"assert_kernel: its process can't load the kernel: {error}")))
+        rule = "a kernel that loads in a process of its own"
+        send(answers, pickle.dumps(ValueError(f"assert_kernel: expected {rule}, got {error!r}; mend its module")))
         return
+    send(answers, pickle.dumps(None))
     while data := receive(questions):
         try:
-            answer = call(kernel, pickle.loads(data), names)  # noqa: S301
+            answer = call(kernel, pickle.loads(data), names)
             found = pickle.dumps(answer)
         except Exception as error:  # of the referee itself: the other side raises it
             import traceback

@@ -21,10 +21,10 @@ def lengths_of(limits: Limits, keys: bool) -> tuple[int, ...]:
 
 def widths_of(limits: Limits) -> tuple[tuple[int, int], ...]:
     """Widths of keys and values."""
-    heads = limits.head_dims.among((8, 16, 3, 24, 32, 64))
+    heads = limits.head_dims.among((8, 16, 3, 24, 32))
     if limits.value_dims is None:
         return tuple((d, d) for d in heads)
-    values = limits.value_dims.among((8, 16, 5, 24, 40, 64))
+    values = limits.value_dims.among((8, 16, 5, 24, 40))
     return (
         *((d, d if d in limits.value_dims else v) for d, v in zip(heads, values, strict=False)),
         (heads[0], values[-1]),
@@ -42,7 +42,8 @@ def heads_of(limits: Limits) -> tuple[tuple[int, int], ...]:
 
 def allowed(spec: Spec, like: Like, limits: Limits) -> bool:
     """Whether a kernel of a signature, with these limits, takes the case."""
-    if not spec.options <= options_of(like, limits) or any(set(pair) <= spec.options for pair in limits.apart):
+    asked = spec.options | ({"gradients"} if spec.grads else set())
+    if not spec.options <= options_of(like, limits) or any(set(pair) <= asked for pair in limits.apart):
         return False
     sizes = (
         spec.b in limits.batch or spec.kind == "packed", spec.d in limits.head_dims, spec.h in limits.heads,
@@ -76,7 +77,7 @@ def options_of(like: Like, limits: Limits) -> frozenset[str]:
 
 
 def specs(like: Like, limits: Limits, seed: int = 0) -> Iterator[Spec]:
-    """Cases without end: first edges, each option alone and each style, then all of them drawn together."""
+    """Cases without end: lengths at the edges, each option alone and all of them drawn together, in turn."""
     rng = np.random.default_rng(seed)
     n = 0
     while True:
@@ -91,17 +92,18 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
     """The nth case of a type."""
     of_q, of_k, takes = lengths_of(limits, False), lengths_of(limits, True), sorted(options_of(like, limits))
     kind = like.kinds[n % len(like.kinds)]
-    first = n < 4 * len(of_q)  # edges alone
-    alone = 4 * len(of_q) <= n < 4 * len(of_q) + 3 * len(takes)  # an option at a time
+    # In turn lengths at the edges, one option alone, and all drawn together: slow kernels get some of each.
+    turn, i = n % 3, n // 3
+    first, alone = turn == 0 and i < 4 * len(of_q), turn == 1 and i < 3 * len(takes)
     t, s = int(rng.choice(of_q)), int(rng.choice(of_k))
     if first:
-        t, s = of_q[n // 4 % len(of_q)], of_k[(n // 4 + (0, 0, 1, -1)[n % 4]) % len(of_k)]
+        t, s = of_q[i // 4 % len(of_q)], of_k[(i // 4 + (0, 0, 1, -1)[i % 4]) % len(of_k)]
     asked = set()
     if alone:
-        asked = {takes[n % len(takes)]}
+        asked = {takes[i % len(takes)]}
     elif not first:
         asked = {name for name in takes if rng.random() < 0.3}
-    elif n % 4 in (1, 3) and "causal" in takes:
+    elif i % 4 in (1, 3) and "causal" in takes:
         asked = {"causal"}
     if "unequal lengths" not in takes or (not first and not {"unequal lengths"} & asked) or like.same_lengths:
         s = t if t in limits.keys else s

@@ -285,8 +285,9 @@ PALLAS_GPU = Like(
     Limits(
         corner="top-left", default_scale=1.0, value_dims=None, groups=Sizes(1, 1), empty_rows="undefined",
         queries=Sizes(16, multiple=16), keys=Sizes(16, multiple=16), head_dims=Sizes(16),
+        apart=(("unequal lengths", "gradients"),),
     ),
-    always={"segment_ids": "None"}, positional=3,
+    always={"segment_ids": "None"}, positional=4,
 )  # fmt: skip
 PALLAS_TPU = Like(
     "pallas tpu flash_attention",

@@ -53,7 +53,7 @@ class Limits:
         queries, keys: lengths.
         block: how many queries and keys the kernel takes at once; lengths around it are asked first.
         options: what may be asked for, of `OPTIONS`; None for all that the signature has.
-        apart: sets of options that no call may combine.
+        apart: sets of options that no call may combine; "gradients" may be one of them.
         forward_only: whether there is no backward pass.
         gradients: of which inputs ("q", "k", "v", "bias", "sinks", "beta", "log_decay", "state"); None for all.
         device: where the arrays lie.
@@ -121,7 +121,7 @@ class Limits:
                 raise ValueError(
                     f"Limits: expected {name} of {', '.join(known)}, got {getattr(self, name)!r}; use one of them"
                 )
-        unknown = sorted({*(self.options or ()), *(x for pair in self.apart for x in pair)} - set(OPTIONS))
+        unknown = sorted({*(self.options or ()), *(x for pair in self.apart for x in pair)} - {*OPTIONS, "gradients"})
         if unknown:
             raise ValueError(f"Limits: expected options of {', '.join(OPTIONS)}, got {unknown}; use one of them")
         if sorted(self.order) != ["bias", "cap", "scale"]:

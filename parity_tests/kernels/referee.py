@@ -281,7 +281,7 @@ def judge_kernel(
     backward: Callable[..., Any] | None = None,
     framework: str | None = None,
     seconds: float = 60.0,
-    all: bool = False,  # noqa: A002
+    all: bool = False,
     cases: int | None = None,
     seed: int = 0,
     call_seconds: float = 30.0,

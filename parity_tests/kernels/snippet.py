@@ -104,7 +104,6 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
     )
     call = split if f == "f" else split.replace("f(", f"{f}(", 1)
     of = kernel.like.lse[0] if name == "lse" and kernel.like.lse else kernel.like.returns.get(name, ("", ""))[0]
-    where = ", ".join(str(i) for i in at)
     if not name.startswith("d") or name not in {f"d{n}" for _, n, _ in inputs}:
         layout = kernel.limits.lse_layout if name == "lse" else kernel.like.returns[name][1]
         found.append(f"out = {call}")

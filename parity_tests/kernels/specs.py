@@ -19,7 +19,7 @@ STYLES = {
     "larger": "q, k = 3 * q, 3 * k",
     "values all ones": "v[:] = 1",
     "one-hot values": "v[:] = np.arange(v.shape[1])[:, None, None] % v.shape[3] == np.arange(v.shape[3])",
-    "one huge key": "k[:, -1] *= 30",
+    "one huge key": "k[:, -1:] *= 30",
     "equal scores": "k[:] = k[:, :1]",
     "heavy tails": "q[..., 0] *= 5; k[..., 0] *= 5; v[..., 0] *= 30",
     "scores far below 0": "q[:], k[:] = 20, -20",
