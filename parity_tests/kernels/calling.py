@@ -107,8 +107,8 @@ def unwritten_is_nan(framework: str) -> Iterator[None]:
             if module is np:
                 if x.dtype.kind == "f":
                     x.fill(np.nan)
-            elif x.is_floating_point() and x.device.type != "meta":
-                x.fill_(float("nan"))
+            elif x.is_floating_point() and type(x) is module.Tensor and x.device.type != "meta":
+                x.detach().fill_(float("nan"))
             return x
 
         return made
@@ -120,6 +120,10 @@ def unwritten_is_nan(framework: str) -> Iterator[None]:
     finally:
         for name in names:
             setattr(module, name, own[name])
+
+
+class ReturnedError(Exception):
+    """What a kernel returns has not the form of its signature."""
 
 
 class Call:
@@ -168,8 +172,13 @@ class Call:
     def outputs(self, out: Any) -> dict[str, Any]:
         """What is judged of what was returned, in the kernel's layout."""
         like, room = self.kernel.like, self.room | {"out": out}
-        found = {name: eval(text, room) for name, (text, _) in like.returns.items()}
-        return found | ({"lse": eval(like.lse[0], room)} if like.lse is not None and self.kernel.lse else {})
+        texts = {name: text for name, (text, _) in like.returns.items()}
+        texts |= {"lse": like.lse[0]} if like.lse is not None and self.kernel.lse else {}
+        try:
+            return {name: eval(text, room) for name, text in texts.items()}
+        except (TypeError, IndexError, KeyError, AttributeError):
+            got = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
+            raise ReturnedError(f"expected {', '.join(texts.values())} in what it returns, got {got}") from None
 
     def layout(self, name: str) -> str:
         return self.kernel.limits.lse_layout if name == "lse" else self.kernel.like.returns[name][1]
@@ -260,6 +269,9 @@ def call(kernel: Kernel, spec: Spec, names: dict[str, Any]) -> Answer:
     try:
         with unwritten_is_nan(kernel.framework):
             outputs, grads = made.with_gradients()
+    except ReturnedError as error:
+        answer.complaints.append(str(error))
+        return answer
     except Exception as error:  # a kernel's own errors are of any kind
         words = " ".join(str(error).split()) or "no message"
         answer.raised = f"{type(error).__name__}: {words[:300]}"

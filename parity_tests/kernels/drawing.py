@@ -123,7 +123,7 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
     spec = Spec(
         kind, dtype, n, b, t, s, h, g, d, dv, scale=scale, causal="causal" in asked, bias="bias" in asked,
         slopes="slopes" in asked, sinks="sinks" in asked, style=style, grads=grads,
-        strided=limits.strides and rng.random() < 0.3, poison=rng.random() < 0.5 and bool(limits.unread),
+        strided=limits.strides and rng.random() < 0.3, poison=limits.unread if rng.random() < 0.5 else (),
     )  # fmt: skip
     if "window" in asked:
         left, right = (None if rng.random() < 0.25 else int(rng.choice([0, 1, 3, limits.block, s + 3])) for _ in "lr")

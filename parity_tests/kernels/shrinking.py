@@ -10,7 +10,7 @@ from parity_tests.kernels.specs import Spec
 def without_options(spec: Spec) -> Iterator[Spec]:
     """The case with one option fewer."""
     plain = {
-        "strided": False, "poison": False, "style": "ordinary", "dlse": False, "mask": "", "bias": False,
+        "strided": False, "poison": (), "style": "ordinary", "dlse": False, "mask": "", "bias": False,
         "slopes": False, "sinks": False, "softcap": None, "rate": 0.0, "window": None, "causal": False, "scale": None,
         "state": False, "grads": False,
     }  # fmt: skip

@@ -46,7 +46,8 @@ class Spec:
         rule, beta, gate, state: of a recurrence; the gate "" for none, "head" or "channel".
         style: of `STYLES`.
         grads, dlse: whether gradients are asked for, and one of the log-sum-exp is given.
-        strided, poison: whether inputs are views with strides, and NaN stands where nothing may be read.
+        strided: whether inputs are views with strides.
+        poison: of `Limits.unread`, where NaN stands.
     """
 
     kind: str = "dense"
@@ -80,7 +81,7 @@ class Spec:
     grads: bool = False
     dlse: bool = False
     strided: bool = False
-    poison: bool = False
+    poison: tuple[str, ...] = ()
 
     @property
     def options(self) -> frozenset[str]:
@@ -103,7 +104,7 @@ class Spec:
         given = [
             f"{n} {x}" if x is not True else n
             for n, x in said.items()
-            if n not in ours and x not in (None, "", False, 0.0)
+            if n not in ours and x not in (None, "", False, 0.0, ())
         ]
         return f"{self.kind}, {self.dtype}, {sizes}, {', '.join(given)}, seed {self.seed}"
 
@@ -146,13 +147,13 @@ def lines(spec: Spec) -> list[str]:
         found.append(f"dy = rng.normal(size={(b, t, h, dv)}) * 2.0 ** rng.integers(-3, 4, {(b, t, h, 1)})")
     if spec.dlse:
         found.append(f"dlse = rng.normal(size={(b, h, t)})")
-    if spec.poison and spec.lengths is not None:
+    if "padding" in spec.poison and spec.lengths is not None:
         found.append(f"for row, n in enumerate({spec.lengths}): k[row, n:] = v[row, n:] = np.nan")
     if spec.page:
         n = s // spec.page
         found.append(f"table = 1 + rng.permutation({b * n}).reshape({b}, {n})")
         for pages, x, width in (("k_pages", "k", d), ("v_pages", "v", dv)):
-            fill = "np.nan" if spec.poison else "0.0"
+            fill = "np.nan" if "pages" in spec.poison else "0.0"
             found.append(f"{pages} = np.full({(b * n + 2, spec.page, g, width)}, {fill})")
             found.append(f"{pages}[table] = {x}.reshape({(b, n, spec.page, g, width)})")
     return found
@@ -200,10 +201,17 @@ def case_of(spec: Spec, limits: Limits) -> Case:
             state=held(x["state"], wide) if spec.state else None,
             starts=spec.of_q, dy=dy, block=limits.block,
         )  # fmt: skip
+    mask, window = x.get("mask"), spec.window
+    if window is not None and not spec.causal and limits.corner == "top-left" and spec.kind == "dense":
+        # The case's window has the corner of its causality, at the bottom right without.
+        left, right = window
+        ahead = np.arange(spec.s) - np.arange(spec.t)[:, None]
+        seen = (ahead >= (-spec.t if left is None else -left)) & (ahead <= (spec.s if right is None else right))
+        mask, window = seen if mask is None else seen & mask, None
     return Softmax(
         q, k, v, spec.dtype, scale_of(spec, limits),
         causal=limits.corner if spec.causal else "",
-        window=spec.window, mask=x.get("mask"),
+        window=window, mask=mask,
         bias=held(x["bias"], spec.dtype) if spec.bias else None,
         slopes=held(x["slopes"], wide) if spec.slopes else None,
         softcap=spec.softcap,
