@@ -1,9 +1,9 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
 As a library: `assert_parity` judges an implementation of your own, `assert_decoding_parity` its steps with a cache,
-`assert_kernel` a kernel within what it takes,
-`compare` walks two traces, `compare_modules` finds where any two modules part, `show` makes a page of a call. What the
-first two and `compare_modules` find is shown by `to_table` and `to_html`.
+`assert_kernel` judges a kernel within what it takes, `compare` walks two traces, `compare_modules` finds where any two
+modules part, `show` makes a page of a call. What the first two and `compare_modules` find is shown by `to_table` and
+`to_html`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -170,6 +170,7 @@ class Child:
         self.process = None
 
     def __enter__(self) -> "Child":
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

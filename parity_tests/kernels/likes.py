@@ -211,6 +211,25 @@ JAX_NN = Like(
     Limits(dtypes=("float32", "bfloat16", "float16"), corner="top-left", value_dims=None, empty_rows="undefined"),
 )
 
+KERAS = Like(
+    "keras.ops.dot_product_attention",
+    "https://keras.io/api/ops/nn/",
+    "torch",
+    inputs("bthd", "query", "key", "value"),
+    {
+        "causal": {"is_causal": "True"},
+        "mask": {"mask": "np.broadcast_to(mask, (b, h, t, s))"},
+        "bias": {"bias": ("bias", "bhts")},
+        **shapes(scale={"scale": "scale"}, but=("value width",)),
+    },
+    {"y": ("out", "bthd")},
+    Limits(
+        corner="top-left",
+        value_dims=None,
+        apart=(("causal", "mask"), ("causal", "bias"), ("mask", "bias")),
+    ),
+)
+
 FLASH_OPTIONS: dict[str, Mapping[str, Value]] = {
     "causal": {"causal": "True"},
     "window": {"window_size": "(-1 if left is None else left, -1 if right is None else right)"},
@@ -383,7 +402,7 @@ FLA = tuple(
 LIKES = {
     like.name: like
     for like in (
-        ATTEND, RECUR, SDPA, FLEX, JAX_NN, FLASH, FLASH_VARLEN, FLASH_CACHE, XFORMERS, PALLAS_GPU, PALLAS_TPU, SPLASH,
+        ATTEND, RECUR, SDPA, FLEX, JAX_NN, KERAS, FLASH, FLASH_VARLEN, FLASH_CACHE, XFORMERS, PALLAS_GPU, PALLAS_TPU, SPLASH,
         PAGED, *FLA,
     )
 }  # fmt: skip

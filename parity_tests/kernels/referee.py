@@ -293,12 +293,14 @@ def judge_kernel(
     if framework == "numpy" and backward is None:
         limits = limits.but(forward_only=True)
     kernel = Kernel(f, like, limits, framework, backward)
-    referee, start = Referee(kernel, arithmetic_of(arithmetic)), monotonic()
-    verdict, end = referee.verdict, start + (ALL_SECONDS if all else seconds)
+    referee = Referee(kernel, arithmetic_of(arithmetic))
+    verdict = referee.verdict
     asked: Counter[str] = Counter()
     kept: dict[Spec, Answer] = {}
     drawn: Iterator[Spec] = specs(like, limits, seed)
     with progress(f"assert_kernel {verdict.name}") as tell, Child(kernel, call_seconds) as child:
+        start = monotonic()  # the process has loaded the kernel
+        end = start + (ALL_SECONDS if all else seconds)
         for n, spec in enumerate(islice(drawn, cases)):
             if monotonic() > end or len(verdict.failures) >= FAILURES:
                 break

@@ -1,7 +1,7 @@
 """Every planted mistake before the referee: how many are seen, named and wrongly named; and right kernels in each class.
 
-    python -m parity_tests.tests.kernels.planted_sweep [--every N] [--seconds S]
-    python -m parity_tests.tests.kernels.planted_sweep --right 5000
+python -m parity_tests.tests.kernels.planted_sweep [--every N] [--seconds S]
+python -m parity_tests.tests.kernels.planted_sweep --right 5000
 """
 
 import argparse
@@ -24,7 +24,7 @@ def judged(mistake: Any, seconds: float) -> Verdict:
     narrow = "float32"
     f = partial(own.of_simulated, mistake=mistake.name)
     back = None if kind == "paged" else partial(own.of_simulated_backward, mistake=mistake.name)
-    return judge_kernel(f, own.OF_KIND[kind], given, narrow, backward=back, seconds=seconds, cases=250)
+    return judge_kernel(f, own.OF_KIND[kind], given, narrow, backward=back, seconds=seconds, cases=150)
 
 
 def sweep(every: int, seconds: float, first: int) -> None:
@@ -55,7 +55,10 @@ def right(cases: int, dtype: str) -> None:
             back = None if kind == "paged" else partial(own.of_simulated_backward, arithmetic=arithmetic)
             n = -(-cases // len(own.OF_KIND))
             verdict = judge_kernel(f, like, {"dtypes": (dtype,)}, held, backward=back, all=True, cases=n)
-            print(f"{held}, {kind}, {dtype}: {sum(verdict.cases.values())} cases, {len(verdict.failures)} alarms", flush=True)
+            print(
+                f"{held}, {kind}, {dtype}: {sum(verdict.cases.values())} cases, {len(verdict.failures)} alarms",
+                flush=True,
+            )
             if verdict.failures:
                 print(verdict)
 
@@ -64,7 +67,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--right", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()

@@ -43,7 +43,7 @@ def test_right_kernel_agrees():
 def test_a_promise_passes_where_it_is_said_and_fails_where_it_is_not(promise, said):
     kernel = partial(own.attention, promise=promise)
     assert judge_kernel(kernel, "attend", DENSE | said, cases=40).agrees
-    assert not judge_kernel(kernel, "attend", DENSE, cases=40, seconds=2).agrees
+    assert not judge_kernel(kernel, "attend", DENSE, cases=40).agrees
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_promise_passes_where_it_is_said_and_fails_where_it_is_not(promise, sa
 )
 def test_broken_kernels_get_a_clear_verdict_and_the_run_goes_on(kernel, words):
     limits = {"dtypes": ("float32",), "options": ("unequal lengths",), "lse": False}
-    verdict = judge_kernel(kernel, "attend", limits, cases=13, call_seconds=1.0, seconds=4)
+    verdict = judge_kernel(kernel, "attend", limits, cases=13, call_seconds=1.0)
     assert words in str(verdict)
     assert sum(verdict.cases.values()) > 1
 
@@ -162,7 +162,7 @@ def test_fixture(attn_parity_kernel):
     verdict = attn_parity_kernel(attn_np.attend, "attend", {"dtypes": ("float32",)}, cases=3)
     assert verdict.cases["float32"] == 3
     with pytest.raises(pytest.fail.Exception, match="differs"):
-        attn_parity_kernel(own.other_type, "attend", DENSE, cases=3, seconds=2)
+        attn_parity_kernel(own.other_type, "attend", DENSE, cases=3)
 
 
 def test_command():
