@@ -237,7 +237,7 @@ class Call:
 
         if not self.wanted:
             return jax.jit(of)(traced), {}
-        given = self.cotangents({name: None for name in (*self.kernel.like.returns, "lse")})
+        given = self.cotangents(dict.fromkeys((*self.kernel.like.returns, "lse")))
 
         def both(inputs: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             learned = {name: inputs[name] for name in self.wanted}

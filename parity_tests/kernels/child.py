@@ -199,7 +199,10 @@ def main() -> None:
             import traceback
 
             found = pickle.dumps(RuntimeError(f"{error!r}\n{traceback.format_exc()}"))
-        send(answers, found)
+        try:
+            send(answers, found)
+        except BrokenPipeError:  # the other side has ended
+            os._exit(1)
 
 
 if __name__ == "__main__":

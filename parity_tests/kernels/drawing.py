@@ -56,9 +56,8 @@ def allowed(spec: Spec, like: Like, limits: Limits) -> bool:
         or (spec.scale is not None and spec.scale not in limits.scales)
     ):
         return False
-    if spec.kind in ("dense", "paged", "recurrent") and spec.of_q is None:
-        if spec.t not in limits.queries or spec.s not in limits.keys:
-            return False
+    if spec.of_q is None and (spec.t not in limits.queries or spec.s not in limits.keys):
+        return False
     for starts, of in ((spec.of_q, limits.queries), (spec.of_k, limits.keys)):
         each = np.diff(starts) if starts is not None else ()
         if any(n not in of and not (n == 0 and limits.empty_sequences) for n in each):
@@ -94,13 +93,15 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
     kind = like.kinds[n % len(like.kinds)]
     # In turn lengths at the edges, one option alone, and all drawn together: slow kernels get some of each.
     turn, i = n % 3, n // 3
-    first, alone = turn == 0 and i < 4 * len(of_q), turn == 1 and i < 3 * len(takes)
+    first, alone = turn == 0 and i < 4 * len(of_q), turn == 1 and i < 8 * len(takes)
     t, s = int(rng.choice(of_q)), int(rng.choice(of_k))
     if first:
         t, s = of_q[i // 4 % len(of_q)], of_k[(i // 4 + (0, 0, 1, -1)[i % 4]) % len(of_k)]
     asked = set()
     if alone:
         asked = {takes[i % len(takes)]}
+        if asked & {"causal", "window", "slopes"} and i // len(takes) % 2 and "unequal lengths" in takes:
+            asked |= {"unequal lengths"}  # on which their positions depend
     elif not first:
         asked = {name for name in takes if rng.random() < 0.3}
     elif i % 4 in (1, 3) and "causal" in takes:
@@ -126,7 +127,7 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
         strided=limits.strides and rng.random() < 0.3, poison=limits.unread if rng.random() < 0.5 else (),
     )  # fmt: skip
     if "window" in asked:
-        left, right = (None if rng.random() < 0.25 else int(rng.choice([0, 1, 3, limits.block, s + 3])) for _ in "lr")
+        left, right = (None if rng.random() < 0.25 else int(rng.choice([0, 1, 3, limits.block, s, s + 3])) for _ in "lr")
         spec = replace(spec, window=(left, right))
     if "mask" in asked:
         spec = replace(spec, mask=("pairs", "scores")[rng.integers(2)])

@@ -93,6 +93,6 @@ def differences(spec: Spec, limits: Limits, answer: Answer, arithmetic: Arithmet
                     int(np.sum(beyond)),
                     int(ratio.size),
                     (int(np.sum(by_row)), int(by_row.size)),
-                )  # fmt: skip
+                )
             )
     return found

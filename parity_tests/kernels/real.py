@@ -148,8 +148,8 @@ ENTRIES = (
     Entry("PyTorch SDPA, math", sdpa_math, "scaled_dot_product_attention", {"dtypes": ALL}, TORCH),
     Entry(
         "PyTorch SDPA, flash", sdpa_flash, "scaled_dot_product_attention",
-        {"dtypes": ALL, "value_dims": None, "options": ("causal", "mask", "bias", "scale", "grouped", "unequal lengths"),
-         "gradients": ("q", "k", "v")},
+        {"dtypes": ALL, "value_dims": None, "gradients": ("q", "k", "v"),
+         "options": ("causal", "mask", "bias", "scale", "grouped", "unequal lengths")},
         TORCH,
     ),
     Entry("PyTorch flex_attention, compiled", flex, "flex_attention", FORWARD | SMALL, TORCH),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from parity_tests.kernels.limits import Limits
 from parity_tests.kernels.specs import Spec
@@ -52,7 +53,7 @@ def fewer_sequences(spec: Spec) -> Iterator[Spec]:
     for gone in range(len(spec.of_q) - 1):
         starts = []
         for of in (spec.of_q, spec.of_k or spec.of_q):
-            each = [b - a for i, (a, b) in enumerate(zip(of, of[1:], strict=False)) if i != gone]
+            each = [b - a for i, (a, b) in enumerate(pairwise(of)) if i != gone]
             starts.append((0, *(sum(each[: i + 1]) for i in range(len(each)))))
         of_q, of_k = starts
         if of_q[-1] and of_k[-1]:

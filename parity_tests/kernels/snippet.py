@@ -36,7 +36,8 @@ def array(kernel: Kernel, text: str, dtype: str) -> str:
     """The text that makes an array of the framework."""
     if kernel.framework == "torch":
         return f"torch.tensor({text}, dtype=torch.{dtype})"
-    return f"{'jnp.asarray' if kernel.framework == 'jax' else 'np.asarray'}({text}, {'jnp' if kernel.framework == 'jax' else 'np'}.{dtype})"
+    module = "jnp" if kernel.framework == "jax" else "np"
+    return f"{module}.asarray({text}, {module}.{dtype})"
 
 
 def argument(kernel: Kernel, spec: Spec, value: Value, numbers: dict[str, Any]) -> str:

@@ -59,10 +59,8 @@ def simulated(q: Any, k: Any, v: Any, *, mistake: str = "", arithmetic: int = 1,
     """A blockwise kernel with a mistake of the catalogue, or without."""
     dtype = q.dtype.name
     arrays = {name: np.asarray(x, np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
-    given = {name: np.asarray(x, np.float64) if getattr(x, "dtype", bool) != bool else x for name, x in options.items()}
-    given = {
-        name: options[name] if name in ("table", "lengths", "starts", "window") else x for name, x in given.items()
-    }
+    floats = ("bias", "slopes", "sinks", "beta", "decay", "state")
+    given = {name: np.asarray(x, np.float64) if name in floats else x for name, x in options.items()}
     scale = given.pop("scale", q.shape[-1] ** -0.5)
     gradient = None if dy is None else np.asarray(dy, np.float64)
     if "rule" in given:
@@ -93,7 +91,7 @@ def attention(
     bias: Any = None, return_lse: bool = False, promise: str = "",
 ) -> Any:  # fmt: skip
     """Dense attention with a promise of its own: one word for each that the tests know."""
-    (b, t, h, d), (_, s, g, _) = q.shape, k.shape
+    (_, t, h, d), (_, s, g, _) = q.shape, k.shape
     heads = np.arange(h) % g if promise == "interleaved" else np.arange(h) // (h // g)
     k, v = k[:, :, heads], v[:, :, heads]
     scale = scale if scale is not None else 1.0 if promise == "scale 1" else d**-0.5
@@ -186,7 +184,7 @@ def other_bits(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 def reads_behind(q: Any, k: Any, v: Any, lengths: Any = None, **options: Any) -> Any:
     """Weights of 0 times what stands behind the lengths."""
-    (_, t, h, d), (_, s, g, _) = q.shape, k.shape
+    (_, _, h, d), (_, s, g, _) = q.shape, k.shape
     if lengths is None:
         return attention(q, k, v)
     k, v = (np.repeat(x, h // g, axis=2) for x in (k, v))

@@ -1,4 +1,4 @@
-"""Every planted mistake before the referee: how many are seen, named and wrongly named; and right kernels in each class.
+"""Planted mistakes before the referee: how many are seen, named and wrongly named; and right kernels of each class.
 
 python -m parity_tests.tests.kernels.planted_sweep [--every N] [--seconds S]
 python -m parity_tests.tests.kernels.planted_sweep --right 5000

@@ -1,9 +1,8 @@
-"""The referee for kernels: right ones pass with any promise, wrong ones are seen, and broken ones get a clear verdict."""
+"""The referee for kernels: right ones pass with any promise, wrong ones are seen, broken ones get a clear verdict."""
 
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
