@@ -181,6 +181,8 @@ def main() -> None:
     """Answer until the other side closes; what a kernel prints goes to stderr."""
     answers, questions = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a kernel's own processes must not read the questions
     try:
         kernel: Kernel = pickle.loads(receive(questions))
         from parity_tests.kernels.arrays import FRAMEWORKS

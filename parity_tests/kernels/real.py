@@ -39,6 +39,7 @@ def sdpa_flash(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 @cache
 def compiled() -> Callable[..., Any]:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes within this one
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 

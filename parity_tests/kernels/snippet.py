@@ -104,13 +104,15 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
         "*a", ", ".join(x for x in passed if "=" not in x)
     )
     call = split if f == "f" else split.replace("f(", f"{f}(", 1)
-    of = kernel.like.lse[0] if name == "lse" and kernel.like.lse else kernel.like.returns.get(name, ("", ""))[0]
+    of: str = kernel.like.lse[0] if name == "lse" and kernel.like.lse else kernel.like.returns.get(name, ("", ""))[0]
+    of = f"({of})" if " if " in of else of
     if not name.startswith("d") or name not in {f"d{n}" for _, n, _ in inputs}:
         layout = kernel.limits.lse_layout if name == "lse" else kernel.like.returns[name][1]
         found.append(f"out = {call}")
         found.append(f"print({of}[{placed(name, layout, at, kernel)}])  # {got:.6g}; right is {want:.6g}")
     else:
         y, layout = kernel.like.returns["y"]
+        y = f"({y})" if " if " in y else y
         dy = array(kernel, f"dy{axes('y', layout)}", spec.dtype)
         i = next(i for i, (_, n, _) in enumerate(inputs) if f"d{n}" == name)
         place = placed(inputs[i][1], kernel.like.inputs.get(inputs[i][0], (name[1:], ""))[1] or layout, at, kernel)
