@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from parity_tests.kernels.calling import Answer, Kernel, call
 from parity_tests.kernels.specs import Spec
@@ -86,12 +86,12 @@ def dumped(x: Any) -> bytes:
     return file.getvalue()
 
 
-def send(file: BinaryIO, data: bytes) -> None:
+def send(file: IO[bytes], data: bytes) -> None:
     file.write(len(data).to_bytes(8, "little") + data)
     file.flush()
 
 
-def receive(file: BinaryIO) -> bytes:
+def receive(file: IO[bytes]) -> bytes:
     """What was sent; empty at the end."""
     size = file.read(8)
     return file.read(int.from_bytes(size, "little")) if len(size) == 8 else b""

@@ -59,7 +59,7 @@ def allowed(spec: Spec, like: Like, limits: Limits) -> bool:
     if spec.of_q is None and (spec.t not in limits.queries or spec.s not in limits.keys):
         return False
     for starts, of in ((spec.of_q, limits.queries), (spec.of_k, limits.keys)):
-        each = np.diff(starts) if starts is not None else ()
+        each = np.diff(starts).tolist() if starts is not None else ()
         if any(n not in of and not (n == 0 and limits.empty_sequences) for n in each):
             return False
     if "softcap" in spec.options and "bias" in spec.options and limits.order != ("scale", "cap", "bias"):
@@ -127,7 +127,9 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
         strided=limits.strides and rng.random() < 0.3, poison=limits.unread if rng.random() < 0.5 else (),
     )  # fmt: skip
     if "window" in asked:
-        left, right = (None if rng.random() < 0.25 else int(rng.choice([0, 1, 3, limits.block, s, s + 3])) for _ in "lr")
+        left, right = (
+            None if rng.random() < 0.25 else int(rng.choice([0, 1, 3, limits.block, s, s + 3])) for _ in "lr"
+        )
         spec = replace(spec, window=(left, right))
     if "mask" in asked:
         spec = replace(spec, mask=("pairs", "scores")[rng.integers(2)])

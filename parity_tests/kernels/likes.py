@@ -371,7 +371,7 @@ PAGED = Like(
 )  # fmt: skip
 
 
-def fla(name: str, rules: tuple[str, ...], options: dict[str, Mapping[str, Value]], **more: object) -> Like:
+def fla(name: str, rules: tuple[str, ...], options: Mapping[str, Mapping[str, Value]]) -> Like:
     """One of flash-linear-attention's functions."""
     return Like(
         name, "https://github.com/fla-org/flash-linear-attention/tree/main/fla/ops", "torch",
@@ -381,22 +381,25 @@ def fla(name: str, rules: tuple[str, ...], options: dict[str, Mapping[str, Value
         {"y": ("out[0]", "bthd"), "last": ("out[1]", "ngkv")},
         Limits(empty_sequences=False, groups=Sizes(1, 1), batch=Sizes(1, 2)),
         always={"output_final_state": "True"}, kinds=("recurrent",), rules=rules, same_lengths=True,
-        packs={"cu_seqlens": "cu_q.astype(np.int64)"}, **more,
+        packs={"cu_seqlens": "cu_q.astype(np.int64)"},
     )  # fmt: skip
 
 
-BETA, GATE = {"beta": {"beta": ("beta", "btg")}}, {"gate": {"g": ("log_decay", "btg")}}
-CHANNELS = {"channel gate": {"gk": ("log_decay", "btgk")}}
+BETA: dict[str, Mapping[str, Value]] = {"beta": {"beta": ("beta", "btg")}}
+GATE: dict[str, Mapping[str, Value]] = {"gate": {"g": ("log_decay", "btg")}}
+CHANNELS: dict[str, Mapping[str, Value]] = {"channel gate": {"g": ("log_decay", "btgk")}}
+# Of `fused_recurrent_gla` alone under another name.
+FUSED_CHANNELS: dict[str, Mapping[str, Value]] = {"channel gate": {"gk": ("log_decay", "btgk")}}
 FLA = tuple(
     fla(f"{form}_{name}", rules, options)
     for form in ("chunk", "fused_recurrent")
     for name, rules, options in (
         ("linear_attn", ("linear",), {}),
         ("simple_gla", ("gated",), GATE),
-        ("gla", ("gated",), CHANNELS if form == "fused_recurrent" else {"channel gate": {"g": ("log_decay", "btgk")}}),
+        ("gla", ("gated",), FUSED_CHANNELS if form == "fused_recurrent" else CHANNELS),
         ("delta_rule", ("delta",), BETA),
         ("gated_delta_rule", ("gated_delta",), BETA | GATE),
-        ("kda", ("gated_delta",), BETA | {"channel gate": {"g": ("log_decay", "btgk")}}),
+        ("kda", ("gated_delta",), BETA | CHANNELS),
     )
 )
 LIKES = {

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,7 @@ def paged(q: Any, k_pages: Any, v_pages: Any, lengths: Any, page_indices: Any) -
 def fla(name: str, *args: Any, **options: Any) -> Any:
     """A function of flash-linear-attention in Triton's interpreter."""
     os.environ["TRITON_INTERPRET"] = "1"
-    import fla.ops
-
-    return getattr(fla.ops, name)(*args, **options)
+    return getattr(import_module("fla.ops"), name)(*args, **options)
 
 
 def fused_recurrent_gated_delta_rule(*args: Any, **options: Any) -> Any:

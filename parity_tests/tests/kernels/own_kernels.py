@@ -48,7 +48,7 @@ PAGES = Like(
     SIMULATED.returns, Limits(forward_only=True, block=8, page_sizes=(2, 4, 8)), lse=SIMULATED.lse, kinds=("paged",),
 )  # fmt: skip
 STATES = Like(
-    "simulated states", SIMULATED.source, "numpy", RECUR.inputs, RECUR.options, RECUR.returns, Limits(block=8),
+    "simulated states", SIMULATED.source, "numpy", RECUR.inputs, RECUR.options, RECUR.returns, Limits(block=8, gate="linear"),
     kinds=("recurrent",), more=RECUR.more, rules=RECUR.rules, same_lengths=True,
     packs={"starts": "tuple(cu_q.tolist())"},
 )  # fmt: skip
@@ -60,7 +60,7 @@ def simulated(q: Any, k: Any, v: Any, *, mistake: str = "", arithmetic: int = 1,
     dtype = q.dtype.name
     arrays = {name: np.asarray(x, np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
     floats = ("bias", "slopes", "sinks", "beta", "decay", "state")
-    given = {name: np.asarray(x, np.float64) if name in floats else x for name, x in options.items()}
+    given: dict[str, Any] = {name: np.asarray(x, np.float64) if name in floats else x for name, x in options.items()}
     scale = given.pop("scale", q.shape[-1] ** -0.5)
     gradient = None if dy is None else np.asarray(dy, np.float64)
     if "rule" in given:
@@ -82,8 +82,9 @@ def of_simulated(q: Any, k: Any, v: Any, **options: Any) -> Any:
 def of_simulated_backward(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
     """Gradients by parameter."""
     found = simulated(q, k, v, dy=dy, **options)
-    names = {"dlog_decay": "log_decay"}
-    return {names.get(name, name[1:]): x.astype(q.dtype) for name, x in found.items() if name.startswith("d")}
+    if "dlog_decay" in found:
+        found["ddecay"] = found.pop("dlog_decay") / options["decay"]
+    return {name[1:]: x.astype(q.dtype) for name, x in found.items() if name.startswith("d")}
 
 
 def attention(

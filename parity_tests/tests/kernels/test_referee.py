@@ -80,6 +80,7 @@ def test_cause_and_snippet():
     verdict = error.value.verdict
     assert verdict.cause == "causality aligned at the other corner"
     smallest = verdict.smallest
+    assert smallest is not None
     assert smallest.spec.h <= 2
     assert max(smallest.spec.t, smallest.spec.s) <= 2 * 8
     code = verdict.code.split("\n")
