@@ -205,9 +205,11 @@ class Call:
         outputs = self.outputs(self.run(self.arguments))
         if not self.wanted or self.kernel.backward is None:
             return outputs, {}
-        dy = self.cotangents(outputs)["y"]
+        given = self.cotangents(outputs)
+        dy = given["y"]
         split, n = list(self.arguments.items()), self.kernel.like.positional
-        got = self.kernel.backward(dy, *(x for _, x in split[:n]), **dict(split[n:]))
+        more = {"dlse": given["lse"]} if "lse" in given else {}
+        got = self.kernel.backward(dy, *(x for _, x in split[:n]), **dict(split[n:]), **more)
         return outputs, dict(got) if isinstance(got, dict) else dict(zip(self.inputs, got, strict=False))
 
     def by_torch(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -336,7 +336,8 @@ def assert_kernel(
         like: the signature, by name or as a `Like`: "attend", "recur", "scaled_dot_product_attention", ...
         limits: what the kernel takes and promises where it differs from the signature: fields of `Limits` by name.
         arithmetic: the widest class that is right, by name; by default the widest that kernels of its type have.
-        backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has.
+        backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has; with
+            `lse_gradient` also dlse=.
         framework: of the kernel's arrays, for `attend` and `recur`; that of the signature by default.
         seconds: how long to ask; at most half of it again for a smaller case.
         all: ask for half an hour.

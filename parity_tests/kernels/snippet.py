@@ -87,11 +87,11 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
     numbers = {n: getattr(spec, n) for n in ("b", "t", "s", "h", "g", "d", "dv", "rate")}
     numbers |= {"scale": scale_of(spec, kernel.limits), "softcap": spec.softcap, "left": left, "right": right}
     numbers |= {"cu_q": np.array(spec.of_q or ()), "cu_k": np.array(spec.of_k or spec.of_q or ())}
-    passed, inputs = [], []
+    passed, inputs = list[str](), list[tuple[str, str, str]]()
     for i, (parameter, value) in enumerate(kernel.like.arguments(spec, kernel.limits, kernel.lse).items()):
         text = argument(kernel, spec, value, numbers)
         if isinstance(value, tuple):
-            inputs.append((parameter, value[0], text))
+            inputs.append((*value, text))
             text = f"x[{len(inputs) - 1}]"
         passed.append(text if i < kernel.like.positional else f"{parameter}={text}")
     if kernel.limits.head_map == "interleaved" and spec.h != spec.g:
@@ -106,7 +106,7 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
     call = split if f == "f" else split.replace("f(", f"{f}(", 1)
     of: str = kernel.like.lse[0] if name == "lse" and kernel.like.lse else kernel.like.returns.get(name, ("", ""))[0]
     of = f"({of})" if " if " in of else of
-    if not name.startswith("d") or name not in {f"d{n}" for _, n, _ in inputs}:
+    if not name.startswith("d") or name not in {f"d{n}" for n, _, _ in inputs}:
         layout = kernel.limits.lse_layout if name == "lse" else kernel.like.returns[name][1]
         found.append(f"out = {call}")
         found.append(f"print({of}[{placed(name, layout, at, kernel)}])  # {got:.6g}; right is {want:.6g}")
@@ -114,8 +114,8 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
         y, layout = kernel.like.returns["y"]
         y = f"({y})" if " if " in y else y
         dy = array(kernel, f"dy{axes('y', layout)}", spec.dtype)
-        i = next(i for i, (_, n, _) in enumerate(inputs) if f"d{n}" == name)
-        place = placed(inputs[i][1], kernel.like.inputs.get(inputs[i][0], (name[1:], ""))[1] or layout, at, kernel)
+        i = next(i for i, (n, _, _) in enumerate(inputs) if f"d{n}" == name)
+        place = placed(inputs[i][0], inputs[i][1], at, kernel)
         if kernel.framework == "torch":
             found.append(f"out = {call.replace(f'x[{i}]', f'x[{i}].requires_grad_()')}")
             found.append(f"{y}.backward({dy})")

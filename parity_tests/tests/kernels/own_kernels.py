@@ -32,7 +32,7 @@ SIMULATED = Like(
         **shapes(scale={"scale": "scale"}),
     },
     {"y": ("out[0]", "bthd")},
-    Limits(gradients=("q", "k", "v", "bias", "sinks"), block=8),
+    Limits(gradients=("q", "k", "v", "bias", "sinks"), block=8, lse_gradient=True),
     lse=("out[1]", {}),
     kinds=("dense",),
 )
@@ -61,6 +61,8 @@ def simulated(q: Any, k: Any, v: Any, *, mistake: str = "", arithmetic: int = 1,
     arrays = {name: np.asarray(x, np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
     floats = ("bias", "slopes", "sinks", "beta", "decay", "state")
     given: dict[str, Any] = {name: np.asarray(x, np.float64) if name in floats else x for name, x in options.items()}
+    if "dlse" in given:
+        given["dlse"] = np.asarray(given["dlse"], np.float64)
     scale = given.pop("scale", q.shape[-1] ** -0.5)
     gradient = None if dy is None else np.asarray(dy, np.float64)
     if "rule" in given:
