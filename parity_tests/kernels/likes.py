@@ -225,6 +225,7 @@ KERAS = Like(
     {"y": ("out", "bthd")},
     Limits(
         corner="top-left",
+        empty_rows="mean",  # hidden scores are a large negative number
         value_dims=None,
         apart=(("causal", "mask"), ("causal", "bias"), ("mask", "bias")),
     ),
