@@ -61,7 +61,7 @@ def room_of(kernel: Kernel, spec: Spec) -> dict[str, Any]:
         if value is not None:
             x[name] = value
     if spec.gate and limits.gate == "linear":
-        x["log_decay"] = np.exp(case.log_decay)
+        x["log_decay"] = np.exp(x["log_decay"])
     left, right = spec.window or (None, None)
     if limits.window == "count":
         left, right = (None if n is None else n + 1 for n in (left, right))
@@ -309,7 +309,7 @@ def call(kernel: Kernel, spec: Spec, names: dict[str, Any]) -> Answer:
             continue
         got = unlaid(got, name, layout, kernel.limits, g)
         if name == "log_decay" and kernel.limits.gate == "linear":
-            got = got * np.exp(case_of(spec, kernel.limits).log_decay)
+            got = got * made.room["log_decay"]  # which holds the factors
         answer.results[f"d{name}"] = got
     if kernel.limits.same_bits and spec.seed % 4 == 0 and not changed:
         with unwritten_is_nan(kernel.framework):
