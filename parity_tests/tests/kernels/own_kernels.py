@@ -48,8 +48,8 @@ PAGES = Like(
     SIMULATED.returns, Limits(forward_only=True, block=8, page_sizes=(2, 4, 8)), lse=SIMULATED.lse, kinds=("paged",),
 )  # fmt: skip
 STATES = Like(
-    "simulated states", SIMULATED.source, "numpy", RECUR.inputs, RECUR.options, RECUR.returns, Limits(block=8, gate="linear"),
-    kinds=("recurrent",), more=RECUR.more, rules=RECUR.rules, same_lengths=True,
+    "simulated states", SIMULATED.source, "numpy", RECUR.inputs, RECUR.options, RECUR.returns,
+    Limits(block=8, gate="linear"), kinds=("recurrent",), more=RECUR.more, rules=RECUR.rules, same_lengths=True,
     packs={"starts": "tuple(cu_q.tolist())"},
 )  # fmt: skip
 OF_KIND = {"dense": SIMULATED, "packed": PACKED, "paged": PAGES, "recurrent": STATES}
@@ -86,7 +86,8 @@ def of_simulated_backward(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> di
     found = simulated(q, k, v, dy=dy, **options)
     if "dlog_decay" in found:
         found["ddecay"] = found.pop("dlog_decay") / options["decay"]
-    return {name[1:]: x.astype(q.dtype) for name, x in found.items() if name.startswith("d")}
+    grads = {name[1:]: x for name, x in found.items() if name.startswith("d")}
+    return {name: x.astype(getattr(options.get(name), "dtype", q.dtype)) for name, x in grads.items()}
 
 
 def attention(
