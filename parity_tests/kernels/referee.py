@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_np.weights._progress import progress
 from parity_tests.kernels import arithmetic as arithmetics
 from parity_tests.kernels.arithmetic import Arithmetic, classes_of
 from parity_tests.kernels.calling import Answer, Kernel
@@ -22,7 +23,6 @@ from parity_tests.kernels.limits import OPTIONS, Limits
 from parity_tests.kernels.shrinking import smaller
 from parity_tests.kernels.snippet import snippet
 from parity_tests.kernels.specs import Spec, case_of
-from parity_tests.ports.progress import progress
 
 ALL_SECONDS = 1800.0
 # Failures after which a run ends: more of them say no more.
