@@ -186,9 +186,10 @@ class Call:
     def cotangents(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """Gradients of the outputs, in the kernel's layout."""
         case, found = case_of(self.spec, self.kernel.limits), {}
-        for name, x in {"y": case.dy, "lse": getattr(case, "dlse", None)}.items():
+        given = {"y": case.dy, "lse": getattr(case, "dlse", None), "last": getattr(case, "dlast", None)}
+        for name, x in given.items():
             if name in outputs and x is not None and (name != "lse" or self.kernel.lse):
-                x = x if name == "y" or self.kernel.limits.lse_base == "e" else x * np.log(2)
+                x = x if name != "lse" or self.kernel.limits.lse_base == "e" else x * np.log(2)
                 laid_out = typed(
                     laid(x, name, self.layout(name), self.kernel.limits, self.spec.g), name, self.spec.dtype
                 )
@@ -208,7 +209,7 @@ class Call:
         given = self.cotangents(outputs)
         dy = given["y"]
         split, n = list(self.arguments.items()), self.kernel.like.positional
-        more = {"dlse": given["lse"]} if "lse" in given else {}
+        more = {f"d{name}": x for name, x in given.items() if name != "y"}
         got = self.kernel.backward(dy, *(x for _, x in split[:n]), **dict(split[n:]), **more)
         return outputs, dict(got) if isinstance(got, dict) else dict(zip(self.inputs, got, strict=False))
 

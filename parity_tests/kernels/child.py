@@ -12,6 +12,7 @@ import types
 from importlib import import_module
 from typing import IO, Any
 
+from parity_tests.kernels.arrays import FRAMEWORKS
 from parity_tests.kernels.calling import Answer, Kernel, call
 from parity_tests.kernels.specs import Spec
 
@@ -185,8 +186,6 @@ def main() -> None:
     os.dup2(nothing, 0)  # a kernel's own processes must not read the questions
     try:
         kernel: Kernel = pickle.loads(receive(questions))
-        from parity_tests.kernels.arrays import FRAMEWORKS
-
         names = FRAMEWORKS[kernel.framework].prepare(kernel.limits)
     except Exception as error:  # the other side raises it
         rule = "a kernel that loads in a process of its own"

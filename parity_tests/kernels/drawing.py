@@ -153,6 +153,8 @@ def drawn(like: Like, limits: Limits, dtype: str, n: int, rng: np.random.Generat
         spec = replace(spec, lengths=tuple(int(x) for x in rng.integers(0, s + 1, b)))
     if limits.lse_gradient and limits.lse and spec.grads and rng.random() < 0.4 and like.lse:
         spec = replace(spec, dlse=True)
+    if kind == "recurrent" and limits.last_gradient and spec.grads and rng.random() < 0.4:
+        spec = replace(spec, dlast=True)
     return spec
 
 

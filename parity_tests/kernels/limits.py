@@ -66,7 +66,7 @@ class Limits:
         lse: whether the log-sum-exp is asked for, where the signature returns it.
         lse_base: "e" or "2".
         lse_layout: letters of its axes, b h t.
-        lse_gradient: whether it has a gradient.
+        lse_gradient, last_gradient: whether it has a gradient, and whether the last state has.
         strides: whether inputs may be views with strides.
         unread: what may hold NaN, since it is never read: "padding" behind lengths, unused "pages".
         empty_sequences: whether packed sequences may be empty.
@@ -102,6 +102,7 @@ class Limits:
     lse_base: str = "e"
     lse_layout: str = "bht"
     lse_gradient: bool = False
+    last_gradient: bool = True
     strides: bool = True
     unread: tuple[str, ...] = ()
     empty_sequences: bool = True

@@ -106,22 +106,24 @@ def paged(q: Any, k_pages: Any, v_pages: Any, lengths: Any, page_indices: Any) -
     return paged_attention(q, k_pages, v_pages, lengths, page_indices, pages_per_compute_block=page_indices.shape[1])
 
 
-def fla(name: str, *args: Any, **options: Any) -> Any:
-    """A function of flash-linear-attention in Triton's interpreter."""
+@cache
+def one_launch() -> None:
+    """Triton's kernels take the first of their launches; which one is fastest can be measured on a GPU alone."""
     os.environ["TRITON_INTERPRET"] = "1"
-    return getattr(import_module("fla.ops"), name)(*args, **options)
+    triton = import_module("triton")
+    every = triton.autotune
+    triton.autotune = lambda configs, *args, **options: every(configs[:1], *args, **options)
 
 
-def fused_recurrent_gated_delta_rule(*args: Any, **options: Any) -> Any:
-    return fla("fused_recurrent_gated_delta_rule", *args, **options)
+class Fla:
+    """A function of flash-linear-attention in Triton's interpreter."""
 
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
 
-def fused_recurrent_delta_rule(*args: Any, **options: Any) -> Any:
-    return fla("fused_recurrent_delta_rule", *args, **options)
-
-
-def fused_recurrent_gla(*args: Any, **options: Any) -> Any:
-    return fla("fused_recurrent_gla", *args, **options)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        one_launch()
+        return getattr(import_module("fla.ops"), self.__name__)(*args, **options)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,16 @@ class Entry:
 TORCH, ALL = ("torch",), ("float64", "float32", "bfloat16", "float16")
 SMALL = {"heads": (1, 2), "batch": (1, 2)}
 FORWARD = {"forward_only": True}
+FLA: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("fused_recurrent_gated_delta_rule", FORWARD),
+    ("fused_recurrent_delta_rule", {}),
+    ("fused_recurrent_gla", {}),
+    ("fused_recurrent_simple_gla", {}),
+    ("chunk_gated_delta_rule", {}),
+    ("chunk_delta_rule", {}),
+    ("chunk_gla", {}),
+    ("chunk_simple_gla", {}),
+)
 ENTRIES = (
     Entry("PyTorch SDPA, math", sdpa_math, "scaled_dot_product_attention", {"dtypes": ALL}, TORCH),
     Entry(
@@ -159,17 +171,9 @@ ENTRIES = (
     Entry("Pallas flash_attention (TPU)", pallas_tpu, "pallas tpu flash_attention", SMALL),
     Entry("Pallas splash attention (TPU)", splash, "splash", SMALL),
     Entry("Pallas paged attention (TPU)", paged, "pallas paged_attention", {"batch": (1, 2)}),
-    Entry(
-        "fla fused_recurrent_gated_delta_rule", fused_recurrent_gated_delta_rule, "fused_recurrent_gated_delta_rule",
-        SMALL | FORWARD, ("flash-linear-attention", "triton"),
-    ),
-    Entry(
-        "fla fused_recurrent_delta_rule", fused_recurrent_delta_rule, "fused_recurrent_delta_rule", SMALL,
-        ("flash-linear-attention", "triton"),
-    ),
-    Entry(
-        "fla fused_recurrent_gla", fused_recurrent_gla, "fused_recurrent_gla", SMALL,
-        ("flash-linear-attention", "triton"),
+    *(
+        Entry(f"fla {name}", Fla(name), name, SMALL | limits, ("flash-linear-attention", "triton"))
+        for name, limits in FLA
     ),
 )  # fmt: skip
 

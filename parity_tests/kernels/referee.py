@@ -1,9 +1,9 @@
 """`assert_kernel`: a kernel judged by cases within its limits, and the verdict in words."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from time import monotonic
 from typing import Any
 
@@ -14,7 +14,7 @@ from parity_tests.kernels import arithmetic as arithmetics
 from parity_tests.kernels.arithmetic import Arithmetic, classes_of
 from parity_tests.kernels.calling import Answer, Kernel
 from parity_tests.kernels.canonical import Case, Results
-from parity_tests.kernels.causes import BLOCKS, cause
+from parity_tests.kernels.causes import BLOCKS, causes
 from parity_tests.kernels.child import Child
 from parity_tests.kernels.drawing import allowed, options_of, specs
 from parity_tests.kernels.judging import Difference, differences
@@ -30,6 +30,8 @@ FAILURES = 12
 SHRINK_SECONDS = 30.0
 # Small cases, right and wrong, that a cause must explain.
 EXPLAINED = 6
+# How many more are asked where several causes explain these.
+MORE = 100
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,11 @@ class Referee:
             held.pop(0)
         return None
 
-    def explain(self) -> None:
-        """Say the cause, where a known mistake explains what is wrong and what is right."""
+    def explain(self, ask: Callable[[Spec], Answer], more: Iterable[Spec]) -> None:
+        """Say the cause, where a known mistake explains what is wrong and what is right.
+
+        Where several do, the kernel is asked more cases until they tell which.
+        """
         failing = [f for f in self.verdict.failures if f.kind == "numbers" and f.spec.dtype == self.dtype_of_failures]
         if not failing:
             return
@@ -184,21 +189,27 @@ class Referee:
         results: list[tuple[Case, Results]] = [
             (case_of(s, self.kernel.limits), a.results) for s, a in [*((f.spec, f.answer) for f in failing), *right]
         ]
-        blocks = tuple(dict.fromkeys((self.kernel.limits.block, *BLOCKS)))
-        found = cause(results, self.widest(self.dtype_of_failures), blocks)
-        if found is not None:
-            self.verdict.cause, self.verdict.fix = found.name, found.fix
+        blocks, widest = tuple(dict.fromkeys((self.kernel.limits.block, *BLOCKS))), self.widest(self.dtype_of_failures)
+        found = causes(results, widest, blocks)
+        for spec in more:
+            if len(found) < 2:
+                break
+            answer = ask(spec)
+            if spec.dtype == self.dtype_of_failures and answer.results and not answer.complaints:
+                results.append((case_of(spec, self.kernel.limits), answer.results))
+                found = causes(results, widest, blocks, found)
+        if len(found) == 1:
+            self.verdict.cause, self.verdict.fix = found[0].name, found[0].fix
 
     @property
     def dtype_of_failures(self) -> str:
         """The type that most failures are of."""
         return Counter(f.spec.dtype for f in self.verdict.failures if f.kind == "numbers").most_common(1)[0][0]
 
-    def shrink(self, ask: Callable[[Spec], Answer], seconds: float) -> None:
+    def shrink(self, ask: Callable[[Spec], Answer], end: float) -> None:
         """The smallest case that fails in the same way, and its snippet."""
         first = min(self.verdict.failures, key=lambda f: (f.kind != "numbers", "within" in f.words, size(f.spec)))
-        end, best = monotonic() + seconds, first
-        again = True
+        best, again = first, True
         while again and "does not return" not in first.words:
             again = False
             for spec in smaller(best.spec, self.kernel.limits):
@@ -296,7 +307,6 @@ def judge_kernel(
     referee = Referee(kernel, arithmetic_of(arithmetic))
     verdict = referee.verdict
     asked: Counter[str] = Counter()
-    kept: dict[Spec, Answer] = {}
     drawn: Iterator[Spec] = specs(like, limits, seed)
     with progress(f"assert_kernel {verdict.name}") as tell, Child(kernel, call_seconds) as child:
         start = monotonic()  # the process has loaded the kernel
@@ -309,9 +319,11 @@ def judge_kernel(
             asked.update(spec.options)
         if verdict.failures:
             tell("looking for a smaller case")
-            referee.shrink(lambda spec: kept.setdefault(spec, child.ask(spec)), min(SHRINK_SECONDS, seconds / 2))
+            until = monotonic() + min(SHRINK_SECONDS, seconds / 2)
+            referee.shrink(child.ask, until)
             tell("looking for the cause")
-            referee.explain()
+            left = takewhile(lambda _: monotonic() < until, islice(drawn, MORE))
+            referee.explain(child.ask, left)
     for dtype, held in referee.classes.items():
         if verdict.cases[dtype] and not any(f.spec.dtype == dtype for f in verdict.failures):
             verdict.classes[dtype] = held[0]
@@ -337,7 +349,7 @@ def assert_kernel(
         limits: what the kernel takes and promises where it differs from the signature: fields of `Limits` by name.
         arithmetic: the widest class that is right, by name; by default the widest that kernels of its type have.
         backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has; with
-            `lse_gradient` also dlse=.
+            `lse_gradient` also dlse=, of a recurrence with `last_gradient` also dlast=.
         framework: of the kernel's arrays, for `attend` and `recur`; that of the signature by default.
         seconds: how long to ask; at most half of it again for a smaller case.
         all: ask for half an hour.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from parity_tests.kernels.limits import Limits
 from parity_tests.kernels.specs import Spec
@@ -11,13 +11,13 @@ from parity_tests.kernels.specs import Spec
 def without_options(spec: Spec) -> Iterator[Spec]:
     """The case with one option fewer."""
     plain = {
-        "strided": False, "poison": (), "style": "ordinary", "dlse": False, "mask": "", "bias": False,
+        "strided": False, "poison": (), "style": "ordinary", "dlse": False, "dlast": False, "mask": "", "bias": False,
         "slopes": False, "sinks": False, "softcap": None, "rate": 0.0, "window": None, "causal": False, "scale": None,
         "state": False, "grads": False,
     }  # fmt: skip
     for name, value in plain.items():
         if getattr(spec, name) != value:
-            given = {name: value} | ({"dlse": False} if name == "grads" else {})
+            given = {name: value} | ({"dlse": False, "dlast": False} if name == "grads" else {})
             yield replace(spec, **given)
     if spec.lengths is not None and not spec.page:
         yield replace(spec, lengths=None)
@@ -30,8 +30,9 @@ def smaller(spec: Spec, limits: Limits) -> Iterator[Spec]:
         yield replace(spec, b=1, lengths=fewer)
         if spec.lengths is not None:
             yield replace(spec, b=1, lengths=spec.lengths[-1:])
-    yield from fewer_sequences(spec)
-    for h, g in ((1, 1), (2, 1), (2, 2)):
+    if spec.of_q is not None:
+        yield from fewer_sequences(spec, limits)
+    for h, g in ((1, 1), (2, 1), (2, 2), (4, 2)):
         if h * g < spec.h * spec.g:
             yield replace(spec, h=h, g=g)
     if spec.of_q is None:
@@ -40,31 +41,42 @@ def smaller(spec: Spec, limits: Limits) -> Iterator[Spec]:
     for d in limits.head_dims.among((1, 8, 16)):
         if d < spec.d:
             yield replace(spec, d=d, dv=d if limits.value_dims is None else spec.dv)
+            if spec.d == spec.dv:  # where both must be equal
+                yield replace(spec, d=d, dv=d)
     if limits.value_dims is not None:
         for dv in limits.value_dims.among((1, 8, 16)):
             if dv < spec.dv:
                 yield replace(spec, dv=dv)
 
 
-def fewer_sequences(spec: Spec) -> Iterator[Spec]:
-    """The case without one of its packed sequences."""
-    if spec.of_q is None or len(spec.of_q) <= 2:
-        return
-    for gone in range(len(spec.of_q) - 1):
-        starts = []
-        for of in (spec.of_q, spec.of_k or spec.of_q):
-            each = [b - a for i, (a, b) in enumerate(pairwise(of)) if i != gone]
-            starts.append((0, *(sum(each[: i + 1]) for i in range(len(each)))))
-        of_q, of_k = starts
-        if of_q[-1] and of_k[-1]:
-            yield replace(spec, of_q=of_q, of_k=of_k, t=of_q[-1], s=of_k[-1])
+def lengths_of(starts: tuple[int, ...]) -> list[int]:
+    """The lengths of packed sequences."""
+    return [b - a for a, b in pairwise(starts)]
+
+
+def fewer_sequences(spec: Spec, limits: Limits) -> Iterator[Spec]:
+    """The case without one of its packed sequences, or with a shorter one."""
+    of_q, of_k = lengths_of(spec.of_q or ()), lengths_of(spec.of_k or spec.of_q or ())
+    found = [(of_q[:n] + of_q[n + 1 :], of_k[:n] + of_k[n + 1 :]) for n in range(len(of_q))]
+    for n in range(len(of_q)):
+        for count in short(limits):
+            q, k = ([*of[:n], min(count, of[n]), *of[n + 1 :]] for of in (of_q, of_k))
+            found += [(q, k)] if of_q == of_k else [(q, k), (q, of_k), (of_q, k)]
+    for q, k in found:
+        if sum(q) + sum(k) < sum(of_q) + sum(of_k) and sum(q) and sum(k):
+            starts = [(0, *accumulate(of)) for of in (q, k)]
+            yield replace(spec, of_q=starts[0], of_k=starts[1], t=sum(q), s=sum(k))
+
+
+def short(limits: Limits) -> list[int]:
+    """Lengths that cases are made as short as."""
+    n = limits.block
+    return sorted({1, 2, 3, 4, n // 2, n - 1, n, n + 1, n + 2, 2 * n - 1, 2 * n})
 
 
 def fewer_tokens(spec: Spec, limits: Limits) -> Iterator[Spec]:
     """The case with fewer queries, fewer keys, or fewer of both."""
-    n = limits.block
-    short = sorted({1, 2, 3, 4, n // 2, n - 1, n, n + 1, n + 2, 2 * n - 1, 2 * n})
-    for count in short:
+    for count in short(limits):
         if spec.kind == "recurrent" or spec.t == spec.s:
             if count < spec.t:
                 lengths = None if spec.lengths is None else tuple(min(x, count) for x in spec.lengths)

@@ -10,6 +10,11 @@ from parity_tests.kernels.calling import Kernel
 from parity_tests.kernels.likes import Value
 from parity_tests.kernels.specs import Spec, lines, scale_of
 
+# The same numbers as a view with strides, as `arrays.strided` makes them.
+VIEW = {
+    "numpy": "np.stack([a, a * np.nan], -2).reshape(*a.shape[:-2], -1, a.shape[-1])[..., ::2, :]",
+    "torch": "torch.stack([a, a * torch.nan], -2).flatten(-3, -2)[..., ::2, :]",
+}
 IMPORTS = {"numpy": (), "torch": ("torch",), "jax": ("jax", "jax.numpy as jnp")}
 
 
@@ -36,8 +41,9 @@ def array(kernel: Kernel, text: str, dtype: str) -> str:
     """The text that makes an array of the framework."""
     if kernel.framework == "torch":
         return f"torch.tensor({text}, dtype=torch.{dtype})"
-    module = "jnp" if kernel.framework == "jax" else "np"
-    return f"{module}.asarray({text}, {module}.{dtype})"
+    if kernel.framework == "numpy":
+        return f"np.asarray({text}, '{dtype}')"
+    return f"jnp.asarray({text}, jnp.{dtype})"
 
 
 def argument(kernel: Kernel, spec: Spec, value: Value, numbers: dict[str, Any]) -> str:
@@ -66,6 +72,27 @@ def argument(kernel: Kernel, spec: Spec, value: Value, numbers: dict[str, Any]) 
     return value
 
 
+def outputs_of(spec: Spec) -> list[str]:
+    """The outputs that a case has gradients of."""
+    return ["y", *(["lse"] if spec.dlse else []), *(["last"] if spec.dlast else [])]
+
+
+def given(kernel: Kernel, spec: Spec) -> tuple[list[str], list[str]]:
+    """The texts of these outputs, and of their gradients."""
+    outputs, gradients = list[str](), list[str]()
+    for name in outputs_of(spec):
+        text, layout = kernel.like.returns[name] if name != "lse" else ((kernel.like.lse or ("", {}))[0], "")
+        outputs.append(f"({text})" if " if " in text else text)
+        gradient = f"d{name}{axes(name, layout_of(name, layout, kernel.limits))}"
+        if name == "lse" and kernel.limits.lse_base == "2":
+            gradient = f"np.log(2) * {gradient}"
+        wide = "float64" if spec.dtype == "float64" else "float32"
+        text = array(kernel, gradient, wide if name in WIDE else spec.dtype)
+        views = spec.strided and name == "y" and kernel.framework in VIEW
+        gradients.append(f"view({text})" if views else text)
+    return outputs, gradients
+
+
 def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: float, want: float) -> str:
     """The lines that show one wrong number of a result.
 
@@ -78,13 +105,14 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
     imported, f = name_of(kernel.f)
     found = [f"import {', '.join(('numpy as np', *IMPORTS[kernel.framework]))}"]
     found += [line for line in (imported, kernel.like.imports) if line]
+    found += ["import ml_dtypes  # of bfloat16"] if kernel.framework == "numpy" and spec.dtype == "bfloat16" else []
     found += lines(spec)
     if spec.lengths is not None:
         found.append(f"lengths = np.array({spec.lengths}, np.int32)")
     if spec.of_q is not None:
         found.append(f"cu_q, cu_k = (np.array(n, np.int32) for n in ({spec.of_q}, {spec.of_k or spec.of_q}))")
     left, right = spec.window or (None, None)
-    numbers = {n: getattr(spec, n) for n in ("b", "t", "s", "h", "g", "d", "dv", "rate")}
+    numbers = {n: getattr(spec, n) for n in ("b", "t", "s", "h", "g", "d", "dv", "rate", "page")}
     numbers |= {"scale": scale_of(spec, kernel.limits), "softcap": spec.softcap, "left": left, "right": right}
     numbers |= {"cu_q": np.array(spec.of_q or ()), "cu_k": np.array(spec.of_k or spec.of_q or ())}
     passed, inputs = list[str](), list[tuple[str, str, str]]()
@@ -98,7 +126,10 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
         found.append(
             f"q = q.reshape({spec.b}, {spec.t}, {spec.g}, {spec.h // spec.g}, -1).swapaxes(2, 3).reshape(q.shape)"
         )
-    found.append(f"x = [{', '.join(text for _, _, text in inputs)}]")
+    views = spec.strided and kernel.framework in VIEW
+    if views:
+        found.append(f"view = lambda a: {VIEW[kernel.framework]}  # rows with NaN between them")
+    found.append(f"x = [{', '.join(f'view({x})' if views and len(of) > 1 else x for _, of, x in inputs)}]")
     split = kernel.like.call.replace("*a, **kw", ", ".join(passed))
     split = split.replace("**kw", ", ".join(x for x in passed if "=" in x)).replace(
         "*a", ", ".join(x for x in passed if "=" not in x)
@@ -111,21 +142,21 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
         found.append(f"out = {call}")
         found.append(f"print({of}[{placed(name, layout, at, kernel)}])  # {got:.6g}; right is {want:.6g}")
     else:
-        y, layout = kernel.like.returns["y"]
-        y = f"({y})" if " if " in y else y
-        dy = array(kernel, f"dy{axes('y', layout)}", spec.dtype)
+        outputs, gradients = given(kernel, spec)
+        dy = gradients[0] if len(gradients) == 1 else f"({', '.join(gradients)})"
         i = next(i for i, (n, _, _) in enumerate(inputs) if f"d{n}" == name)
         place = placed(inputs[i][0], inputs[i][1], at, kernel)
         if kernel.framework == "torch":
             found.append(f"out = {call.replace(f'x[{i}]', f'x[{i}].requires_grad_()')}")
-            found.append(f"{y}.backward({dy})")
+            found.append(f"torch.autograd.backward(({', '.join(outputs)},), ({', '.join(gradients)},))")
             found.append(f"print(x[{i}].grad[{place}])  # {got:.6g}; right is {want:.6g}")
         elif kernel.framework == "jax":
-            found.append(f"def y(*x): out = {call}; return {y}")
+            found.append(f"def y(*x): out = {call}; return {', '.join(outputs)}")
             found.append(f"grads = jax.vjp(y, *x)[1]({dy})")
             found.append(f"print(grads[{i}][{place}])  # {got:.6g}; right is {want:.6g}")
         else:
-            found.append(f"grads = backward({dy}, {', '.join(passed)})")
+            more = [f"d{n}={x}" for n, x in zip(outputs_of(spec)[1:], gradients[1:], strict=True)]
+            found.append(f"grads = backward({', '.join([gradients[0], *passed, *more])})")
             found.append(f"print(grads[{i}][{place}])  # {got:.6g}; right is {want:.6g}")
     return "\n".join(found)
 

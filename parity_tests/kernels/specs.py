@@ -22,7 +22,7 @@ STYLES = {
     "one huge key": "k[:, -1:] *= 30",
     "equal scores": "k[:] = k[:, :1]",
     "heavy tails": "q[..., 0] *= 5; k[..., 0] *= 5; v[..., 0] *= 30",
-    "scores far below 0": "q[:], k[:] = 20, -20",
+    "scores far below 0": "q[:], k[:] = 80, -80",
     "rising scores": "q, k = abs(q), abs(k) * np.linspace(0.1, 2, k.shape[1])[:, None, None]",
 }
 
@@ -45,7 +45,7 @@ class Spec:
         page: keys in a page.
         rule, beta, gate, state: of a recurrence; the gate "" for none, "head" or "channel".
         style: of `STYLES`.
-        grads, dlse: whether gradients are asked for, and one of the log-sum-exp is given.
+        grads, dlse, dlast: whether gradients are asked for, and one of the log-sum-exp or of the last state is given.
         strided: whether inputs are views with strides.
         poison: of `Limits.unread`, where NaN stands.
     """
@@ -80,6 +80,7 @@ class Spec:
     style: str = "ordinary"
     grads: bool = False
     dlse: bool = False
+    dlast: bool = False
     strided: bool = False
     poison: tuple[str, ...] = ()
 
@@ -147,6 +148,8 @@ def lines(spec: Spec) -> list[str]:
         found.append(f"dy = rng.normal(size={(b, t, h, dv)}) * 2.0 ** rng.integers(-3, 4, {(b, t, h, 1)})")
     if spec.dlse:
         found.append(f"dlse = rng.normal(size={(b, h, t)})")
+    if spec.dlast:
+        found.append(f"dlast = rng.normal(size={(b if spec.of_q is None else len(spec.of_q) - 1, g, d, dv)})")
     if "padding" in spec.poison and spec.lengths is not None:
         found.append(f"for row, n in enumerate({spec.lengths}): k[row, n:] = v[row, n:] = np.nan")
     if spec.page:
@@ -199,7 +202,7 @@ def case_of(spec: Spec, limits: Limits) -> Case:
             beta=held(x["beta"], spec.dtype) if spec.beta else None,
             log_decay=log_decay_of(held(x["log_decay"], wide), wide, limits.gate) if spec.gate else None,
             state=held(x["state"], wide) if spec.state else None,
-            starts=spec.of_q, dy=dy, block=limits.block,
+            starts=spec.of_q, dy=dy, dlast=held(x["dlast"], wide) if spec.dlast else None, block=limits.block,
         )  # fmt: skip
     mask, window = x.get("mask"), spec.window
     if window is not None and not spec.causal and limits.corner == "top-left" and spec.kind == "dense":

@@ -61,8 +61,7 @@ def simulated(q: Any, k: Any, v: Any, *, mistake: str = "", arithmetic: int = 1,
     arrays = {name: np.asarray(x, np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
     floats = ("bias", "slopes", "sinks", "beta", "decay", "state")
     given: dict[str, Any] = {name: np.asarray(x, np.float64) if name in floats else x for name, x in options.items()}
-    if "dlse" in given:
-        given["dlse"] = np.asarray(given["dlse"], np.float64)
+    given |= {name: np.asarray(given[name], np.float64) for name in ("dlse", "dlast") if name in given}
     scale = given.pop("scale", q.shape[-1] ** -0.5)
     gradient = None if dy is None else np.asarray(dy, np.float64)
     if "rule" in given:
