@@ -23,11 +23,13 @@ class Answer:
         results: outputs and gradients in the case's layout, in float64.
         complaints: promises that it broke, in words.
         raised: its error.
+        named: whether a backward pass in NumPy returns gradients by parameter.
     """
 
     results: dict[str, Array] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     raised: str = ""
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Call:
             x = typed(x, name, spec.dtype)
             views = spec.strided and isinstance(value, tuple)
             self.arguments[parameter] = self.framework.array(x, views, device) if isinstance(x, np.ndarray) else x
-        self.room = room
+        self.room, self.named = room, False
 
     def value(self, value: Value, room: dict[str, Any]) -> Any:
         if isinstance(value, tuple):
@@ -211,6 +213,7 @@ class Call:
         split, n = list(self.arguments.items()), self.kernel.like.positional
         more = {f"d{name}": x for name, x in given.items() if name != "y"}
         got = self.kernel.backward(dy, *(x for _, x in split[:n]), **dict(split[n:]), **more)
+        self.named = isinstance(got, dict)
         return outputs, dict(got) if isinstance(got, dict) else dict(zip(self.inputs, got, strict=False))
 
     def by_torch(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -279,6 +282,7 @@ def call(kernel: Kernel, spec: Spec, names: dict[str, Any]) -> Answer:
         words = " ".join(str(error).split()) or "no message"
         answer.raised = f"{type(error).__name__}: {words[:300]}"
         return answer
+    answer.named = made.named
     changed = [p for p, x in before.items() if bits(read(made.arguments[p])) != x]
     answer.complaints += [f"it writes into its input {p}" for p in changed]
     g = spec.g

@@ -14,7 +14,7 @@ from parity_tests.kernels import arithmetic as arithmetics
 from parity_tests.kernels.arithmetic import Arithmetic, classes_of
 from parity_tests.kernels.calling import Answer, Kernel
 from parity_tests.kernels.canonical import Case, Results
-from parity_tests.kernels.causes import BLOCKS, causes
+from parity_tests.kernels.causes import BLOCKS, causes, explaining
 from parity_tests.kernels.child import Child
 from parity_tests.kernels.drawing import allowed, options_of, specs
 from parity_tests.kernels.judging import Difference, differences
@@ -194,10 +194,8 @@ class Referee:
         for spec in more:
             if len(found) < 2:
                 break
-            answer = ask(spec)
-            if spec.dtype == self.dtype_of_failures and answer.results and not answer.complaints:
-                results.append((case_of(spec, self.kernel.limits), answer.results))
-                found = causes(results, widest, blocks, found)
+            if spec.dtype == self.dtype_of_failures and (answer := ask(spec)).results and not answer.complaints:
+                found = explaining(case_of(spec, self.kernel.limits), answer.results, widest, blocks, found)
         if len(found) == 1:
             self.verdict.cause, self.verdict.fix = found[0].name, found[0].fix
 
@@ -224,7 +222,9 @@ class Referee:
         self.verdict.smallest = best
         if best.differences:
             worst = max(best.differences, key=lambda d: (not d.name.startswith("d"), d.ratio))
-            self.verdict.code = snippet(self.kernel, best.spec, worst.name, worst.at, worst.got, worst.want)
+            self.verdict.code = snippet(
+                self.kernel, best.spec, worst.name, worst.at, worst.got, worst.want, best.answer.named
+            )
 
 
 def size(spec: Spec) -> int:
@@ -319,9 +319,10 @@ def judge_kernel(
             asked.update(spec.options)
         if verdict.failures:
             tell("looking for a smaller case")
-            until = monotonic() + min(SHRINK_SECONDS, seconds / 2)
-            referee.shrink(child.ask, until)
+            more = min(SHRINK_SECONDS, seconds / 2)
+            referee.shrink(child.ask, monotonic() + more)
             tell("looking for the cause")
+            until = monotonic() + more
             left = takewhile(lambda _: monotonic() < until, islice(drawn, MORE))
             referee.explain(child.ask, left)
     for dtype, held in referee.classes.items():
@@ -351,7 +352,7 @@ def assert_kernel(
         backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has; with
             `lse_gradient` also dlse=, of a recurrence with `last_gradient` also dlast=.
         framework: of the kernel's arrays, for `attend` and `recur`; that of the signature by default.
-        seconds: how long to ask; at most half of it again for a smaller case.
+        seconds: how long to ask; at most half of it again for a smaller case, and for a cause.
         all: ask for half an hour.
         cases: how many at most.
         seed: of what is drawn.

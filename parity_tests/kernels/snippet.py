@@ -93,7 +93,9 @@ def given(kernel: Kernel, spec: Spec) -> tuple[list[str], list[str]]:
     return outputs, gradients
 
 
-def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: float, want: float) -> str:
+def snippet(
+    kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: float, want: float, named: bool = False
+) -> str:  # fmt: skip
     """The lines that show one wrong number of a result.
 
     Args:
@@ -101,6 +103,7 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
         name: of the result.
         at: where in it, in the case's layout.
         got, want: the number there, and the right one.
+        named: whether a backward pass in NumPy returns gradients by parameter.
     """
     imported, f = name_of(kernel.f)
     found = [f"import {', '.join(('numpy as np', *IMPORTS[kernel.framework]))}"]
@@ -115,12 +118,13 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
     numbers = {n: getattr(spec, n) for n in ("b", "t", "s", "h", "g", "d", "dv", "rate", "page")}
     numbers |= {"scale": scale_of(spec, kernel.limits), "softcap": spec.softcap, "left": left, "right": right}
     numbers |= {"cu_q": np.array(spec.of_q or ()), "cu_k": np.array(spec.of_k or spec.of_q or ())}
-    passed, inputs = list[str](), list[tuple[str, str, str]]()
+    passed, inputs, parameters = list[str](), list[tuple[str, str, str]](), list[str]()
     for i, (parameter, value) in enumerate(kernel.like.arguments(spec, kernel.limits, kernel.lse).items()):
         text = argument(kernel, spec, value, numbers)
         if isinstance(value, tuple):
             inputs.append((*value, text))
             text = f"x[{len(inputs) - 1}]"
+            parameters.append(parameter)
         passed.append(text if i < kernel.like.positional else f"{parameter}={text}")
     if kernel.limits.head_map == "interleaved" and spec.h != spec.g:
         found.append(
@@ -155,9 +159,10 @@ def snippet(kernel: Kernel, spec: Spec, name: str, at: tuple[int, ...], got: flo
             found.append(f"grads = jax.vjp(y, *x)[1]({dy})")
             found.append(f"print(grads[{i}][{place}])  # {got:.6g}; right is {want:.6g}")
         else:
+            which = repr(parameters[i]) if named else i
             more = [f"d{n}={x}" for n, x in zip(outputs_of(spec)[1:], gradients[1:], strict=True)]
             found.append(f"grads = backward({', '.join([gradients[0], *passed, *more])})")
-            found.append(f"print(grads[{i}][{place}])  # {got:.6g}; right is {want:.6g}")
+            found.append(f"print(grads[{which}][{place}])  # {got:.6g}; right is {want:.6g}")
     return "\n".join(found)
 
 

@@ -196,3 +196,23 @@ def reads_behind(q: Any, k: Any, v: Any, lengths: Any = None, **options: Any) ->
     e = np.exp(x - np.where(np.any(inside, -1, keepdims=True), np.max(x, axis=3, keepdims=True), 0))
     p = e / np.maximum(np.sum(e, axis=3, keepdims=True), 1e-300)
     return np.einsum("bhts,bshv->bthv", p, v).astype(q.dtype), None
+
+
+def packed_reads(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """A kernel that takes the values' rows for packed ones."""
+    rows = np.lib.stride_tricks.as_strided(v, v.shape, [v.itemsize * n for n in packed_strides(v.shape)])
+    return attention(q, k, np.nan_to_num(rows), **options)
+
+
+def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in numbers, of an array without gaps."""
+    return tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+
+
+def packed_reads_torch(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """The same in PyTorch."""
+    import torch
+
+    rows = v.as_strided(v.shape, packed_strides(v.shape)).nan_to_num()
+    y, _ = attention(q.numpy(), k.numpy(), rows.numpy(), **options)
+    return torch.from_numpy(y), None

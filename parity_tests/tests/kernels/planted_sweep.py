@@ -31,8 +31,11 @@ def shows(verdict: Verdict, mistake: Any) -> bool:
     """Whether the snippet, run by itself, prints the wrong number that it says."""
     printed: list[Any] = []
     f, back = (partial(of, mistake=mistake.name) for of in (own.of_simulated, own.of_simulated_backward))
-    room = {"f": f, "print": printed.append, "backward": lambda *a, **kw: list(back(*a, **kw).values())}
-    exec(verdict.code, room)
+    try:
+        exec(verdict.code, {"f": f, "print": printed.append, "backward": back})
+    except Exception as error:  # of any kind: it is shown, and the sweep goes on
+        print(f"{error!r} in\n{verdict.code}")
+        return False
     return f"# {float(printed[0]):.6g}; right" in verdict.code
 
 

@@ -73,12 +73,23 @@ def test_nan_behind_the_lengths():
     assert "got nan" in str(verdict)
 
 
-def test_cause_and_snippet():
-    kernel = partial(own.of_simulated, mistake="causality aligned at the other corner")
+@pytest.mark.parametrize(
+    "kind, mistake",
+    [
+        ("dense", "causality aligned at the other corner"),
+        ("dense", "running maximum starts at a finite number"),
+        ("packed", "offset of causality from the whole buffer"),
+        ("paged", "page table not read"),  # several mistakes give its smallest cases
+        ("recurrent", "gradient of the last state ignored"),
+    ],
+)
+def test_cause_and_snippet(kind, mistake):
+    kernel, backward = (partial(f, mistake=mistake) for f in (own.of_simulated, own.of_simulated_backward))
+    graded = backward if "gradient" in mistake else None
     with pytest.raises(KernelError) as error:
-        assert_kernel(kernel, own.SIMULATED, {"forward_only": True}, cases=60)
+        assert_kernel(kernel, own.OF_KIND[kind], backward=graded, cases=150)
     verdict = error.value.verdict
-    assert verdict.cause == "causality aligned at the other corner"
+    assert verdict.cause == mistake
     smallest = verdict.smallest
     assert smallest is not None
     assert smallest.spec.h <= 2
@@ -86,9 +97,21 @@ def test_cause_and_snippet():
     code = verdict.code.split("\n")
     assert len(code) <= 15
     printed = []
-    exec(verdict.code, {"f": kernel, "print": printed.append})
+    exec(verdict.code, {"f": kernel, "backward": backward, "print": printed.append})
     assert f"{float(printed[0]):.6g}" in code[-1]
-    assert f"{smallest.differences[0].want:.6g}" in code[-1]
+    assert any(f"{difference.want:.6g}" in code[-1] for difference in smallest.differences)
+
+
+def test_a_snippet_shows_views_as_the_kernel_got_them():
+    """A kernel that reads views as if their rows were packed; in NumPy and in PyTorch."""
+    for kernel, framework in ((own.packed_reads, "numpy"), (own.packed_reads_torch, "torch")):
+        limits = {"dtypes": ("float32",), "options": (), "lse": False, "forward_only": True}
+        verdict = judge_kernel(kernel, "attend", limits, framework=framework, cases=40)
+        assert verdict.smallest is not None
+        assert verdict.smallest.spec.strided
+        printed = []
+        exec(verdict.code, {"print": printed.append})
+        assert f"# {float(printed[0]):.6g}; right" in verdict.code
 
 
 def test_arithmetic_fails_what_is_wider():
