@@ -15,7 +15,7 @@ def main(
         typer.Option(help='What it takes: fields of Limits as JSON, such as {"block": 32}, or package.module:name.'),
     ] = None,
     arithmetic: Annotated[str | None, typer.Option(help="The widest class of arithmetic that is right.")] = None,
-    framework: Annotated[str | None, typer.Option(help="Of its arrays, for attend and recur.")] = None,
+    framework: Annotated[str | None, typer.Option(help="Of its arrays, where it is not the signature's.")] = None,
     backward: Annotated[str | None, typer.Option(help="For NumPy: package.module:function.")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long to ask.")] = 60.0,
     all_: Annotated[bool, typer.Option("--all", help="Ask for half an hour.")] = False,

@@ -175,7 +175,11 @@ class Call:
         """What is judged of what was returned, in the kernel's layout."""
         like, room = self.kernel.like, self.room | {"out": out}
         texts = {name: text for name, (text, _) in like.returns.items()}
-        texts |= {"lse": like.lse[0]} if like.lse is not None and self.kernel.lse else {}
+        if like.lse is not None and self.kernel.lse:
+            texts["lse"] = like.lse[0]
+            if not isinstance(out, (tuple, list)):
+                rule = f"expected the log-sum-exp as {like.lse[0]}, got one array"
+                raise ReturnedError(f'{rule}; if it is not returned, say "lse": false in limits')
         try:
             return {name: eval(text, room) for name, text in texts.items()}
         except (TypeError, IndexError, KeyError, AttributeError):
@@ -262,6 +266,16 @@ class Call:
         }[name]  # fmt: skip
 
 
+def advice(kernel: Kernel, spec: Spec, words: str) -> str:
+    """What to say in the limits of a kernel that lacks an option's parameter."""
+    lacks = [
+        option
+        for option in kernel.like.takes
+        if option in spec.options and any(f"argument '{name}'" in words for name in kernel.like.options[option])
+    ]
+    return f"; if it has no {lacks[0]}, name the options that it has in limits" if lacks else ""
+
+
 def bits(x: Any) -> bytes:
     return np.ascontiguousarray(x).tobytes()
 
@@ -280,7 +294,7 @@ def call(kernel: Kernel, spec: Spec, names: dict[str, Any]) -> Answer:
         return answer
     except Exception as error:  # a kernel's own errors are of any kind
         words = " ".join(str(error).split()) or "no message"
-        answer.raised = f"{type(error).__name__}: {words[:300]}"
+        answer.raised = f"{type(error).__name__}: {words[:300]}{advice(kernel, spec, words)}"
         return answer
     answer.named = made.named
     changed = [p for p, x in before.items() if bits(read(made.arguments[p])) != x]

@@ -28,6 +28,7 @@ ALL_SECONDS = 1800.0
 # Failures after which a run ends: more of them say no more.
 FAILURES = 12
 SHRINK_SECONDS = 30.0
+WORDS = {"numbers": "wrong numbers", "complaint": "a broken promise", "error": "an error"}
 # Small cases, right and wrong, that a cause must explain.
 EXPLAINED = 6
 # How many more are asked where several causes explain these.
@@ -95,7 +96,7 @@ class Verdict:
             found.append("  no case was judged: the limits leave none")
         if self.smallest is not None:
             kinds = Counter(failure.kind for failure in self.failures)
-            said = ", ".join(f"{n} with {'wrong ' if kind == 'numbers' else 'a '}{kind}" for kind, n in kinds.items())
+            said = ", ".join(f"{n} with {WORDS[kind]}" for kind, n in kinds.items())
             found += [f"  failed: {len(self.failures)} cases ({said})", f"  smallest: {self.smallest.spec}"]
             found += [f"  {line}" for line in self.smallest.words.split("\n")]
             others = sorted({f.words.split("\n")[0] for f in self.failures} - {self.smallest.words.split("\n")[0]})
@@ -351,7 +352,7 @@ def assert_kernel(
         arithmetic: the widest class that is right, by name; by default the widest that kernels of its type have.
         backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has; with
             `lse_gradient` also dlse=, of a recurrence with `last_gradient` also dlast=.
-        framework: of the kernel's arrays, for `attend` and `recur`; that of the signature by default.
+        framework: of the kernel's arrays; that of the signature by default.
         seconds: how long to ask; at most half of it again for a smaller case, and for a cause.
         all: ask for half an hour.
         cases: how many at most.
