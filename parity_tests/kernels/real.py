@@ -17,6 +17,8 @@ from typing import Any
 
 from parity_tests.kernels.referee import Verdict, judge_kernel
 
+# Cases below which a row says that they are few.
+FEW = 20
 MARKS = ("<!-- kernels: written by `make kernels` -->", "<!-- end of kernels -->")
 
 
@@ -191,7 +193,8 @@ def row(entry: Entry, verdict: Verdict) -> str:
     if verdict.smallest is not None:
         differs = f"{len(verdict.failures)} cases: " + verdict.smallest.words.split("\n")[0].replace("|", "/")
         differs += f" ({verdict.smallest.spec})" + (f"; cause: {verdict.cause}" if verdict.cause else "")
-    cases = sum(verdict.cases.values())
+    count = sum(verdict.cases.values())
+    cases = f"{count}, which is few" if count < FEW else str(count)
     return f"| {entry.name} | {versions(entry)} | {cases} | {held} | {differs} |"
 
 
