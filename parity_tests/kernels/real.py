@@ -191,7 +191,8 @@ def row(entry: Entry, verdict: Verdict) -> str:
     held = "; ".join(f"{dtype}: {found}" for dtype, found in verdict.classes.items()) or "-"
     differs = "agrees"
     if verdict.smallest is not None:
-        differs = f"{len(verdict.failures)} cases: " + verdict.smallest.words.split("\n")[0].replace("|", "/")
+        n = len(verdict.failures)
+        differs = f"{n} case{'s' if n > 1 else ''}: " + verdict.smallest.words.split("\n")[0].replace("|", "/")
         differs += f" ({verdict.smallest.spec})" + (f"; cause: {verdict.cause}" if verdict.cause else "")
     count = sum(verdict.cases.values())
     cases = f"{count}, which is few" if count < FEW else str(count)

@@ -110,6 +110,7 @@ def test_cause_and_snippet(kind, mistake):
     smallest = verdict.smallest
     assert smallest is not None
     assert smallest.spec.h <= 2
+    assert (smallest.spec.b, smallest.spec.dv) == (1, 1)
     assert max(smallest.spec.t, smallest.spec.s) <= 2 * 8
     code = verdict.code.split("\n")
     assert len(code) <= 15
