@@ -31,7 +31,7 @@ def test_right_kernel_agrees():
 @pytest.mark.parametrize(
     "promise, said",
     [
-        ("interleaved", {"head_map": "interleaved"}),
+        more("interleaved", {"head_map": "interleaved"}),
         more("scale 1", {"default_scale": 1.0}),
         more("cap before scale", {"order": ("cap", "scale", "bias")}),
         ("top-left", {"corner": "top-left"}),
@@ -44,8 +44,8 @@ def test_right_kernel_agrees():
 )
 def test_a_promise_passes_where_it_is_said_and_fails_where_it_is_not(promise, said):
     kernel = partial(own.attention, promise=promise)
-    assert judge_kernel(kernel, "attend", DENSE | said, cases=40).agrees
-    assert not judge_kernel(kernel, "attend", DENSE, cases=40).agrees
+    assert judge_kernel(kernel, "attend", DENSE | said, cases=30).agrees
+    assert not judge_kernel(kernel, "attend", DENSE, cases=30).agrees
 
 
 @pytest.mark.parametrize(
