@@ -36,7 +36,10 @@ def shows(verdict: Verdict, mistake: Any) -> bool:
     except Exception as error:  # of any kind: it is shown, and the sweep goes on
         print(f"{error!r} in\n{verdict.code}")
         return False
-    return f"# {float(printed[0]):.6g}; right" in verdict.code
+    shown = f"# {float(printed[0]):.6g}; right" in verdict.code
+    if not shown:
+        print(f"got {printed[0]} from\n{verdict.code}")
+    return shown
 
 
 def sweep(every: int, seconds: float, first: int) -> None:
