@@ -150,19 +150,21 @@ def snippet(
         dy = gradients[0] if len(gradients) == 1 else f"({', '.join(gradients)})"
         i = next(i for i, (n, _, _) in enumerate(inputs) if f"d{n}" == name)
         place = placed(inputs[i][0], inputs[i][1], at, kernel)
+        # Of a gate's factors the gradient by their logarithms is judged.
+        by_log = f" * x[{i}][{place}]" if name == "dlog_decay" and kernel.limits.gate == "linear" else ""
         if kernel.framework == "torch":
             found.append(f"out = {call.replace(f'x[{i}]', f'x[{i}].requires_grad_()')}")
             found.append(f"torch.autograd.backward(({', '.join(outputs)},), ({', '.join(gradients)},))")
-            found.append(f"print(x[{i}].grad[{place}])  # {got:.6g}; right is {want:.6g}")
+            found.append(f"print(x[{i}].grad[{place}]{by_log})  # {got:.6g}; right is {want:.6g}")
         elif kernel.framework == "jax":
             found.append(f"def y(*x): out = {call}; return {', '.join(outputs)}")
             found.append(f"grads = jax.vjp(y, *x)[1]({dy})")
-            found.append(f"print(grads[{i}][{place}])  # {got:.6g}; right is {want:.6g}")
+            found.append(f"print(grads[{i}][{place}]{by_log})  # {got:.6g}; right is {want:.6g}")
         else:
             which = repr(parameters[i]) if named else i
             more = [f"d{n}={x}" for n, x in zip(outputs_of(spec)[1:], gradients[1:], strict=True)]
             found.append(f"grads = backward({', '.join([gradients[0], *passed, *more])})")
-            found.append(f"print(grads[{which}][{place}])  # {got:.6g}; right is {want:.6g}")
+            found.append(f"print(grads[{which}][{place}]{by_log})  # {got:.6g}; right is {want:.6g}")
     return "\n".join(found)
 
 
