@@ -106,6 +106,18 @@ mutants: env  ## plant known mistakes and careless edits, and count how many are
 bench: env  ## time and weigh the trees beside others (BENCH_ARGS=--quick: a hint in two minutes)
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
+# An environment of its own: Triton and flash-linear-attention, whose kernels run in Triton's interpreter.
+KERNELS_VENV = .venv-kernels
+KERNELS_ARGS = --write docs/kernels.md
+.PHONY: kernels
+kernels: env  ## judge kernels of other packages on this machine's CPU (KERNELS_ARGS="--only splash")
+	@test -x "$(KERNELS_VENV)/bin/python" || $(RUN) -m venv "$(KERNELS_VENV)"
+	"$(KERNELS_VENV)/bin/python" -m pip install --quiet $(PIP_ARGS) -r requirements.lock
+	"$(KERNELS_VENV)/bin/python" -m pip install --quiet $(PIP_ARGS) --no-deps \
+	    triton flash-linear-attention fla-core einops
+	JAX_PLATFORMS=cpu TRITON_INTERPRET=1 PYTHONPATH=. \
+	    "$(KERNELS_VENV)/bin/python" -m parity_tests.kernels.real $(KERNELS_ARGS)
+
 .PHONY: lint
 lint: env  ## check style and layout (ruff)
 	$(RUN) -m ruff check .

@@ -1,13 +1,17 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
 As a library: `assert_parity` judges an implementation of your own, `assert_decoding_parity` its steps with a cache,
-`compare` walks two traces, `compare_modules` finds where any two modules part, `show` makes a page of a call. What the
-first two and `compare_modules` find is shown by `to_table` and `to_html`.
+`assert_kernel` judges a kernel within what it takes, `compare` walks two traces, `compare_modules` finds where any two
+modules part, `show` makes a page of a call. What the first two and `compare_modules` find is shown by `to_table` and
+`to_html`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parity_tests.kernels.likes import Like
+    from parity_tests.kernels.limits import Limits
+    from parity_tests.kernels.referee import KernelError, assert_kernel
     from parity_tests.ports.compare import compare
     from parity_tests.ports.decoding import assert_decoding_parity
     from parity_tests.ports.modules import compare_modules, record_modules
@@ -20,11 +24,15 @@ if TYPE_CHECKING:
     from parity_tests.viewer.page import show
 
 __all__ = [
+    "KernelError",
+    "Like",
+    "Limits",
     "ModuleComparison",
     "ParityError",
     "Trace",
     "Verdict",
     "assert_decoding_parity",
+    "assert_kernel",
     "assert_parity",
     "compare",
     "compare_modules",
@@ -39,6 +47,9 @@ __all__ = [
     "to_table",
 ]
 ROOMS = {
+    "kernels.likes": ("Like",),
+    "kernels.limits": ("Limits",),
+    "kernels.referee": ("KernelError", "assert_kernel"),
     "ports.trace": ("Trace", "load", "record"),
     "ports.compare": ("compare",),
     "ports.decoding": ("assert_decoding_parity",),

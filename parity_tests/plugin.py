@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parity_tests.kernels.referee import Verdict as KernelVerdict
     from parity_tests.ports.modules import ModuleComparison
     from parity_tests.ports.parity import Verdict
 
@@ -156,3 +157,20 @@ def compared(a: Any, b: Any, inputs: Any, **options: Any) -> "ModuleComparison":
 def attn_parity_modules() -> "Callable[..., ModuleComparison]":
     """Hold a module against another, submodule by submodule: see `parity_tests.compare_modules`."""
     return compared
+
+
+def kernel(f: Any, like: Any, limits: Any = None, arithmetic: Any = None, **options: Any) -> "KernelVerdict":
+    """The verdict on a kernel; the test fails, with what is printed of it, where it differs."""
+    from parity_tests.kernels.referee import judge_kernel
+
+    __tracebackhide__ = True
+    verdict = judge_kernel(f, like, limits, arithmetic, **options)
+    if not verdict.agrees:
+        pytest.fail(str(verdict), pytrace=False)
+    return verdict
+
+
+@pytest.fixture
+def attn_parity_kernel() -> "Callable[..., KernelVerdict]":
+    """Judge an attention kernel by the meaning of a signature: see `parity_tests.assert_kernel`."""
+    return kernel

@@ -122,6 +122,15 @@ def causes(
     return tuple(found.values())
 
 
+def explaining(
+    case: Case, got: Results, arithmetic: Arithmetic, blocks: Sequence[int], mistakes: Sequence[Mistake]
+) -> tuple[Mistake, ...]:
+    """Those of some mistakes that explain one more case, with blocks of one of some sizes."""
+    return tuple(
+        mistake for mistake in mistakes if any(explains(mistake, sized(case, size), got, arithmetic) for size in blocks)
+    )
+
+
 @lru_cache(maxsize=64)
 def sized(case: Case, size: int) -> Case:
     """The case for a kernel with blocks of this size."""

@@ -61,7 +61,9 @@ def test_no_alarm_in_thousands_of_right_kernels(
                 print(f"{arithmetic}, {kind}: {n + 1} of {count} cases, at most {most:.2f} of the bound", flush=True)
 
 
-@pytest.mark.parametrize("dtype", TIGHT)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(name, marks=() if name != "float16" else pytest.mark.left_out) for name in TIGHT]
+)
 def test_the_bound_is_near_the_worst_error(dtype: str) -> None:
     """In each class, the largest error/bound of any number over some cases."""
     for arithmetic in classes_of(dtype):

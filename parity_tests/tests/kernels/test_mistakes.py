@@ -24,7 +24,7 @@ from parity_tests.kernels.planted import (
 
 SEEDS, WRONG, RIGHT = 100, 6, 4
 # Which are named by default; all of them in each kind of kernel, in each type, with `--everything`.
-NAMED, PARTS = 23, 8
+NAMED, PARTS = 33, 8
 
 every, graded, dense, packed = mistake(SOFTMAX), mistake(WITH_GRADIENTS), mistake(DENSE), mistake(PACKED)
 paged = mistake(PAGED)
