@@ -33,7 +33,7 @@ widgets.add("mask", {
       state.allowed[t][s] = !state.allowed[t][s];
       last = t;
     };
-    const weights = map("weights: a row for each query, a column for each key", places, places, { click });
+    const weights = map("weights: query by key", places, places, { click });
     const says = say();
     return ({ weights: p }) => {
       pressed();

@@ -175,7 +175,7 @@ const widgets = (() => {
           for (const [name, value] of [["x2", x], ["y2", -y]]) line.setAttribute(name, value);
           for (const [name, value] of [["cx", x], ["cy", -y]]) tip.setAttribute(name, value);
           /* Beside the tip; of what asks, beside the middle. */
-          const [along, end] = arrows[i].kind === "widget-asks" ? [0.5, true] : [1, x > 0.9];
+          const [along, end] = arrows[i].kind === "widget-asks" ? [0.5, true] : [1, x > 1.1];
           text.setAttribute("x", along * x + (end ? -0.1 : 0.08));
           text.setAttribute("y", -along * y + (y > 0 ? -0.08 : 0.17));
           text.setAttribute("text-anchor", end ? "end" : "start");

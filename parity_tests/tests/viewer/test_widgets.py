@@ -1,4 +1,4 @@
-"""The widgets of the lessons: what they show is what attn_np computes, by keyboard too, and their numbers can be read."""
+"""The widgets of the lessons: they show what attn_np computes, a keyboard is enough, and their numbers can be read."""
 
 import json
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_lessons_name_widgets_that_exist() -> None:
     """Each widget stands in one lesson, below its picture."""
     named = [name for path in course.lessons() for name in widgets.MARKER.findall(path.read_text("utf-8"))]
     assert sorted(named) == widgets.names()
-    with pytest.raises(ValueError, match="expected one of .* got sofmax; add sofmax.js"):
+    with pytest.raises(ValueError, match=r"expected one of .* got sofmax; add sofmax\.js"):
         widgets.with_widgets("<!-- widget: sofmax -->\n")
 
 
