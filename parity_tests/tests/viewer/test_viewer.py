@@ -131,6 +131,16 @@ def adds_up(tab: Browser) -> None:
             assert abs(Decimal(step["value"]) - decimal(step["sum"])) <= unit / 2, step
 
 
+def test_a_page_opens_where_it_is_told(tab: Browser, tmp_path: Path) -> None:
+    """Else on the weights of the last position."""
+    case = Case("mha", "wide", "plain", "float32")
+    entry = "document.getElementById('entry').textContent"
+    for opens, shown in (({"stage": "k", "h": 1, "s": 2, "k": 3}, "k[2, 1, 3]"), ({}, "probs[")):
+        page_of(case, draw(case), words={}, frameworks=("numpy",), opens=opens).save(tmp_path / "page.html")
+        tab.open(tmp_path / "page.html")
+        assert tab.run(entry).startswith(shown)
+
+
 def test_states_are_a_film(tab: Browser, tmp_path: Path) -> None:
     """One picture for each position, and the stage before is not."""
     opened(tab, tmp_path, Case("linear", "recurrent", "full", "float32"))

@@ -13,6 +13,10 @@
     stages.findIndex((stage) => name.test(stage.name)),
   );
   const choice = { stage: first.find((i) => i >= 0), at: { t: (data.tokens.t || []).length - 1 } };
+  /* Or what the page was made to show. */
+  const { stage: opened, ...places } = data.opens;
+  if (opened) choice.stage = stages.findIndex((stage) => stage.name === opened);
+  Object.assign(choice.at, places);
   const current = () => stages[choice.stage];
   const indexOf = (stage) =>
     lettersOf(stage).map((letter, axis) => Math.max(0, Math.min(choice.at[letter] || 0, stage.shape[axis] - 1)));
@@ -315,6 +319,6 @@
   };
 
   fillStages();
-  choose(largest(current(), indexOf(current())));
+  choose(opened ? indexOf(current()) : largest(current(), indexOf(current())));
   window.viewer = page; /* what the page computed, for tests and for the curious */
 })();
