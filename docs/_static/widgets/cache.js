@@ -12,7 +12,7 @@ widgets.add("cache", {
   /* Of the last word: its weights over the cache and its answer. Of the layer of the text above: what it keeps. */
   compute: ({ q, k, v, written, keeps }) => {
     const t = written - 1;
-    const weights = widgets.softmax(k.slice(0, written).map((key) => widgets.dot(q[t], key) ));
+    const weights = widgets.softmax(k.slice(0, written).map((key) => widgets.dot(q[t], key) / Math.sqrt(key.length)));
     const numbers = { "32 heads": 2 * 32 * 128, "8 groups": 2 * 8 * 128, "1 group": 2 * 128, latent: 512 + 64 }[keeps];
     return {
       weights,

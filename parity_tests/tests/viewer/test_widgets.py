@@ -85,8 +85,12 @@ def test_a_widget_can_be_read_and_used(tab: Browser, name: str, tmp_path: Path) 
         opened(tab, tmp_path, name, width=400, dark=dark)
         assert tab.run(CONTRAST) >= 4.5
         assert tab.run("document.documentElement.scrollWidth") <= 400
+    grounds = f"[...{ROOT_OF}.querySelectorAll('[data-depth]')].map((cell) => cell.style.background)"
+    before = tab.run(grounds)
     tab.run("document.body.dataset.theme = 'light'")  # which differs from the system's
-    assert tab.run(f"new Promise((done) => setTimeout(done)).then(() => {CONTRAST})") >= 4.5
+    after = tab.run(f"new Promise((done) => setTimeout(done)).then(() => {grounds})")
+    assert all(old != new or not old for old, new in zip(before, after, strict=True))
+    assert tab.run(CONTRAST) >= 4.5
     nodes = tab.ask("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "slider"}
     parts = [node for node in nodes if node.get("role", {}).get("value") in roles]
