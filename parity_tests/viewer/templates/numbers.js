@@ -214,6 +214,9 @@ const numbersOf = (data) => {
   };
   /* A key that no query sees was left out of what follows, and can't be shown again. */
   const canEdit = (stage, index) => {
+    /* The last array alone may be lost by a change. */
+    const loses = ({ sources }) => sources?.has(null) && sources.has(stage.name);
+    if (data.stages.slice(0, -1).some(loses)) return false;
     if (!stage.mask) return true;
     const at = flat(index, stage.shape);
     const key = stage.shape.length - 1;

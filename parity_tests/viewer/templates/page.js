@@ -265,7 +265,7 @@
   const showEdit = (stage, index) => {
     get("number-room").hidden = Boolean(stage.mask);
     get("flip").hidden = !stage.mask;
-    get("flip").disabled = !page.canEdit(stage, index);
+    get("flip").disabled = get("number").disabled = !page.canEdit(stage, index);
     get("undo").hidden = !page.changed.size;
     if (document.activeElement !== get("number")) get("number").value = Number(valueAt(stage, index).toPrecision(6));
   };
