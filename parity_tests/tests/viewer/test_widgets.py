@@ -198,10 +198,11 @@ def test_cache(tab: Browser, tmp_path: Path) -> None:
         assert same(found["weights"], weights[t, : t + 1], 32)
         assert (found["kept"], found["again"]) == (3 * (t + 1), sum(3 * n for n in range(1, t + 2)))
     latent = {"num_heads": 32, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_head_dim": 128}
+    build: Any = attn_np.build  # the name of the variant is a string here
     heads = {"32 heads": 32, "8 groups": 8, "1 group": 1}
     layers = {name: ("gqa", {"num_heads": 32, "num_kv_heads": n, "head_dim": 128}) for name, n in heads.items()}
     for keeps, (variant, fields) in (layers | {"latent": ("mla", latent)}).items():
-        cache = attn_np.build(variant, d_model=8, causal=True, dtype="float16", **fields).init_cache(1, 6)
+        cache = build(variant, d_model=8, causal=True, dtype="float16", **fields).init_cache(1, 6)
         assert numbers(tab, written=6, keeps=keeps)[1]["bytes"] == 6 * sum(
             x[0, 0].nbytes for x in cache.arrays.values()
         )
@@ -244,7 +245,7 @@ def test_heads(tab: Browser, tmp_path: Path) -> None:
     for before, first in ((20, 20), (3, 11), (0, 0)):
         _, found = numbers(tab, before=before, first=first)
         asks = [before * np.eye(5, k=-1), first * np.eye(5)[[0] * 5]]
-        for weights, q in zip(found["weights"], [*asks, sum(asks)], strict=True):
+        for weights, q in zip(found["weights"], [*asks, asks[0] + asks[1]], strict=True):
             assert same(weights, attended(q, np.eye(5), np.eye(5))[1], 64)
 
 
