@@ -26,6 +26,7 @@ import numpy as np
 import pictures
 from blocks import FENCE, Block, blocks, run
 from sphinx.util import logging
+from widgets import with_widgets
 
 ROOT = Path(__file__).parents[2]
 COURSE = ROOT / "docs" / "course"
@@ -443,7 +444,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         results = run_lesson(text, docname)
         for message in mismatches(results, docname):
             logging.getLogger(__name__).warning(message, location=docname)
-        source[0] = with_terms(with_pictures(text, results, docname, f"{path.stem}.ipynb"), docname)
+        source[0] = with_terms(with_widgets(with_pictures(text, results, docname, f"{path.stem}.ipynb")), docname)
         if app.builder.format == "html":
             write_notebooks(path, results, Path(app.outdir) / "course")
     if docname.startswith(CHINESE):

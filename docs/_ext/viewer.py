@@ -14,6 +14,8 @@ from parity_tests.viewer.page import Page, page_of
 
 # Of examples/minilm: "The animal didn't cross the street because it was too tired", and "... too wide".
 SENTENCES = {"tired": 1, "wide": 2}
+# The head that its page speaks of: there "it" looks at "animal".
+HEAD, ASKS, ASKED = 11, "it", "animal"
 WORDS = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "tired")
 # By family the variant and its example that show most, and arguments that are given beside those that must be.
 VARIANTS = {
@@ -33,7 +35,8 @@ def real_sentence(row: int) -> Page:
     real = load(EXAMPLE, layer=5, inputs=EXAMPLE / "activations.safetensors")
     pieces = json.loads((EXAMPLE / "sentences.json").read_text("utf-8"))[row]["tokens"]
     words = [piece for piece in pieces if piece != "[PAD]"]
-    return page_of(real.case, real.drawn, words={"t": words}, row=row)
+    opens = {"stage": "probs", "h": HEAD, "t": words.index(ASKS), "s": words.index(ASKED)}
+    return page_of(real.case, real.drawn, words={"t": words}, row=row, opens=opens)
 
 
 def of_variant(variant: str, example: str, *also: str) -> Page:

@@ -72,6 +72,7 @@ def page_of(
     row: int = 0,
     frameworks: Sequence[str] | None = None,
     trace: Trace | None = None,
+    opens: Mapping[str, str | int] | None = None,
 ) -> Page:
     """The page of a judged call, or of a trace, whose own numbers then stand first.
 
@@ -81,6 +82,8 @@ def page_of(
         row: of the batch, where there is no trace.
         frameworks: whose numbers stand side by side; all that are installed by default.
         trace: the run that the page is of.
+        opens: what it shows at first: "stage", an array's name, and places by the letter of their axis; by default
+            the weights of the last position.
     """
     frameworks = frameworks_here() if frameworks is None else frameworks
     known = ", ".join(TREES)
@@ -90,7 +93,7 @@ def page_of(
     if trace is None:
         drawn = one_row(case, drawn, row, lengths)
     runs = [*([] if trace is None else [trace.judged()]), *(forward(name, case, drawn) for name in frameworks)]
-    data = page_data(case, drawn, runs, tokens_of(drawn, case, words))
+    data = page_data(case, drawn, runs, tokens_of(drawn, case, words)) | {"opens": dict(opens or {})}
     page = environment(*ROOMS).get_template("viewer.html.j2")
     return Page(page.render(about=data["about"], dtype=case.dtype, block=json_block(data)))
 

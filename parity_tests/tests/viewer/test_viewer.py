@@ -55,6 +55,11 @@ WRITTEN = """viewer.data.stages.filter((stage) => stage.formula).flatMap((stage)
 }))"""
 
 
+# The arrays as they are now; null where one can no longer be computed.
+STAGES = """Object.fromEntries(viewer.data.stages.filter((stage) => !stage.mask)
+    .map((stage) => [stage.name, stage.lost ? null : [...stage.values].map(String)]))"""
+
+
 def opened(tab: Browser, folder: Path, case: Case, **options: Any) -> None:
     """A page of a case in the browser."""
     page_of(case, draw(case), words={}, frameworks=("numpy",)).save(folder / "page.html")
@@ -129,6 +134,87 @@ def adds_up(tab: Browser) -> None:
                 assert abs(decimal(row) - a * b) <= 2 * unit + abs(a * b) * Decimal(1).scaleb(-5) * 2, step
         if step["value"] is not None:
             assert abs(Decimal(step["value"]) - decimal(step["sum"])) <= unit / 2, step
+
+
+def test_a_page_opens_where_it_is_told(tab: Browser, tmp_path: Path) -> None:
+    """Else on the weights of the last position."""
+    case = Case("mha", "wide", "plain", "float32")
+    entry = "document.getElementById('entry').textContent"
+    for opens, shown in (({"stage": "k", "h": 1, "s": 2, "k": 3}, "k[2, 1, 3]"), ({}, "probs[")):
+        page_of(case, draw(case), words={}, frameworks=("numpy",), opens=opens).save(tmp_path / "page.html")
+        tab.open(tmp_path / "page.html")
+        assert tab.run(entry).startswith(shown)
+
+
+EDITED = """(() => {
+    const stage = viewer.data.stages.find((stage) => stage.name === NAME);
+    viewer.edit(stage, INDEX, VALUE);
+    return Object.fromEntries(viewer.data.stages.map((stage) => [stage.name, [...stage.values].map(String)]));
+})()"""
+
+
+def test_what_is_changed_is_computed_again(tab: Browser, tmp_path: Path) -> None:
+    """Of q, k and the mask: every array after it is the textbook's on the changed ones; and all goes back."""
+    layer = attn_np.build("mha", d_model=6, num_heads=2, causal=True, dtype="float64")
+    show(layer, np.random.default_rng(0).normal(size=(1, 5, 6)), frameworks=("numpy",)).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    arrays = "Object.fromEntries(viewer.data.stages.map((s) => [s.name, [s.shape, [...s.values]]]))"
+    first = tab.run(arrays)
+    stages = {name: np.array(values).reshape(shape) for name, (shape, values) in first.items()}
+    print({name: x.shape for name, x in stages.items()})
+    for name, index, x in (("q", (0, 2, 1, 0), 1.5), ("k", (0, 1, 0, 2), -2.0), ("allowed", (0, 3, 1), 0.0)):
+        index = index[-stages[name].ndim :]
+        stages[name][index] = x
+        which = f"viewer.data.stages.find((s) => s.name === '{name}')"
+        tab.run(f"viewer.edit({which}, {list(index)}, {x})")
+        found = {name: np.array(values).reshape(shape) for name, (shape, values) in tab.run(arrays).items()}
+        mask = np.broadcast_to(stages["allowed"] == 1, (5, 5))
+        y, probs = attn_np.attend(*(stages[n] for n in "qkv"), mask=mask[None, None], return_weights=True)
+        wanted = {"q": stages["q"], "k": stages["k"], "v": stages["v"], "probs": probs, "context": y}
+        for each, x in wanted.items():
+            # Scores, their sums and the average: some dozens of roundings on numbers of this size.
+            assert np.abs(found[each] - x).max() <= 64 * np.finfo(float).eps * max(1, np.abs(x).max()), (name, each)
+    tab.run("document.getElementById('undo').click()")
+    assert tab.run(arrays) == first
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_changed_input_gives_the_numbers_of_the_layer(tab: Browser, family: str, tmp_path: Path) -> None:
+    """Each array is that of the layer on the changed input, but for rounding, or says that it is not there."""
+    case = Case(*EXAMPLES[family], "full", "float64")
+    opened(tab, tmp_path, case)
+    drawn = one_row(case, draw(case), 0, {})
+    name, x = next((name, x) for name, x in drawn.inputs.items() if x.dtype.kind == "f" and x.ndim > 2)
+    index = (0, 1, *[0] * (x.ndim - 2))
+    changed = x.copy()
+    changed[index] += 0.75
+    tab.run(f"viewer.edit(viewer.arrays.{name}, {list(index)}, {float(changed[index])!r})")
+    new = Drawn(drawn.inputs | {name: changed}, drawn.params, drawn.seed)
+    wanted = forward("numpy", case, new).outcome.tape
+    found = {each: x for each, x in tab.run(STAGES).items() if each in wanted and x is not None}
+    assert len(found) > 3
+    for each, values in found.items():
+        got = np.array([float(v.replace("Infinity", "inf")) for v in values]).reshape(wanted[each].shape)
+        # The roundings of both ways: some dozens for each array up to here.
+        rounds = 64 * len(found) * np.finfo(float).eps
+        both = np.isfinite(wanted[each])
+        assert np.array_equal(got[~both], wanted[each][~both])
+        assert np.abs(got - wanted[each])[both].max() <= rounds * max(1, np.abs(wanted[each][both]).max()), each
+
+
+def test_a_number_is_changed_by_keyboard(tab: Browser, tmp_path: Path) -> None:
+    case = Case("mha", "wide", "plain", "float32")
+    page_of(case, draw(case), words={}, frameworks=("numpy",), opens={"stage": "q"}).save(tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    before = tab.run("[...viewer.arrays.probs.values]")
+    tab.run("document.getElementById('number').focus(); document.getElementById('number').select()")
+    tab.ask("Input.insertText", text="3.5")
+    tab.press("Enter", 13)
+    tab.run("document.getElementById('number').blur()")
+    assert tab.run("document.getElementById('entry-value').textContent") == "3.5"
+    assert tab.run("[...viewer.arrays.probs.values]") != before
+    assert tab.run("document.getElementById('runs-section').hidden")
 
 
 def test_states_are_a_film(tab: Browser, tmp_path: Path) -> None:

@@ -155,6 +155,90 @@ const numbersOf = (data) => {
     return [stage.formula.node, index];
   };
 
+  /* Entries that a reader changes, and all that is computed from them again. */
+  const masks = data.stages.filter((stage) => stage.mask && /(^|\.)allowed$/.test(stage.name));
+  const places = (shape) => [...Array(shape.reduce((a, b) => a * b, 1)).keys()].map((at) => place(at, shape));
+  const sees = (mask, index) => mask.values[flat(within(index, mask.shape), mask.shape)];
+  for (const node of data.nodes.filter(({ allowed, shape }) => allowed && shape)) {
+    const fits = ({ shape }) =>
+      shape.length <= node.shape.length &&
+      shape.every((n, i) => n === 1 || n === node.shape.at(i - shape.length));
+    node.follows = masks.findLast(
+      (mask) => fits(mask) && places(node.shape).every((index, at) => sees(mask, index) === node.allowed[at]),
+    );
+  }
+  /* What a formula is computed from; null among it: something that can't be computed again. */
+  const sourcesOf = (id, all = new Set(), met = new Set()) => {
+    if (met.has(id)) return all;
+    met.add(id);
+    const node = data.nodes[id];
+    if (node.op === "named") all.add(arrays[node.name].values ? arrays[node.name].name : null);
+    if (node.op === "given") all.add(null);
+    if (node.follows) all.add(node.follows.name);
+    for (const arg of node.args || []) sourcesOf(arg, all, met);
+    return all;
+  };
+  for (const stage of data.stages.filter(({ formula }) => formula)) {
+    stage.sources = new Set();
+    for (const id of stage.formula.steps || [stage.formula.node]) sourcesOf(id, stage.sources);
+  }
+  const changed = new Set();
+  /* A step of a scan is computed from the step before, of arrays that stand later too: once for each step. */
+  const rounds = Math.max(1, ...data.stages.map(({ formula }) => formula?.steps?.length ?? 1));
+  const recompute = () => {
+    const stale = new Set(changed);
+    for (let round = 0; round < rounds; round++) recomputeOnce(stale);
+  };
+  const recomputeOnce = (stale) => {
+    known.forEach((values) => values.clear());
+    for (const stage of data.stages) {
+      if (!stage.edits && !stage.sources) continue;
+      if (!stage.edits && ![...stage.sources].some((name) => stale.has(name))) {
+        if (stage.first) stage.values.set(stage.first);
+        continue;
+      }
+      stage.first ??= stage.values.slice();
+      stage.scale = undefined;
+      const again = stage.sources && [...stage.sources].some((name) => stale.has(name));
+      const lost = again && [...stage.sources].some((name) => name === null || arrays[name].lost);
+      places(stage.shape).forEach((index, at) => {
+        if (stage.edits?.has(at)) stage.values[at] = stage.edits.get(at);
+        else if (again) stage.values[at] = lost ? NaN : value(...formulaOf(stage, index));
+        else stage.values[at] = stage.first[at];
+      });
+      stage.lost = lost;
+      stale.add(stage.name);
+      for (const node of data.nodes.filter(({ follows }) => follows === stage))
+        places(node.shape).forEach((index, at) => (node.allowed[at] = sees(stage, index)));
+    }
+  };
+  /* A key that no query sees was left out of what follows, and can't be shown again. */
+  const canEdit = (stage, index) => {
+    /* The last array alone may be lost by a change. */
+    const loses = ({ sources }) => sources?.has(null) && sources.has(stage.name);
+    if (data.stages.slice(0, -1).some(loses)) return false;
+    if (!stage.mask) return true;
+    const at = flat(index, stage.shape);
+    const key = stage.shape.length - 1;
+    const seen = places(stage.shape).some((other, i) => other[key] === index[key] && (stage.first ?? stage.values)[i]);
+    return data.nodes.some(({ follows }) => follows === stage) && (seen || stage.values[at] === 1);
+  };
+  const edit = (stage, index, x) => {
+    (stage.edits ??= new Map()).set(flat(index, stage.shape), x);
+    changed.add(stage.name);
+    recompute();
+  };
+  const undo = () => {
+    changed.clear();
+    for (const stage of data.stages) {
+      if (stage.first) stage.values.set(stage.first);
+      for (const node of data.nodes.filter(({ follows }) => follows === stage))
+        places(node.shape).forEach((index, at) => (node.allowed[at] = sees(stage, index)));
+      Object.assign(stage, { edits: undefined, first: undefined, scale: undefined, lost: false });
+    }
+    known.forEach((values) => values.clear());
+  };
+
   /* How numbers are written. */
   const text = (x, digits = 5) => {
     if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
@@ -315,5 +399,5 @@ const numbersOf = (data) => {
     return steps;
   };
 
-  return { data, arrays, flat, place, within, value, formulaOf, explain, entryName, words, text, addUp };
+  return { data, arrays, flat, place, within, value, formulaOf, explain, entryName, words, text, addUp, changed, canEdit, edit, undo };
 };

@@ -13,6 +13,10 @@
     stages.findIndex((stage) => name.test(stage.name)),
   );
   const choice = { stage: first.find((i) => i >= 0), at: { t: (data.tokens.t || []).length - 1 } };
+  /* Or what the page was made to show. */
+  const { stage: opened, ...places } = data.opens;
+  if (opened) choice.stage = stages.findIndex((stage) => stage.name === opened);
+  Object.assign(choice.at, places);
   const current = () => stages[choice.stage];
   const indexOf = (stage) =>
     lettersOf(stage).map((letter, axis) => Math.max(0, Math.min(choice.at[letter] || 0, stage.shape[axis] - 1)));
@@ -224,8 +228,10 @@
     add(sum, "td", step.written, { class: "term" });
   };
   const showSteps = (stage, index) => {
-    const steps = page.explain(stage, index);
-    const none = stage.mask ? "Who may look at whom." : "Given to the layer, or a constant of it.";
+    const edited = stage.edits?.has(flat(index, stage.shape));
+    const steps = edited || stage.lost ? [] : page.explain(stage, index);
+    const lost = stage.lost && "Not computed again: the page leaves out a weight or a formula that it needs.";
+    const none = edited ? "Changed here; what is computed from it follows." : lost ? lost : stage.mask ? "Who may look at whom." : "Given to the layer, or a constant of it.";
     get("how").textContent = steps.length ? "" : none;
     get("steps").replaceChildren();
     steps.forEach((step, n) => {
@@ -242,7 +248,7 @@
     const runs = stage.runs || [];
     const digits = data.kind === "<f8" ? 17 : 9;
     get("runs").replaceChildren();
-    get("runs-section").hidden = !runs.length;
+    get("runs-section").hidden = !runs.length || page.changed.size > 0; /* elsewhere nothing is changed */
     for (const run of runs) {
       const line = add(get("runs"), "tr");
       const worst = run.shares.reduce((a, b) => Math.max(a, b), 0);
@@ -254,6 +260,25 @@
       }
     }
   };
+
+  /* Changes */
+  const showEdit = (stage, index) => {
+    get("number-room").hidden = Boolean(stage.mask);
+    get("flip").hidden = !stage.mask;
+    get("flip").disabled = get("number").disabled = !page.canEdit(stage, index);
+    get("undo").hidden = !page.changed.size;
+    if (document.activeElement !== get("number")) get("number").value = Number(valueAt(stage, index).toPrecision(6));
+  };
+  const edit = (x) => {
+    page.edit(current(), indexOf(current()), x);
+    show();
+  };
+  get("number").addEventListener("change", () => get("number").value !== "" && edit(Number(get("number").value)));
+  get("flip").addEventListener("click", () => edit(1 - valueAt(current(), indexOf(current()))));
+  get("undo").addEventListener("click", () => {
+    page.undo();
+    show();
+  });
 
   /* Control */
   const choose = (index) => {
@@ -277,6 +302,7 @@
     fillAxes(stage, index);
     get("entry").textContent = page.entryName(stage, index);
     get("entry-value").textContent = shown(stage, index);
+    showEdit(stage, index);
     showSteps(stage, index);
     showRuns(stage, index);
     const now = spoken(stage, index);
@@ -315,6 +341,6 @@
   };
 
   fillStages();
-  choose(largest(current(), indexOf(current())));
+  choose(opened ? indexOf(current()) : largest(current(), indexOf(current())));
   window.viewer = page; /* what the page computed, for tests and for the curious */
 })();
