@@ -54,6 +54,7 @@ def with_passages(root: Path) -> dict[Path, str]:
 CHINESE = "docs/zh"
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<info>[^\n]*)\n.*?^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(rf"{FENCE.pattern}|^\$\$\n.*?^\$\$$|`[^`\n]*`|(?P<inline>\$[^$\n]+\$)", FENCE.flags)
+GRADED = re.compile(r"^### Graded exercises\n.*?^<!-- end of graded exercises -->\n", FENCE.flags)
 LINK = re.compile(r"\]\((?P<target>[^)\s#:]+\.md)(?P<place>#[^)\s]*)?\)(?P<english>（英文）)?")
 
 
@@ -64,6 +65,11 @@ def chinese_pages(root: Path) -> dict[Path, Path]:
         path: (root if path == folder / "README.md" else root / "docs") / path.relative_to(folder)
         for path in sorted(folder.rglob("*.md"))
     }
+
+
+def to_translate(english: str) -> str:
+    """An English page without its graded exercises, which are in English alone: `make sync` writes them."""
+    return GRADED.sub("", english)
 
 
 def is_code(fence: re.Match[str]) -> bool:
@@ -119,6 +125,6 @@ def with_shared_code(root: Path, texts: dict[Path, str]) -> dict[Path, str]:
     for page, original in chinese_pages(root).items():
         text = page.read_text("utf-8")
         if original.exists():
-            text = with_code_of(texts.get(original) or original.read_text("utf-8"), text)
+            text = with_code_of(to_translate(texts.get(original) or original.read_text("utf-8")), text)
         written[page] = with_spaced_formulas(with_chinese_links(root, page, text))
     return written

@@ -6,7 +6,14 @@ from urllib.parse import unquote
 
 import pytest
 
-from parity_tests.sync.passages import chinese_pages, code, with_chinese_links, with_code_of, with_spaced_formulas
+from parity_tests.sync.passages import (
+    chinese_pages,
+    code,
+    to_translate,
+    with_chinese_links,
+    with_code_of,
+    with_spaced_formulas,
+)
 
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -34,7 +41,7 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_formulas_and_passages_are_those_of_the_english_page(page: str) -> None:
     """To the letter and in the same order: `make sync` copies the code; where the number differs it can't."""
-    english, chinese = PAGES[page].read_text("utf-8"), text_of(page)
+    english, chinese = to_translate(PAGES[page].read_text("utf-8")), text_of(page)
     assert code(chinese) == code(english)
     assert FORMULA.findall(chinese) == FORMULA.findall(english)
     assert PASSAGE.findall(chinese) == PASSAGE.findall(english)
@@ -43,7 +50,7 @@ def test_code_formulas_and_passages_are_those_of_the_english_page(page: str) -> 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_chinese_page_has_the_parts_of_the_english_one(page: str) -> None:
     """As many headings of each rank, folded parts and pictures; the same papers and books."""
-    english, chinese = PAGES[page].read_text("utf-8"), text_of(page)
+    english, chinese = to_translate(PAGES[page].read_text("utf-8")), text_of(page)
     for part in (r"^# ", r"^## ", r"^### ", r"^<details>", r"^</details>$", r"^!\["):
         counts = [len(re.findall(part, prose(text), re.MULTILINE)) for text in (chinese, english)]
         assert counts[0] == counts[1], part
