@@ -458,7 +458,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
 def write_notebooks(path: Path, results: list[Result], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for ending, answers in (("", True), ("_exercises", False)):
-        made = json.dumps(notebook(path, results, answers=answers), indent=1, ensure_ascii=False)
+        made = json.dumps(notebook(path, results if answers else None, answers=answers), indent=1, ensure_ascii=False)
         (folder / f"{path.stem}{ending}.ipynb").write_text(f"{made}\n", "utf-8")
 
 
