@@ -1,5 +1,6 @@
 """What ships: the tool and the three packages, no test and nothing that only a checkout can use."""
 
+import os
 import re
 import subprocess
 import sys
@@ -113,8 +114,9 @@ def test_the_wheel_is_pure_and_needs_what_a_browser_has(wheel: zipfile.ZipFile) 
 
 
 def test_attn_np_runs_from_the_wheel_as_in_a_browser(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Without PyTorch and JAX, and where no thread can be started."""
+    """Without PyTorch and JAX, with a BLAS of one thread, and where no other can be started."""
     wheel.extractall(tmp_path)
     command = [sys.executable, "-c", LAYERS_IN_A_BROWSER, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    alone = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, env=alone)
     assert done.stdout == "(2, 300, 12) (2, 300, 12) (2, 300, 12)\n", done.stderr

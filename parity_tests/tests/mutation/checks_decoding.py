@@ -580,6 +580,7 @@ def states_over_devices(alias: str) -> None:
     for variant, more in (("gated_delta", {"conv_size": 3}), ("linear", {"causal": True}), ("retention", {})):
         layer = package.build(variant, d_model=6, num_heads=2, dtype="float64", **more)
         want = bounded(layer.config, {"query": x}, layer.params())["y"]
+        claim(compare(layer(x), want)["ratio"] <= 1, f"{variant} on one device")
         for n in (1, 4):  # shards that are shorter than the convolution
             found = compare(parallel.from_devices(parallel.apply(layer, parallel.to_devices(x, devices=n))), want)
             claim(found["ratio"] <= 1, f"{variant} on {n} devices {found}")
