@@ -93,8 +93,9 @@ def ring_forward(
         arriving = to_next(travelling, axis_name)  # while this device computes
         return merge([whole, attend_to(q, travelling, visible, options)]), arriving
 
-    nothing = jnp.zeros_like(upcast(q), shape=(*q.shape[:3], v.shape[3]))
-    nothing = nothing, jnp.full_like(nothing, -jnp.inf, shape=(q.shape[0], q.shape[2], q.shape[1]))
+    # In the shape of the context, and on a mesh with explicit axes sharded as it is.
+    zero = jnp.zeros_like(upcast(q)[..., :1])
+    nothing = zero + jnp.zeros(v.shape[3], zero.dtype), jnp.full_like(zero[..., 0].swapaxes(1, 2), -jnp.inf)
     whole, last = lax.fori_loop(0, n - 1, turn, (nothing, (k, v, *contract.key_arrays(visible))))
     whole = merge([whole, attend_to(q, last, visible, options)])
     return whole, (q, k, v, arrays, whole)

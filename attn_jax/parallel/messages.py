@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from attn_jax.ops import concatenate
 from attn_np.contract._base import field_error
 
 AxisName = str | tuple[str, ...]
@@ -42,7 +43,7 @@ def last_before(x: Array, size: int, axis_name: AxisName) -> Array:
     n, t = lax.axis_size(axis_name), x.shape[1]
     hops = range(min(n - 1, -(-size // t)), 0, -1)
     parts = [from_earlier(x[:, max(0, t - size) :], axis_name, i) for i in hops]
-    return jnp.concatenate([jnp.zeros_like(x, shape=(x.shape[0], size, *x.shape[2:])), *parts], 1)[:, -size:]
+    return concatenate([jnp.zeros_like(x, shape=(x.shape[0], size, *x.shape[2:])), *parts], 1)[:, -size:]
 
 
 def gather(x: Array, axis_name: AxisName) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attn_jax.ops import dtype_name, einsum, to_dtype, upcast
+from attn_jax.ops import concatenate, dtype_name, einsum, to_dtype, upcast
 from attn_jax.ops.specs import checked_specs
 from attn_jax.parallel.messages import AxisName, axis_size, from_earlier, varying_alike
 from attn_jax.recurrence.functions import recur as local_recur
@@ -75,10 +75,11 @@ def run_form(
     (b, g, width, value_width), n = first.shape, axis_size("apply", axis_name)
     v, first = varying_alike(axis_name, v, first)
     identity = jnp.zeros_like(first, shape=(b, g, width, width)) + jnp.eye(width, dtype=first.dtype)
-    wide = jnp.concatenate([v, jnp.zeros_like(v, shape=(*v.shape[:-1], width))], -1)
-    y, change = form(wide, jnp.concatenate([jnp.zeros_like(first), identity], -1))
+    wide = concatenate([v, jnp.zeros_like(v, shape=(*v.shape[:-1], width))], 3)
+    y, change = form(wide, concatenate([jnp.zeros_like(first), identity], 3))
     own, reads = jnp.split(y, [value_width], 3)
     B, A = jnp.split(change, [value_width], 3)
+    first = first + jnp.zeros_like(B)  # on a mesh with explicit axes sharded as B is
     before, last = states(axis_name, n, A, B, first)
     reads = reads.reshape(*reads.shape[:2], g, -1, width)
     return own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape), last

@@ -206,8 +206,9 @@ MUTANTS = (
     cross(
         "16-bit inputs not widened",
         WIDE,
-        "x.dtype in SIXTEEN_BITS else x",
-        "x.dtype in () else x",
+        "in SIXTEEN_BITS else x",
+        "in () else x",
+        beside="def einsum(",
         dtype="bfloat16",
         raises=("attn_np",),
     ),

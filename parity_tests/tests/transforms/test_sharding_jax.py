@@ -355,7 +355,8 @@ def main(names: list[str]) -> None:
         """New keys written into pages whose heads are split, and attention to them."""
         shapes = {"q": (2, 2, 8, 3), "new": (2, 2, 4, 3), "k": (7, 3, 4, 3), "v": (7, 3, 4, 5)}
         arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-        table, lengths = np.array([[4, 2, 6], [5, 0, 1]]), np.array([8, 5])
+        table: Any = np.array([[4, 2, 6], [5, 0, 1]])
+        lengths: Any = np.array([8, 5])
 
         def run(q: Any, new: Any, k: Any, v: Any) -> Any:
             k = attn_jax.write_pages(k, new, table, lengths[:, None] + np.arange(-2, 0))
