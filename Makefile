@@ -57,7 +57,7 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	{ set +x; } 2>/dev/null; \
 	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
 	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \
-	echo "Left out: tests against other libraries; 'make peers' runs them. The lessons and two long pages: 'make course'."; \
+	echo "Left out: tests against other libraries; 'make peers' runs them. The lessons and three long pages: 'make course'."; \
 	exit $$status
 
 .PHONY: compiled
@@ -68,7 +68,7 @@ compiled: env  ## cells of the tables of transforms that `make test` leaves out 
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" --left-out --part $(PART) \
 	    parity_tests/tests/transforms
 
-SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool parallel variants contract/test_relations.py \
+SAMPLED = $(addprefix parity_tests/tests/,kernels weights tool parallel variants contract \
     house/test_docs.py house/test_pages.py mutation/test_mutants.py)
 LONGEST = $(addprefix parity_tests/tests/,tool/test_decoding_causes.py mutation/test_ast_mutants.py)
 .PHONY: sampled
@@ -85,11 +85,15 @@ sweeps: env  ## what takes hours: mistakes in ports, whole models and caches, or
 	$(RUN) -m parity_tests.tests.tool.more_mistakes
 	$(RUN) -m parity_tests.tests.tool.decoding_realistic
 	$(RUN) -m parity_tests.tests.tool.whole_mistakes
+	$(RUN) -m parity_tests.peers.foreign
 	for tree in numpy torch jax; do $(RUN) -m parity_tests.tests.kernels.sizes $$tree --cases 5000 || exit; done
+	$(RUN) -m parity_tests.tests.kernels.planted_sweep
+	for dtype in float64 float32 bfloat16 float16; do \
+	    $(RUN) -m parity_tests.tests.kernels.planted_sweep --right 5000 --dtype $$dtype || exit; done
 	$(ATTN_PARITY) soak --ports 20000
 
 .PHONY: course
-course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages
+course: env  ## run every lesson of the course as printed, its notebook with NumPy alone, and three long pages
 	$(RUN) -m pytest -n $(JOBS) -m course $(PYTEST_ARGS)
 
 .PHONY: peers
@@ -136,6 +140,10 @@ pages: env  ## the site as a folder to publish, docs/_build/site: at most 20 MB,
 	rm -rf docs/_build/site
 	$(RUN) -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/site
 	$(RUN) -m pytest -m course parity_tests/tests/house/test_site.py
+
+.PHONY: slides
+slides: env  ## lessons as slides in docs/_build/slides, each one HTML file without a network (LESSONS="01 zh/04")
+	$(RUN) docs/_ext/slides.py $(LESSONS)
 
 ##@ Maintain
 .PHONY: pictures

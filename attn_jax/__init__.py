@@ -6,4 +6,4 @@ Names load on first use: `attn_jax.build("mha", ...)`, `attn_jax.MultiHeadAttent
 from attn_np.contract._package import lazy_namespace, require_installed
 
 require_installed(__name__, modules=("jax", "flax"), extra="jax")
-__getattr__, __dir__ = lazy_namespace(__name__, api=("build", "load", "load_pretrained", "save", "trace"))
+__getattr__, __dir__ = lazy_namespace(__name__, api=("build", "explain", "load", "load_pretrained", "save", "trace"))

@@ -5,7 +5,7 @@ from typing import Unpack
 from jaxtyping import Float
 
 from attn_jax.attention.masks import zero_unseen
-from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.call import RecurrentCall, RecurrentOptions, emptying_decay
 from attn_jax.frame.layer import Layer
 from attn_jax.ops import (
     Array,
@@ -26,6 +26,7 @@ from attn_jax.recurrence.rules import (
     chunk_size_for,
     earlier_mask,
     from_chunks,
+    recurrence,
     to_chunks,
     unit_lower_inverse,
 )
@@ -90,7 +91,7 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -105,6 +106,9 @@ class DeltaRule(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
         def form(v, state, tape):
+            if call.continues is not None:
+                decay = emptying_decay(call.continues, v)
+                return recurrence(q_unit, k_unit, v, beta, decay, state, chunk_size, delta_rule=True, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q_unit, k_unit, v, beta, state, tape)
             return chunked_form(q_unit, k_unit, v, beta, state, chunk_size, tape)

@@ -48,8 +48,10 @@ class DifferentialAttention(Layer[Config]):
     b_k: Float[Array, "g r k"] | None
     b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
-    lambda_q: Float[Array, "r k"]
-    lambda_k: Float[Array, "r k"]
+    lambda_q: Float[Array, "r k"] | None
+    lambda_k: Float[Array, "r k"] | None
+    lambda_layer: Float[Array, "f"] | None
+    lambda_heads: Float[Array, "h"] | None
     w_norm: Float[Array, "v"] | None
 
     def __call__(
@@ -72,9 +74,13 @@ class DifferentialAttention(Layer[Config]):
         q, k = record(
             tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
         )
-        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
+        if self.lambda_q is not None and self.lambda_k is not None:
+            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
+        else:
+            number = self.lambda_layer if self.lambda_heads is None else self.lambda_heads
+            lambda_full = record(tape, lambda_full=upcast(number))
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -97,7 +103,7 @@ class DifferentialAttention(Layer[Config]):
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
             maps = record(tape, maps=softmax(scores, None if visible is None else for_both_maps(visible)))
-            probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
+            probs = record(tape, probs=maps[:, :, 0] - lambda_full[:, None, None] * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
@@ -107,8 +113,10 @@ class DifferentialAttention(Layer[Config]):
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first = call.attend(q[:, :, :, 0], k[:, :, :, 0], v, part="first", implementation="fused")
             second = call.attend(q[:, :, :, 1], k[:, :, :, 1], v, part="second", implementation="fused")
-            context = record(tape, context=first - lambda_full * second)
+            context = record(tape, context=first - lambda_full[:, None] * second)
         else:
             context = call.attend_in_rows(attend_rows, q, k, v)
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value()))
-        return call.end(linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
+        if c.use_norm:
+            normed = rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())
+            context = record(tape, normed=normed)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

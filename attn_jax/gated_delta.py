@@ -5,9 +5,8 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax.attention.decode import DecodeStep, read_window, write_state
-from attn_jax.attention.masks import broadcast_mask, zero_unseen
-from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.attention.masks import zero_unseen
+from attn_jax.frame.call import RecurrentCall, RecurrentOptions
 from attn_jax.frame.layer import Layer
 from attn_jax.ops import (
     Array,
@@ -22,18 +21,19 @@ from attn_jax.ops import (
     repeat_heads,
     rms_norm,
     scan,
-    scope,
     sigmoid,
     silu,
     softplus,
     upcast,
     where,
 )
+from attn_jax.recurrence.convolution import convolve
 from attn_jax.recurrence.rules import (
     causal_mask,
     chunk_size_for,
     earlier_mask,
     from_chunks,
+    recurrence,
     to_chunks,
     unit_lower_inverse,
 )
@@ -114,26 +114,6 @@ def recurrent_form(
     return einsum("bthk,bthkv->bthv", q, states_after), final_state
 
 
-def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
-    """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
-
-    def body(window_before, xs):
-        new, real = xs
-        window = concatenate([window_before[:, 1:], new[:, None]], 1)
-        return where(real[:, None, None, None], window, window_before), (window,)
-
-    last, (all_windows,) = scan(body, initial, (x, real), names=("window",), tape=tape)
-    return all_windows, last
-
-
-def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-    """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
-    initial = read_window(step, f"{name}_conv", x, weight.shape[0])
-    window, last = conv_windows(x, real, initial, scope(tape, name))
-    write_state(step, **{f"{name}_conv": last})
-    return einsum("btxhk,xhk->bthk", window, weight)
-
-
 class GatedDeltaRule(Layer[Config]):
     """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
@@ -151,7 +131,7 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -159,10 +139,9 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -175,6 +154,9 @@ class GatedDeltaRule(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
         def form(v, state, tape):
+            if call.continues is not None:
+                decay = zero_unseen("bt->bthk", call.continues, exp(log_decay)[..., None])
+                return recurrence(q_scaled, k_unit, v, beta, decay, state, chunk_size, delta_rule=True, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q_scaled, k_unit, v, beta, log_decay, state, tape)
             return chunked_form(q_scaled, k_unit, v, beta, log_decay, state, chunk_size, tape)

@@ -5,10 +5,9 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax.attention.masks import broadcast_mask, zero_unseen
-from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.attention.masks import zero_unseen
+from attn_jax.frame.call import RecurrentCall, RecurrentOptions
 from attn_jax.frame.layer import Layer
-from attn_jax.gated_delta import convolve
 from attn_jax.ops import (
     Array,
     exp,
@@ -22,6 +21,7 @@ from attn_jax.ops import (
     softplus,
     upcast,
 )
+from attn_jax.recurrence.convolution import convolve
 from attn_jax.recurrence.rules import chunk_size_for, recurrence
 from attn_np.contract.kda import Config
 
@@ -46,7 +46,7 @@ class KimiDeltaAttention(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -54,17 +54,16 @@ class KimiDeltaAttention(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
         a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.dt_bias))
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
-        decay = record(tape, decay=exp(log_decay))
+        decay = record(tape, decay=zero_unseen("bt->bthk", call.continues, exp(log_decay)))
         q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.qk_eps()))
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))

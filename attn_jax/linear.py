@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from attn_jax.attention.decode import DecodeStep, read_state, run_form, write_state
 from attn_jax.attention.masks import any_visible, zero_unseen
-from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.frame.call import RecurrentCall, RecurrentOptions, emptying_decay
 from attn_jax.frame.layer import Layer
 from attn_jax.ops import (
     Array,
@@ -22,7 +22,7 @@ from attn_jax.ops import (
     zeros,
 )
 from attn_jax.ops.specs import checked_specs
-from attn_jax.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
+from attn_jax.recurrence.rules import causal_mask, chunk_size_for, from_chunks, recurrence, to_chunks
 from attn_np.contract.linear import Config
 
 
@@ -93,7 +93,9 @@ class LinearAttention(Layer[Config]):
             return features
         return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 
-    def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def weighted_sums(
+        self, q: Array, k: Array, v: Array, continues: Array | None, step: DecodeStep | None, tape: Tape
+    ) -> Array:
         """The values summed with the weights of each query, in the config's form. With `normalize`, v has a column of
         ones, so the last sum is that of the weights.
         """
@@ -113,6 +115,9 @@ class LinearAttention(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
 
         def form(v, state, tape):
+            if continues is not None:
+                decay = emptying_decay(continues, v)
+                return recurrence(q, k, v, None, decay, state, chunk_size, delta_rule=False, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q, k, v, state, tape)
             return chunked_form(q, k, v, state, chunk_size, tape)
@@ -124,7 +129,7 @@ class LinearAttention(Layer[Config]):
             write_state(step, state=final_state)
         return sums
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, x, real = self.config, call.tape, call.x, call.real
@@ -139,7 +144,8 @@ class LinearAttention(Layer[Config]):
         k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, call.step, tape))
+        sums = self.weighted_sums(q_features, k_features, v, call.continues, call.step, tape)
+        context = sums = record(tape, sums=sums)
         if c.normalize:
             weight_sum = sums[..., -1:] + c.eps
             weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)

@@ -4,11 +4,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_jax.attention.masks import broadcast_mask, zero_unseen
-from attn_jax.frame.call import RecurrentCall, StateOptions
+from attn_jax.attention.masks import zero_unseen
+from attn_jax.frame.call import RecurrentCall, RecurrentOptions
 from attn_jax.frame.layer import Layer
-from attn_jax.gated_delta import convolve
 from attn_jax.ops import Array, exp, linear, record, repeat_heads, rms_norm, silu, softplus, upcast
+from attn_jax.recurrence.convolution import convolve
 from attn_jax.recurrence.rules import chunk_size_for, recurrence
 from attn_np.contract.mamba2 import Config
 
@@ -33,7 +33,7 @@ class Mamba2(Layer[Config]):
     w_norm: Float[Array, "h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the state is not read."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -41,17 +41,17 @@ class Mamba2(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         if self.b_q_conv is not None and self.b_k_conv is not None and self.b_v_conv is not None:
             q, k, v = q + upcast(self.b_q_conv), k + upcast(self.b_k_conv), v + upcast(self.b_v_conv)
         q, k, v = record(tape, q=q, k=k, v=v)
         q_silu, k_silu, v_silu = record(tape, q_silu=silu(q), k_silu=silu(k), v_silu=silu(v))
         dt = record(tape, dt=linear("btd,dh->bth", x, self.w_dt, self.dt_bias))
         step = record(tape, step=zero_unseen("bt->bth", real, softplus(dt)))
-        decay = record(tape, decay=exp(-(exp(upcast(self.a_log)) * step)))
+        decay = exp(-(exp(upcast(self.a_log)) * step))
+        decay = record(tape, decay=zero_unseen("bt->bth", call.continues, decay))
         q_heads = zero_unseen("bt->bthk", real, repeat_heads(q_silu, v_silu))
         k_heads, chunk_size = repeat_heads(k_silu, v_silu), chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
@@ -71,4 +71,6 @@ class Mamba2(Layer[Config]):
 def in_groups(x: Array, groups: int) -> Array:
     """Neighbouring heads of a group as one axis: `... h v` -> `... groups (h/groups v)`."""
     *batch, h, v = x.shape
+    if groups == 1:  # JAX merges heads that lie on devices, and splits them not at once
+        return x.reshape(*batch, h * v)[..., None, :]
     return x.reshape(*batch, groups, h // groups * v)

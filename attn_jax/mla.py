@@ -1,12 +1,14 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
+from math import sqrt
 from typing import Unpack
 
 from jaxtyping import Float
 
+from attn_jax.attention.chosen import attend_to_chosen, choose_by_indexer
 from attn_jax.frame.call import AttentionCall, Options
 from attn_jax.frame.layer import Layer, Output
-from attn_jax.ops import Array, concatenate, einsum, expand_to_heads, linear, record, rms_norm
+from attn_jax.ops import Array, concatenate, einsum, expand_to_heads, layer_norm, linear, record, rms_norm
 from attn_jax.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.mla import Config
 
@@ -27,6 +29,26 @@ class MultiHeadLatentAttention(Layer[Config]):
     b_dkv: Float[Array, "z"] | None
     b_k_rot: Float[Array, "y"] | None
     b_o: Float[Array, "o"] | None
+    w_index_q: Float[Array, "e r m"] | None
+    w_index_k: Float[Array, "d m"] | None
+    w_index_norm: Float[Array, "m"] | None
+    b_index_norm: Float[Array, "m"] | None
+    w_index_heads: Float[Array, "d r"] | None
+
+    def choose(
+        self, call: AttentionCall, query: Array, q_latent: Array, key: Array, cos: Array | None, sin: Array | None
+    ) -> Array | None:
+        """The keys that the indexer chooses for each query, `b t n`; None without an indexer."""
+        c, w_q, w_k, w_heads = self.config, self.w_index_q, self.w_index_k, self.w_index_heads
+        if w_q is None or w_k is None or w_heads is None or c.index_keys is None:
+            return None
+        index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, c.index_rope_layout)
+        weights = linear("btd,dr->btr", query, w_heads, None) / sqrt(index_q.shape[2] * index_q.shape[3])
+        index_k = linear("bsd,dm->bsm", key, w_k, None)
+        index_k = layer_norm(index_k, self.w_index_norm, self.b_index_norm, c.index_norm_eps)
+        index_k = record(call.tape, index_k=rotate(index_k, cos, sin, c.index_rope_layout))
+        index_q, weights = record(call.tape, index_q=index_q, index_weights=weights)
+        return choose_by_indexer(call, index_q, call.cached(index_k=index_k), weights, c.index_keys)
 
     def __call__(
         self,
@@ -61,7 +83,11 @@ class MultiHeadLatentAttention(Layer[Config]):
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        context = call.attend(q, k, v, scale=c.score_scale())
+        chosen = self.choose(call, query, q_latent, key, cos, sin)
+        if chosen is None:
+            context = call.attend(q, k, v, scale=c.score_scale())
+        else:
+            context = attend_to_chosen(call, q, k, v, chosen, scale=c.score_scale())
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -6,23 +6,9 @@ from jaxtyping import Float
 
 from attn_jax.frame.call import AttentionCall, Options
 from attn_jax.frame.layer import Layer, Output
-from attn_jax.ops import Array, l2_normalize, layer_norm, linear, record, rms_norm, upcast
+from attn_jax.normalizers.norms import normalize
+from attn_jax.ops import Array, linear, record, upcast
 from attn_np.contract.qk_norm import Config
-
-
-def normalize(c: Config, x: Array, weight: Array | None) -> Array:
-    """x normalised: each head by itself, or all heads of a position together."""
-    together = c.norm_over == "all"
-    width = x.shape[2] * x.shape[3]
-    flat = x.reshape(*x.shape[:2], width) if together else x
-    weight = upcast(weight).reshape(width) if together and weight is not None else weight
-    if c.norm == "l2":
-        normed = l2_normalize(flat, c.norm_eps)
-    elif c.norm == "rms":
-        normed = rms_norm(flat, weight, c.norm_eps)
-    else:
-        normed = layer_norm(flat, weight, None, c.norm_eps)
-    return normed.reshape(x.shape)
 
 
 class QKNormAttention(Layer[Config]):
@@ -40,6 +26,14 @@ class QKNormAttention(Layer[Config]):
     w_k_norm: Float[Array, "k"] | None
     w_q_norm_heads: Float[Array, "h k"] | None
     w_k_norm_heads: Float[Array, "g k"] | None
+    b_q_norm: Float[Array, "k"] | None
+    b_k_norm: Float[Array, "k"] | None
+    b_q_norm_heads: Float[Array, "h k"] | None
+    b_k_norm_heads: Float[Array, "g k"] | None
+    w_context_norm: Float[Array, "v"] | None
+    b_context_norm: Float[Array, "v"] | None
+    w_context_norm_heads: Float[Array, "h v"] | None
+    b_context_norm_heads: Float[Array, "h v"] | None
     w_scale: Float[Array, "h"] | None
 
     def __call__(
@@ -51,15 +45,17 @@ class QKNormAttention(Layer[Config]):
     ) -> Output:
         call = AttentionCall(self, query, key, value, **options)
         c, tape = self.config, call.tape
+        norm, context_norm = c.norms()
         query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
+        q, k = record(tape, q_norm=normalize(self, norm, "q", q), k_norm=normalize(self, norm, "k", k))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
         context = call.attend(q, k, v, scale=scale)
+        if context_norm is not None:
+            context = record(tape, normed=normalize(self, context_norm, "context", context))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))

@@ -6,5 +6,5 @@ Names load on first use: `attn_np.build("mha", ...)`, `attn_np.MultiHeadAttentio
 from attn_np.contract._package import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
-    __name__, api=("build", "load", "load_pretrained", "save", "trace", "value_and_vjp")
+    __name__, api=("build", "explain", "load", "load_pretrained", "save", "trace", "value_and_vjp")
 )

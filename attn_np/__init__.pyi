@@ -72,6 +72,7 @@ from attn_np.dilated import DilatedAttention as _DilatedAttention
 from attn_np.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_np.dot_product import DotProductAttention as _DotProductAttention
 from attn_np.entmax_attention import EntmaxAttention as _EntmaxAttention
+from attn_np.frame.api import explain as explain
 from attn_np.frame.api import load as load
 from attn_np.frame.api import load_pretrained as load_pretrained
 from attn_np.frame.api import save as save
@@ -167,6 +168,7 @@ __all__ = [
     "build",
     "drop_in",
     "entmax",
+    "explain",
     "load",
     "load_pretrained",
     "merge",
@@ -806,6 +808,10 @@ def build(
 ) -> DisentangledAttention: ...
 @overload
 def build(
+    variant: Literal["dsa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
+) -> MultiHeadLatentAttention: ...
+@overload
+def build(
     variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
@@ -820,6 +826,10 @@ def build(
 def build(
     variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.MqaFields]
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["ngpt"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.DecoderAttentionFields]
+) -> DecoderAttention: ...
 @overload
 def build(
     variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.SinkAttentionFields]

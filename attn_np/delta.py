@@ -8,7 +8,7 @@ from jaxtyping import Float
 from attn_np.attention.masks import zero_unseen
 from attn_np.contract.delta import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions, emptying_decay
 from attn_np.frame.layer import Layer
 from attn_np.ops import (
     Array,
@@ -40,6 +40,7 @@ from attn_np.recurrence.rules import (
     chunk_size_for,
     earlier_mask,
     from_chunks,
+    recurrence,
     to_chunks,
     unit_lower_inverse,
     unit_lower_inverse_vjp,
@@ -167,7 +168,7 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v o"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -182,6 +183,9 @@ class DeltaRule(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
         def form(v, state, tape):
+            if call.continues is not None:
+                decay = emptying_decay(call.continues, v)
+                return recurrence(q_unit, k_unit, v, beta, decay, state, chunk_size, delta_rule=True, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q_unit, k_unit, v, beta, state, tape)
             return chunked_form(q_unit, k_unit, v, beta, state, chunk_size, tape)
@@ -202,7 +206,11 @@ class DeltaRule(Layer[Config]):
             dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
-        if chunk_size is None:
+        if back.continues is not None:
+            decay = emptying_decay(back.continues, v)
+            cotangents = back.recurrence(q_unit, k_unit, v, beta, decay, chunk_size, delta_rule=True, dout=dcontext)
+            dq_unit, dk_unit, dv, dbeta, _ = cotangents
+        elif chunk_size is None:
             dq_unit, dk_unit, dv, dbeta = recurrent_form_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
             dq_unit, dk_unit, dv, dbeta = chunked_form_vjp(tape, q_unit, k_unit, v, beta, chunk_size, dcontext)

@@ -64,8 +64,10 @@ class DifferentialAttention(Layer[Config]):
     b_k: Float[Array, "g r k"] | None
     b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "o"] | None
-    lambda_q: Float[Array, "r k"]
-    lambda_k: Float[Array, "r k"]
+    lambda_q: Float[Array, "r k"] | None
+    lambda_k: Float[Array, "r k"] | None
+    lambda_layer: Float[Array, "f"] | None
+    lambda_heads: Float[Array, "h"] | None
     w_norm: Float[Array, "v"] | None
 
     def __call__(
@@ -88,9 +90,13 @@ class DifferentialAttention(Layer[Config]):
         q, k = record(
             tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
         )
-        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
+        if self.lambda_q is not None and self.lambda_k is not None:
+            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value())
+        else:
+            number = self.lambda_layer if self.lambda_heads is None else self.lambda_heads
+            lambda_full = record(tape, lambda_full=upcast(number))
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
@@ -113,7 +119,7 @@ class DifferentialAttention(Layer[Config]):
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
             maps = record(tape, maps=softmax(scores, None if visible is None else for_both_maps(visible)))
-            probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
+            probs = record(tape, probs=maps[:, :, 0] - lambda_full[:, None, None] * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
@@ -123,22 +129,25 @@ class DifferentialAttention(Layer[Config]):
             # (A1 - lambda A2) V = A1 V - lambda A2 V
             first = call.attend(q[:, :, :, 0], k[:, :, :, 0], v, part="first", implementation="fused")
             second = call.attend(q[:, :, :, 1], k[:, :, :, 1], v, part="second", implementation="fused")
-            context = record(tape, context=first - lambda_full * second)
+            context = record(tape, context=first - lambda_full[:, None] * second)
         else:
             context = call.attend_in_rows(attend_rows, q, k, v)
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value()))
-        return call.end(linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
+        if c.use_norm:
+            normed = rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())
+            context = record(tape, normed=normed)
+        return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse, with the same einsum strings."""
         c, back = self.config, AttentionBackward(self, tape, dy)
         (query, key, value), dy, dw = back.inputs, back.dy, back.dw
         cos, sin = cos_sin_for(c, recorded_positions(tape), dy.shape[1], like=dy)
-        dnormed, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["normed"], self.w_o, self.b_o, dy)
-        dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_init_value())
-        dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
-        dcontext = record(tape, dcontext=dcontext)
-        lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
+        projected = tape["normed" if c.use_norm else "context"]
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", projected, self.w_o, self.b_o, dy)
+        if c.use_norm:
+            dnormed = record(tape, dnormed=dcontext) * (1.0 - c.lambda_init_value())
+            dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dcontext, lambda_full = record(tape, dcontext=dcontext), tape["lambda_full"]
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
@@ -147,8 +156,9 @@ class DifferentialAttention(Layer[Config]):
             dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dcontext)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-            dlambda_full = -sum_to(dprobs * maps[:, :, 1], lambda_full.shape)
-            dmaps = record(tape, dmaps=stack([dprobs, -(lambda_full * dprobs)], 2))
+            factor = lambda_full[:, None, None]
+            dlambda_full = -sum_to(dprobs * maps[:, :, 1], factor.shape)[:, 0, 0]
+            dmaps = record(tape, dmaps=stack([dprobs, -(factor * dprobs)], 2))
             dscores = softmax_vjp(maps, dmaps)
             if bias is not None:
                 dscores = record(tape, dbiased=dscores)
@@ -174,17 +184,20 @@ class DifferentialAttention(Layer[Config]):
 
         if "second.context" in tape:
             dq, dk, dv = back.attend(dcontext, part="first")
-            dq_2, dk_2, dv_2 = back.attend(-lambda_full * dcontext, part="second")
+            dq_2, dk_2, dv_2 = back.attend(-lambda_full[:, None] * dcontext, part="second")
             dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), sum_grads(dv, dv_2)
-            dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
+            dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full[:, None].shape)[:, 0]
         else:
             dq, dk, dv = back.attend_in_rows(attend_rows_vjp, dcontext)
             dlambda_full = dw.pop("lambda_full")
         dlambda_full = record(tape, dlambda_full=dlambda_full)
-        dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
-        dw["lambda_q"], dw["lambda_k"] = einsum_vjp(
-            "rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps
-        )
+        if self.lambda_q is None or self.lambda_k is None:
+            dw["lambda_layer" if self.lambda_heads is None else "lambda_heads"] = dlambda_full
+        else:
+            dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
+            dw["lambda_q"], dw["lambda_k"] = einsum_vjp(
+                "rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * tape["lambda_exps"]
+            )
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = (
             rotate_maps(dq, cos, sin, c.rope_layout, inverse=True),

@@ -6,11 +6,10 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np.attention.decode import DecodeStep, read_window, write_state
-from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.attention.masks import zero_unseen
 from attn_np.contract.gated_delta import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions
 from attn_np.frame.layer import Layer
 from attn_np.ops import (
     Array,
@@ -25,7 +24,6 @@ from attn_np.ops import (
     repeat_heads,
     rms_norm,
     scan,
-    scope,
     sigmoid,
     silu,
     softplus,
@@ -46,11 +44,13 @@ from attn_np.ops.vjp import (
     sum_grads,
     sum_to,
 )
+from attn_np.recurrence.convolution import convolve, convolve_vjp
 from attn_np.recurrence.rules import (
     causal_mask,
     chunk_size_for,
     earlier_mask,
     from_chunks,
+    recurrence,
     to_chunks,
     unit_lower_inverse,
     unit_lower_inverse_vjp,
@@ -226,40 +226,6 @@ def recurrent_form_vjp(
     return dq, sum_grads(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, ddecay * decay
 
 
-def conv_windows(x: Array, real: Array, initial: Array, tape: Tape) -> tuple[Array, Array]:
-    """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
-
-    def body(window_before, xs):
-        new, real = xs
-        window = concatenate([window_before[:, 1:], new[:, None]], 1)
-        return where(real[:, None, None, None], window, window_before), (window,)
-
-    last, (all_windows,) = scan(body, initial, (x, real), names=("window",), tape=tape)
-    return all_windows, last
-
-
-def conv_windows_vjp(real: Array, dwindow: Array) -> Array:
-    """The gradient of x: a position is in its own window and in the later ones that reach back to it."""
-
-    def body(dlater, xs):
-        dwindow, real = xs
-        real = real[:, None, None, None]
-        dwindow = dwindow + where(real, dlater, 0.0)
-        moved = concatenate([zeros(dwindow[:, :1].shape, dwindow), dwindow[:, :-1]], 1)
-        return where(real, 0.0, dlater) + moved, (dwindow[:, -1],)
-
-    zero = zeros((dwindow.shape[0], *dwindow.shape[2:]), dwindow)
-    return scan(body, zero, (dwindow, real), names=("dx",), reverse=True)[1][0]
-
-
-def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-    """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
-    initial = read_window(step, f"{name}_conv", x, weight.shape[0])
-    window, last = conv_windows(x, real, initial, scope(tape, name))
-    write_state(step, **{f"{name}_conv": last})
-    return einsum("btxhk,xhk->bthk", window, weight)
-
-
 class GatedDeltaRule(Layer[Config]):
     """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
@@ -277,7 +243,7 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -285,10 +251,9 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -301,6 +266,9 @@ class GatedDeltaRule(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
         def form(v, state, tape):
+            if call.continues is not None:
+                decay = zero_unseen("bt->bthk", call.continues, exp(log_decay)[..., None])
+                return recurrence(q_scaled, k_unit, v, beta, decay, state, chunk_size, delta_rule=True, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q_scaled, k_unit, v, beta, log_decay, state, tape)
             return chunked_form(q_scaled, k_unit, v, beta, log_decay, state, chunk_size, tape)
@@ -330,7 +298,12 @@ class GatedDeltaRule(Layer[Config]):
         dcontext, dw["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
-        if chunk_size is None:
+        if back.continues is not None:
+            decay = zero_unseen("bt->bthk", back.continues, exp(log_decay)[..., None])
+            rows = q_unit * scale, k_unit, v_silu, beta, decay
+            *cotangents, ddecay = back.recurrence(*rows, chunk_size, delta_rule=True, dout=dcontext)
+            cotangents = *cotangents, (ddecay * decay)[..., 0]
+        elif chunk_size is None:
             cotangents = recurrent_form_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
         else:
             cotangents = chunked_form_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, chunk_size, dcontext)
@@ -346,13 +319,9 @@ class GatedDeltaRule(Layer[Config]):
         da = softplus_vjp(a, -(dlog_decay * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, x.shape[:2], x)
-            dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = conv_windows_vjp(is_real, dwindow)
+            dv, dw["w_v_conv"] = convolve_vjp("v", tape, self.w_v_conv, real, back.continues, dv)
+            dk, dw["w_k_conv"] = convolve_vjp("k", tape, self.w_k_conv, real, back.continues, dk)
+            dq, dw["w_q_conv"] = convolve_vjp("q", tape, self.w_q_conv, real, back.continues, dq)
         dx_a, dw["w_a"], dw["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, dw["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from attn_np.attention.masks import zero_unseen
 from attn_np.contract.gla import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions
 from attn_np.frame.layer import Layer
 from attn_np.ops import Array, Tape, exp, linear, record, rms_norm, silu, softplus, zeros
 from attn_np.ops.vjp import Grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp
@@ -28,7 +28,7 @@ class GatedLinearAttention(Layer[Config]):
     w_norm: Float[Array, "v"]
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -40,7 +40,7 @@ class GatedLinearAttention(Layer[Config]):
         a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.b_a))
         # the logarithm of sigmoid(a)^(1 / temperature)
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
-        decay = record(tape, decay=exp(log_decay))
+        decay = record(tape, decay=zero_unseen("bt->bthk", call.continues, exp(log_decay)))
         q_scaled, chunk_size = q * (1 / sqrt(sizes["k"])), chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
         def form(v, state, tape):

@@ -5,12 +5,11 @@ from typing import Unpack
 
 from jaxtyping import Float
 
-from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.attention.masks import zero_unseen
 from attn_np.contract.kda import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions
 from attn_np.frame.layer import Layer
-from attn_np.gated_delta import conv_windows_vjp, convolve
 from attn_np.ops import (
     Array,
     Tape,
@@ -28,7 +27,6 @@ from attn_np.ops import (
 )
 from attn_np.ops.vjp import (
     Grads,
-    einsum_vjp,
     l2_normalize_vjp,
     linear_vjp,
     repeat_heads_vjp,
@@ -38,6 +36,7 @@ from attn_np.ops.vjp import (
     softplus_vjp,
     sum_to,
 )
+from attn_np.recurrence.convolution import convolve, convolve_vjp
 from attn_np.recurrence.rules import chunk_size_for, recurrence, recurrence_vjp
 
 
@@ -61,7 +60,7 @@ class KimiDeltaAttention(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -69,17 +68,16 @@ class KimiDeltaAttention(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
         a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.dt_bias))
         rate = exp(upcast(self.a_log))[:, None]
         log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
-        decay = record(tape, decay=exp(log_decay))
+        decay = record(tape, decay=zero_unseen("bt->bthk", call.continues, exp(log_decay)))
         q_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(q), c.qk_eps()))
         k_unit = zero_unseen("bt->btgk", real, l2_normalize(silu(k), c.qk_eps()))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
@@ -133,13 +131,9 @@ class KimiDeltaAttention(Layer[Config]):
         da = softplus_vjp(a, -(dlog_decay * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, x.shape[:2], x)
-            dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = conv_windows_vjp(is_real, dwindow)
+            dv, dw["w_v_conv"] = convolve_vjp("v", tape, self.w_v_conv, real, back.continues, dv)
+            dk, dw["w_k_conv"] = convolve_vjp("k", tape, self.w_k_conv, real, back.continues, dk)
+            dq, dw["w_q_conv"] = convolve_vjp("q", tape, self.w_q_conv, real, back.continues, dq)
         dlatent, dw["w_a_up"], dw["dt_bias"] = linear_vjp(
             "btz,zhk->bthk", tape["latent"], self.w_a_up, self.dt_bias, da
         )

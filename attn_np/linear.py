@@ -9,7 +9,7 @@ from attn_np.attention.decode import DecodeStep, read_state, run_form, write_sta
 from attn_np.attention.masks import any_visible, zero_unseen
 from attn_np.contract.linear import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions, emptying_decay
 from attn_np.frame.layer import Layer
 from attn_np.ops import (
     Array,
@@ -26,7 +26,7 @@ from attn_np.ops import (
 )
 from attn_np.ops.specs import checked_specs
 from attn_np.ops.vjp import Grads, einsum_vjp, linear_vjp, rule_of, sum_grads
-from attn_np.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
+from attn_np.recurrence.rules import causal_mask, chunk_size_for, from_chunks, recurrence, to_chunks
 
 
 def elu_features(x: Array) -> Array:
@@ -153,7 +153,9 @@ class LinearAttention(Layer[Config]):
             return rule_of(self.config.feature_map)({"y": self.features(x, None)}, dy, x=x)["x"], None
         return where(x > 0, dy, 0.0) if self.config.feature_map == "relu" else elu_features_vjp(x, dy), None
 
-    def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def weighted_sums(
+        self, q: Array, k: Array, v: Array, continues: Array | None, step: DecodeStep | None, tape: Tape
+    ) -> Array:
         """The values summed with the weights of each query, in the config's form. With `normalize`, v has a column of
         ones, so the last sum is that of the weights.
         """
@@ -173,6 +175,9 @@ class LinearAttention(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
 
         def form(v, state, tape):
+            if continues is not None:
+                decay = emptying_decay(continues, v)
+                return recurrence(q, k, v, None, decay, state, chunk_size, delta_rule=False, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q, k, v, state, tape)
             return chunked_form(q, k, v, state, chunk_size, tape)
@@ -184,7 +189,7 @@ class LinearAttention(Layer[Config]):
             write_state(step, state=final_state)
         return sums
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; positions where the padding mask is False change no state, and their context is 0."""
         call = RecurrentCall(self, query, **options)
         c, tape, x, real = self.config, call.tape, call.x, call.real
@@ -199,7 +204,8 @@ class LinearAttention(Layer[Config]):
         k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, call.step, tape))
+        sums = self.weighted_sums(q_features, k_features, v, call.continues, call.step, tape)
+        context = sums = record(tape, sums=sums)
         if c.normalize:
             weight_sum = sums[..., -1:] + c.eps
             weight_sum = weight_sum if real is None else where(any_visible("bt->bthv", real), weight_sum, 1.0)
@@ -207,13 +213,18 @@ class LinearAttention(Layer[Config]):
         context = record(tape, context=context)
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
-    def weighted_sums_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dsums: Array) -> tuple[Array, ...]:
+    def weighted_sums_vjp(
+        self, back: RecurrentBackward, q: Array, k: Array, v: Array, dsums: Array
+    ) -> tuple[Array, ...]:
         """The gradients of q, k and v: `weighted_sums` in reverse, for a call without a cache."""
-        c = self.config
+        c, tape = self.config, back.tape
         if not c.causal:
             dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dsums)
             return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
+        if back.continues is not None:
+            decay = emptying_decay(back.continues, v)
+            return back.recurrence(q, k, v, None, decay, chunk_size, delta_rule=False, dout=dsums)[:3]
         if chunk_size is None:
             return recurrent_form_vjp(tape, q, k, v, dsums)
         return chunked_form_vjp(tape, q, k, v, chunk_size, dsums)
@@ -238,7 +249,7 @@ class LinearAttention(Layer[Config]):
             dsums = concatenate([dvalue_sums, dweight_sum], -1)
         dsums = record(tape, dsums=dsums)
         q_features, k_features = tape["q_features"], tape["k_features"]
-        dq_features, dk_features, dv = self.weighted_sums_vjp(tape, q_features, k_features, v, dsums)
+        dq_features, dk_features, dv = self.weighted_sums_vjp(back, q_features, k_features, v, dsums)
         dq_features, dk_features = record(tape, dq_features=dq_features, dk_features=dk_features)
         dq, dw_q = self.features_vjp(q, q_features, zero_unseen("bt->bthk", real, dq_features))
         dk, dw_k = self.features_vjp(k, k_features, zero_unseen("bt->bthk", real, dk_features))

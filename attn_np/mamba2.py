@@ -5,16 +5,14 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float
 
-from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.attention.masks import zero_unseen
 from attn_np.contract.mamba2 import Config
 from attn_np.frame.backward import RecurrentBackward
-from attn_np.frame.call import RecurrentCall, StateOptions
+from attn_np.frame.call import RecurrentCall, RecurrentOptions
 from attn_np.frame.layer import Layer
-from attn_np.gated_delta import conv_windows_vjp, convolve
 from attn_np.ops import Array, Tape, exp, linear, record, repeat_heads, rms_norm, silu, softplus, upcast, zeros
 from attn_np.ops.vjp import (
     Grads,
-    einsum_vjp,
     linear_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
@@ -23,6 +21,7 @@ from attn_np.ops.vjp import (
     sum_grads,
     sum_to,
 )
+from attn_np.recurrence.convolution import convolve, convolve_vjp
 from attn_np.recurrence.rules import chunk_size_for, recurrence, recurrence_vjp
 
 
@@ -46,7 +45,7 @@ class Mamba2(Layer[Config]):
     w_norm: Float[Array, "h v"] | None
     w_o: Float[Array, "h v o"]
 
-    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def __call__(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the state is not read."""
         call = RecurrentCall(self, query, **options)
         c, tape, sizes, x, real = self.config, call.tape, call.sizes, call.x, call.real
@@ -54,17 +53,17 @@ class Mamba2(Layer[Config]):
         k = linear("btd,dgk->btgk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, (sizes["b"], sizes["t"]), x)
-            q = convolve("q", q, self.w_q_conv, is_real, call.step, tape)
-            k = convolve("k", k, self.w_k_conv, is_real, call.step, tape)
-            v = convolve("v", v, self.w_v_conv, is_real, call.step, tape)
+            q = convolve("q", q, self.w_q_conv, real, call.continues, call.step, tape)
+            k = convolve("k", k, self.w_k_conv, real, call.continues, call.step, tape)
+            v = convolve("v", v, self.w_v_conv, real, call.continues, call.step, tape)
         if self.b_q_conv is not None and self.b_k_conv is not None and self.b_v_conv is not None:
             q, k, v = q + upcast(self.b_q_conv), k + upcast(self.b_k_conv), v + upcast(self.b_v_conv)
         q, k, v = record(tape, q=q, k=k, v=v)
         q_silu, k_silu, v_silu = record(tape, q_silu=silu(q), k_silu=silu(k), v_silu=silu(v))
         dt = record(tape, dt=linear("btd,dh->bth", x, self.w_dt, self.dt_bias))
         step = record(tape, step=zero_unseen("bt->bth", real, softplus(dt)))
-        decay = record(tape, decay=exp(-(exp(upcast(self.a_log)) * step)))
+        decay = exp(-(exp(upcast(self.a_log)) * step))
+        decay = record(tape, decay=zero_unseen("bt->bth", call.continues, decay))
         q_heads = zero_unseen("bt->bthk", real, repeat_heads(q_silu, v_silu))
         k_heads, chunk_size = repeat_heads(k_silu, v_silu), chunk_size_for(c.form, c.chunk_size, sizes["t"])
 
@@ -119,13 +118,9 @@ class Mamba2(Layer[Config]):
             dw["b_q_conv"], dw["b_k_conv"] = sum_to(dq, self.b_q_conv.shape), sum_to(dk, self.b_k_conv.shape)
             dw["b_v_conv"] = sum_to(dv, self.b_v_conv.shape)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_mask(real, x.shape[:2], x)
-            dwindow, dw["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = conv_windows_vjp(is_real, dwindow)
-            dwindow, dw["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = conv_windows_vjp(is_real, dwindow)
+            dv, dw["w_v_conv"] = convolve_vjp("v", tape, self.w_v_conv, real, back.continues, dv)
+            dk, dw["w_k_conv"] = convolve_vjp("k", tape, self.w_k_conv, real, back.continues, dk)
+            dq, dw["w_q_conv"] = convolve_vjp("q", tape, self.w_q_conv, real, back.continues, dq)
         dx_dt, dw["w_dt"], dw["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_dt, self.dt_bias, ddt)
         dx_v, dw["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, dw["w_k"], _ = linear_vjp("btd,dgk->btgk", x, self.w_k, None, dk)
@@ -136,4 +131,6 @@ class Mamba2(Layer[Config]):
 def in_groups(x: Array, groups: int) -> Array:
     """Neighbouring heads of a group as one axis: `... h v` -> `... groups (h/groups v)`."""
     *batch, h, v = x.shape
+    if groups == 1:  # JAX merges heads that lie on devices, and splits them not at once
+        return x.reshape(*batch, h * v)[..., None, :]
     return x.reshape(*batch, groups, h // groups * v)

@@ -1,15 +1,17 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
+from math import sqrt
 from typing import Unpack
 
 import numpy as np
 from jaxtyping import Float
 
+from attn_np.attention.chosen import attend_to_chosen, attend_to_chosen_vjp, choose_by_indexer
 from attn_np.contract.mla import Config
 from attn_np.frame.backward import AttentionBackward
 from attn_np.frame.call import AttentionCall, Options
 from attn_np.frame.layer import Layer, Output
-from attn_np.ops import Array, Tape, concatenate, einsum, expand_to_heads, linear, record, rms_norm
+from attn_np.ops import Array, Tape, concatenate, einsum, expand_to_heads, layer_norm, linear, record, rms_norm, where
 from attn_np.ops.vjp import (
     Grads,
     einsum_vjp,
@@ -36,6 +38,26 @@ class MultiHeadLatentAttention(Layer[Config]):
     b_dkv: Float[Array, "z"] | None
     b_k_rot: Float[Array, "y"] | None
     b_o: Float[Array, "o"] | None
+    w_index_q: Float[Array, "e r m"] | None
+    w_index_k: Float[Array, "d m"] | None
+    w_index_norm: Float[Array, "m"] | None
+    b_index_norm: Float[Array, "m"] | None
+    w_index_heads: Float[Array, "d r"] | None
+
+    def choose(
+        self, call: AttentionCall, query: Array, q_latent: Array, key: Array, cos: Array | None, sin: Array | None
+    ) -> Array | None:
+        """The keys that the indexer chooses for each query, `b t n`; None without an indexer."""
+        c, w_q, w_k, w_heads = self.config, self.w_index_q, self.w_index_k, self.w_index_heads
+        if w_q is None or w_k is None or w_heads is None or c.index_keys is None:
+            return None
+        index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, c.index_rope_layout)
+        weights = linear("btd,dr->btr", query, w_heads, None) / sqrt(index_q.shape[2] * index_q.shape[3])
+        index_k = linear("bsd,dm->bsm", key, w_k, None)
+        index_k = layer_norm(index_k, self.w_index_norm, self.b_index_norm, c.index_norm_eps)
+        index_k = record(call.tape, index_k=rotate(index_k, cos, sin, c.index_rope_layout))
+        index_q, weights = record(call.tape, index_q=index_q, index_weights=weights)
+        return choose_by_indexer(call, index_q, call.cached(index_k=index_k), weights, c.index_keys)
 
     def __call__(
         self,
@@ -70,7 +92,11 @@ class MultiHeadLatentAttention(Layer[Config]):
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        context = call.attend(q, k, v, scale=c.score_scale())
+        chosen = self.choose(call, query, q_latent, key, cos, sin)
+        if chosen is None:
+            context = call.attend(q, k, v, scale=c.score_scale())
+        else:
+            context = attend_to_chosen(call, q, k, v, chosen, scale=c.score_scale())
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
@@ -84,14 +110,14 @@ class MultiHeadLatentAttention(Layer[Config]):
             dexpanded, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, dw["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
-            dq, dk, dv = back.attend(dcontext, scale=c.score_scale(), kv_heads=1)
+            dq, dk, dv = attend_to_chosen_vjp(back, dcontext, scale=c.score_scale(), kv_heads=1)
             dlatent, dk_rot = sum_grads(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
             dq_absorbed, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
             dq_absorbed = record(tape, dq_absorbed=dq_absorbed)
             dq_nope, dw["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_absorbed)
         else:
             dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-            dq, dk, dv = back.attend(dcontext, scale=c.score_scale(), kv_heads=None)
+            dq, dk, dv = attend_to_chosen_vjp(back, dcontext, scale=c.score_scale())
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dlatent_v, dw["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
             dlatent_k, dw["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
@@ -111,4 +137,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_down, dw["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dq_latent)
             dq_down = record(tape, dq_down=dq_down)
             dquery, dw["w_dq"], dw["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dq_down)
+        for name in ("w_index_q", "w_index_k", "w_index_norm", "b_index_norm", "w_index_heads"):
+            w = getattr(self, name)
+            dw[name] = None if w is None else where(False, w, 0.0)  # a choice has no gradient
         return back.end(dquery, dkey, dvalue)

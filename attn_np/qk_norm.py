@@ -9,29 +9,9 @@ from attn_np.contract.qk_norm import Config
 from attn_np.frame.backward import AttentionBackward
 from attn_np.frame.call import AttentionCall, Options
 from attn_np.frame.layer import Layer, Output
-from attn_np.ops import Array, Tape, l2_normalize, layer_norm, linear, record, rms_norm, upcast
-from attn_np.ops.vjp import (
-    Grads,
-    l2_normalize_vjp,
-    layer_norm_vjp,
-    linear_vjp,
-    rms_norm_vjp,
-)
-
-
-def normalize(c: Config, x: Array, weight: Array | None) -> Array:
-    """x normalised: each head by itself, or all heads of a position together."""
-    together = c.norm_over == "all"
-    width = x.shape[2] * x.shape[3]
-    flat = x.reshape(*x.shape[:2], width) if together else x
-    weight = upcast(weight).reshape(width) if together and weight is not None else weight
-    if c.norm == "l2":
-        normed = l2_normalize(flat, c.norm_eps)
-    elif c.norm == "rms":
-        normed = rms_norm(flat, weight, c.norm_eps)
-    else:
-        normed = layer_norm(flat, weight, None, c.norm_eps)
-    return normed.reshape(x.shape)
+from attn_np.normalizers.norms import normalize, normalize_vjp
+from attn_np.ops import Array, Tape, linear, record, upcast
+from attn_np.ops.vjp import Grads, linear_vjp
 
 
 class QKNormAttention(Layer[Config]):
@@ -49,6 +29,14 @@ class QKNormAttention(Layer[Config]):
     w_k_norm: Float[Array, "k"] | None
     w_q_norm_heads: Float[Array, "h k"] | None
     w_k_norm_heads: Float[Array, "g k"] | None
+    b_q_norm: Float[Array, "k"] | None
+    b_k_norm: Float[Array, "k"] | None
+    b_q_norm_heads: Float[Array, "h k"] | None
+    b_k_norm_heads: Float[Array, "g k"] | None
+    w_context_norm: Float[Array, "v"] | None
+    b_context_norm: Float[Array, "v"] | None
+    w_context_norm_heads: Float[Array, "h v"] | None
+    b_context_norm_heads: Float[Array, "h v"] | None
     w_scale: Float[Array, "h"] | None
 
     def __call__(
@@ -60,50 +48,42 @@ class QKNormAttention(Layer[Config]):
     ) -> Output:
         call = AttentionCall(self, query, key, value, **options)
         c, tape = self.config, call.tape
+        norm, context_norm = c.norms()
         query, key, value = call.inputs()
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_norm_heads))
+        q, k = record(tape, q_norm=normalize(self, norm, "q", q), k_norm=normalize(self, norm, "k", k))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
         context = call.attend(q, k, v, scale=scale)
+        if context_norm is not None:
+            context = record(tape, normed=normalize(self, context_norm, "context", context))
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients: the lines of the forward pass in reverse order, with the same einsum strings."""
         c, back = self.config, AttentionBackward(self, tape, dy)
+        norm, context_norm = c.norms()
         (query, key, value), dy, dw = back.inputs, back.dy, back.dw
-        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
+        context = tape["context" if context_norm is None else "normed"]
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context, self.w_o, self.b_o, dy)
+        if context_norm is not None:
+            dnormed = record(tape, dnormed=dcontext)
+            dcontext = normalize_vjp(self, context_norm, "context", tape["context"], dnormed, dw)
+            dcontext = record(tape, dcontext=dcontext)
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         dq, dk, dv = back.attend(dcontext, scale=scale)
         if self.w_scale is not None:
             dw["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        suffix = "norm" if c.norm_over == "head" else "norm_heads"
-        dq, dw[f"w_q_{suffix}"] = normalize_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
-        dk, dw[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
+        dq = normalize_vjp(self, norm, "q", tape["q_proj"], dq, dw)
+        dk = normalize_vjp(self, norm, "k", tape["k_proj"], dk, dw)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         return back.end(dquery, dkey, dvalue)
-
-
-def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
-    """The gradients of x and of the norm weight, in their shapes."""
-    together = c.norm_over == "all"
-    width = x.shape[2] * x.shape[3]
-    flat, dflat = (a.reshape(*a.shape[:2], width) if together else a for a in (x, dy))
-    flat_weight = upcast(weight).reshape(width) if together and weight is not None else weight
-    if c.norm == "l2":
-        dx, dweight = l2_normalize_vjp(flat, c.norm_eps, dflat), None
-    elif c.norm == "rms":
-        dx, dweight = rms_norm_vjp(flat, flat_weight, c.norm_eps, dflat)
-    else:
-        dx, dweight, _ = layer_norm_vjp(flat, flat_weight, None, c.norm_eps, dflat)
-    return dx.reshape(x.shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)

@@ -72,6 +72,7 @@ from attn_torch.dilated import DilatedAttention as _DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as _DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as _DotProductAttention
 from attn_torch.entmax_attention import EntmaxAttention as _EntmaxAttention
+from attn_torch.frame.api import explain as explain
 from attn_torch.frame.api import load as load
 from attn_torch.frame.api import load_pretrained as load_pretrained
 from attn_torch.frame.api import save as save
@@ -166,6 +167,7 @@ __all__ = [
     "build",
     "drop_in",
     "entmax",
+    "explain",
     "load",
     "load_pretrained",
     "merge",
@@ -804,6 +806,10 @@ def build(
 ) -> DisentangledAttention: ...
 @overload
 def build(
+    variant: Literal["dsa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.MultiHeadLatentAttentionFields]
+) -> MultiHeadLatentAttention: ...
+@overload
+def build(
     variant: Literal["entmax15"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.EntmaxAttentionFields]
 ) -> EntmaxAttention: ...
 @overload
@@ -818,6 +824,10 @@ def build(
 def build(
     variant: Literal["mqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.MqaFields]
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["ngpt"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.DecoderAttentionFields]
+) -> DecoderAttention: ...
 @overload
 def build(
     variant: Literal["off_by_one"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.SinkAttentionFields]

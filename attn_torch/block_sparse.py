@@ -5,8 +5,9 @@ from jaxtyping import Float
 from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 from attn_torch.attention.attend import attend_checked
+from attn_torch.attention.chosen import top_k_indices
 from attn_torch.attention.decode import DecodeStep
-from attn_torch.attention.masks import token_positions, top_k_indices, visible_pairs
+from attn_torch.attention.masks import token_positions, visible_pairs
 from attn_torch.frame.call import AttentionCall
 from attn_torch.frame.layer import Layer
 from attn_torch.ops import (
@@ -15,9 +16,11 @@ from attn_torch.ops import (
     arange,
     broadcast_to,
     einsum,
+    expand_to_heads,
     linear,
     record,
     reorder,
+    split_rows,
     upcast,
     where,
 )
@@ -32,7 +35,7 @@ def heads_as_batch(x: Array) -> Array:
 
 def batch_as_heads(x: Array, h: int) -> Array:
     """The inverse of `heads_as_batch`."""
-    return reorder(x[:, :, 0].reshape(x.shape[0] // h, h, x.shape[1], x.shape[3]), (0, 2, 1, 3))
+    return reorder(split_rows(x[:, :, 0], h), (0, 2, 1, 3))
 
 
 class BlockSparseAttention(Layer[Config]):
@@ -96,8 +99,8 @@ class BlockSparseAttention(Layer[Config]):
         mask = None
         if step is not None:
             row_positions = [
-                broadcast_to(p[:, None], (sizes["b"], sizes["h"], p.shape[1])).reshape(-1, p.shape[1])
-                for p in positions
+                heads_as_batch(expand_to_heads(p[..., None], like))[:, :, 0, 0]
+                for p, like in zip(positions, (q, k), strict=True)
             ]
             mask, pattern = visible_pairs(pattern, *row_positions), None
         context, _ = attend_checked(

@@ -2,7 +2,7 @@
 
 from typing import Any, Unpack
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
@@ -10,18 +10,20 @@ from attn_torch.attention.decode import DecodeStep
 from attn_torch.attention.masks import token_positions
 from attn_torch.frame.call import AttentionCall, Options
 from attn_torch.frame.layer import Layer, Output
+from attn_torch.normalizers.norms import normalize
 from attn_torch.ops import (
     Array,
+    Tape,
     clip,
     cumsum,
     known_range,
-    layer_norm,
     linear,
     record,
-    rms_norm,
     sigmoid,
+    silu,
     softplus,
     take,
+    to_dtype,
     upcast,
     where,
 )
@@ -33,23 +35,7 @@ from attn_torch.positions.rotary import (
     rotate,
 )
 
-
-def offset_weight(c: Config, weight: Array | None) -> Array | None:
-    """The norm weight in the compute dtype, plus `norm_offset`."""
-    weight = upcast(weight)
-    return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
-
-
-def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> Array:
-    """x normalised: each head over its last axis, or all heads of a position as one."""
-    if c.norm is None:
-        return x
-    shape, weight = x.shape, offset_weight(c, weight)
-    if c.norm_over == "all":
-        x = x.reshape((*shape[:2], shape[2] * shape[3]))
-        weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
-    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)
-    return x.reshape(shape)
+ACTIVATIONS = {"sigmoid": sigmoid, "silu": silu, "softplus": softplus}
 
 
 def clip_magnitude(x: Array, limit: float) -> Array:
@@ -76,16 +62,16 @@ class DecoderAttention(Layer[Config]):
     """The attention of today's decoder-only models; config fields switch its parts on."""
 
     w_q: Float[Array, "d h k"]
-    w_k: Float[Array, "d g k"]
-    w_v: Float[Array, "d g v"]
-    w_gate: Float[Array, "d h v"] | None
+    w_k: Float[Array, "d g k"] | None
+    w_v: Float[Array, "d g v"] | None
+    w_gate: Float[Array, "d h f"] | None
     w_forget: Float[Array, "d h"] | None
     b_forget: Float[Array, "h"] | None
     w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
-    b_gate: Float[Array, "h v"] | None
+    b_gate: Float[Array, "h f"] | None
     b_o: Float[Array, "o"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
@@ -93,38 +79,38 @@ class DecoderAttention(Layer[Config]):
     b_k_norm: Float[Array, "k"] | None
     w_q_norm_heads: Float[Array, "h k"] | None
     w_k_norm_heads: Float[Array, "g k"] | None
+    b_q_norm_heads: Float[Array, "h k"] | None
+    b_k_norm_heads: Float[Array, "g k"] | None
+    w_qk_norm_heads: Float[Array, "g k"] | None
+    w_context_norm: Float[Array, "v"] | None
+    b_context_norm: Float[Array, "v"] | None
+    w_context_norm_heads: Float[Array, "h v"] | None
+    b_context_norm_heads: Float[Array, "h v"] | None
     sinks: Float[Array, "h"] | None
 
     def forward(
         self,
         query: Float[Array, "b t d"],
         *,
+        shared_k: Float[Array, "b t g k"] | None = None,
+        shared_v: Float[Array, "b t g v"] | None = None,
         positions: Positions | None = None,
         **options: Unpack[Options],
     ) -> Output:
-        call = AttentionCall(self, query, positions=positions, **options)
+        call = AttentionCall(self, query, shared_k=shared_k, shared_v=shared_v, positions=positions, **options)
         c, tape, sizes = self.config, call.tape, call.sizes
-        pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        query, key, value = call.inputs(pattern=pattern)
-        positions = record_positions(tape, positions)
-        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
-        v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
-        q, k = record(tape, q_proj=q, k_proj=k)
-        shared = c.norm_weight == "shared"
-        q_weight = self.w_q_norm if shared else self.w_q_norm_heads
-        k_weight = self.w_k_norm if shared else self.w_k_norm_heads
-        q = record(tape, q_norm=normalize(c, q, q_weight, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
-        if c.clip_qkv is not None:
-            v = record(tape, v_proj=v)
-            q, k = record(tape, q_clip=clip_magnitude(q, c.clip_qkv), k_clip=clip_magnitude(k, c.clip_qkv))
-            v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
-        q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
+        (query, key, value), positions, cos, sin = self.placed_inputs(call, positions)
+        q = record(tape, q_proj=linear("btd,dhk->bthk", query, self.w_q, self.b_q))
+        q = self.before_rotation(tape, "q", q)
+        q = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout))
+        q = self.normed(tape, "q", "after_rotation", q)
         q_scale = query_scales(c, positions, sizes["t"], like=query, step=call.step)
         q = q if q_scale is None else record(tape, q_tempered=q * q_scale)
-        more = {}
+        if c.shared_kv:
+            k, v = call.shared_keys(shared_k, shared_v)
+        else:
+            k, v = self.projected_keys_and_values(tape, key, value, cos, sin)
+        more: dict[str, Any] = {}
         if self.w_forget is not None:
             # D_ij = c_i - c_j for the running sums c of the gates' logarithms, and a softmax does not see c_i.
             forget_scores = record(tape, forget_scores=linear("bsd,dh->bsh", key, self.w_forget, self.b_forget))
@@ -132,9 +118,68 @@ class DecoderAttention(Layer[Config]):
             k, v, log_forget = call.cached(k=k, v=v, log_forget=log_forget)
             log_forget = record(tape, log_forget=log_forget)
             key_bias = record(tape, key_bias=-cumsum(log_forget, 1).swapaxes(1, 2)[:, :, None])  # b h 1 s
-            more = {"relative_bias_fn": lambda _: key_bias, "varies_by_sequence": True}
+            more = {"key_bias": key_bias}
+        more |= {} if c.norm != "l2" else {"scale": c.scale_or_default(sizes["k"])}
         context = call.attend(q, k, v, **more, sinks=upcast(self.sinks))
+        context_norm = c.norms()[1]
+        if context_norm is not None:
+            context = record(tape, normed=normalize(self, context_norm, "context", context))
         if self.w_gate is not None:
-            gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
+            gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
+            gate = record(tape, gate=ACTIVATIONS[c.gate_activation](gate_scores))
             context = record(tape, gated=gate * context)
         return call.end(linear("bthv,hvo->bto", context, self.w_o, self.b_o))
+
+    def keys_and_values(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        positions: Positions | None = None,
+    ) -> tuple[Float[Array, "b t g k"], Float[Array, "b t g v"]]:
+        """The keys and values of a call with these arguments: what layers with `shared_kv=True` are called with.
+
+        Raises:
+            ValueError, TypeError: as the call.
+        """
+        fits, fix = not self.config.shared_kv, "ask the layer whose keys it shares"
+        self.config.require(fits, "a layer with keys of its own for keys_and_values", "shared_kv=True", fix)
+        call = AttentionCall(self, query, mask=mask, positions=positions)
+        (_, key, value), _, cos, sin = self.placed_inputs(call, positions)
+        k, v = self.projected_keys_and_values(None, key, value, cos, sin)
+        return to_dtype(k, call.dtype), to_dtype(v, call.dtype)
+
+    def placed_inputs(self, call: AttentionCall, positions: Any) -> tuple[Any, Any, Any, Any]:
+        """The call's query, key and value, its positions, and their cosines and sines."""
+        c = self.config
+        inputs = call.inputs(pattern=None if c.chunk_size is None else Chunks(c.chunk_size))
+        positions = record_positions(call.tape, positions)
+        return inputs, positions, *cos_sin_for(c, positions, call.sizes["t"], like=inputs[0], step=call.step)
+
+    def normed(self, tape: Tape, what: str, when: str, x: Array) -> Array:
+        """Queries "q" or keys "k", normalised if the config asks for it at this point."""
+        c = self.config
+        norm = c.norms()[0]
+        return record(tape, **{f"{what}_norm": normalize(self, norm, what, x)}) if c.norm_position == when else x
+
+    def before_rotation(self, tape: Tape, what: str, x: Array) -> Array:
+        """Projected queries "q" or keys "k", normalised and clipped."""
+        limit, x = self.config.clip_qkv, self.normed(tape, what, "before_rotation", x)
+        return x if limit is None else record(tape, **{f"{what}_clip": clip_magnitude(x, limit)})
+
+    def projected_keys_and_values(
+        self, tape: Tape, key: Array, value: Array, cos: Any, sin: Any
+    ) -> tuple[Array, Array]:
+        """The keys as queries meet them, `b s g k`, and the values, `b s g v`."""
+        c = self.config
+        k = record(tape, k_proj=linear("bsd,dgk->bsgk", key, self.w_k, self.b_k))  # type: ignore[arg-type]
+        v = k if c.keys_as_values else linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)  # type: ignore[arg-type]
+        v = record(tape, v_proj=v)
+        k = self.before_rotation(tape, "k", k)
+        k = record(tape, k_rot=rotate(k, cos, sin, c.rope_layout))
+        k = self.normed(tape, "k", "after_rotation", k)
+        if c.value_norm:
+            v = record(tape, v_norm=normalize(self, c.norm_of_values(), "v", v))
+        if c.clip_qkv is not None:
+            v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
+        return k, v

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from attn_np.contract.retention import Config
 from attn_torch.attention.decode import DecodeStep, read_state, run_form, write_state
 from attn_torch.attention.masks import broadcast_mask, zero_unseen
-from attn_torch.frame.call import RecurrentCall, StateOptions
+from attn_torch.frame.call import RecurrentCall, RecurrentOptions
 from attn_torch.frame.layer import Layer
 from attn_torch.ops import (
     Array,
@@ -30,7 +30,7 @@ from attn_torch.ops import (
     zeros,
 )
 from attn_torch.positions.rotary import cos_sin_for, rotate
-from attn_torch.recurrence.rules import causal_mask, chunk_size_for, from_chunks, to_chunks
+from attn_torch.recurrence.rules import causal_mask, chunk_size_for, from_chunks, recurrence, to_chunks
 
 
 class ChunkDecays(NamedTuple):
@@ -73,6 +73,12 @@ def decay_within_and_between(real: Array, log_decay_by_head: Array, chunk_size: 
     real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decay_by_head), 0.0), chunk_size)
     chunk_counts = real_counts.sum(1).reshape(b, -(-t // chunk_size))
     return decay_from_counts(real_counts, log_decay_by_head), decay_from_counts(chunk_counts, log_decay_by_head)
+
+
+def decay_by_position(real: Array, continues: Array, log_decay_by_head: Array) -> Array:
+    """The factors that multiply the state at each position, `b t h 1`: 1 at padding, 0 where a document begins."""
+    decay = exp(where(real[..., None], log_decay_by_head, 0.0))
+    return zero_unseen("bt->bthk", continues, decay[..., None])
 
 
 def chunked_form(
@@ -135,7 +141,9 @@ class Retention(Layer[Config]):
     b_gate: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
 
-    def compute_context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def compute_context(
+        self, q: Array, k: Array, v: Array, real: Array, continues: Array | None, step: DecodeStep | None, tape: Tape
+    ) -> Array:
         """The context, computed in the config's form."""
         c = self.config
         log_decay_by_head = constants(c.log_decays(), q)
@@ -143,6 +151,9 @@ class Retention(Layer[Config]):
         chunk_size = chunk_size_for(c.form, c.chunk_size, q.shape[1])
 
         def form(v, state, tape):
+            if continues is not None:
+                decay = decay_by_position(real, continues, log_decay_by_head)
+                return recurrence(q, k, v, None, decay, state, chunk_size, delta_rule=False, tape=tape)
             if chunk_size is None:
                 return recurrent_form(q, k, v, state, real, log_decay_by_head, tape)
             return chunked_form(q, k, v, state, real, log_decay_by_head, chunk_size, tape)
@@ -168,7 +179,7 @@ class Retention(Layer[Config]):
             return x, weight
         return x.reshape((b, t, h * v)), None if weight is None else weight.reshape((h * v,))
 
-    def forward(self, query: Float[Array, "b t d"], **options: Unpack[StateOptions]) -> Array:
+    def forward(self, query: Float[Array, "b t d"], **options: Unpack[RecurrentOptions]) -> Array:
         """The outputs `b t o`; where the padding mask is False no state changes, and the context is 0.
 
         In a step, the argument `valid` of `Layer.step` marks the real positions.
@@ -189,7 +200,7 @@ class Retention(Layer[Config]):
             )
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
-        context = record(tape, context=self.compute_context(q * scale, k, v, is_real, call.step, tape))
+        context = record(tape, context=self.compute_context(q * scale, k, v, is_real, call.continues, call.step, tape))
         gated = normed = record(tape, normed=self.normalize(context))
         if self.w_gate is not None:
             gate_scores = record(tape, gate_scores=linear("btd,dhv->bthv", x, self.w_gate, self.b_gate))

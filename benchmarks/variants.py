@@ -1,7 +1,7 @@
 """Every variant against its formula: does its time grow with the length as its formula says, and does its memory?
 
-A race is one variant in one tree and pass: the same layer at both lengths and `mha` with all keys take turns. Times are
-those of one thread, so that trees can be compared, and races run side by side, one on each core.
+A race is one variant in one tree and pass: the same layer at both lengths and `mha` with all keys (or its like) take
+turns. Times are those of one thread, so that trees can be compared, and races run side by side, one on each core.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,8 @@ class Formula:
 
     Attributes:
         growth: of its time from SHORT to LONG positions, by its formula.
-        at_most: the time at LONG positions as a multiple of that of `mha` with all keys; None: not judged.
+        at_most: the time at LONG positions as a multiple of that of `beside`; None: not judged.
+        beside: the variant with all keys that takes turns with it.
         fields: of its Config besides the width and the number of heads.
         for_length: a function from the number of positions to more fields.
     """
@@ -45,6 +46,7 @@ class Formula:
     growth: float
     at_most: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
+    beside: str = "mha"
     for_length: Callable[[int], dict[str, Any]] = lambda t: {}
 
 
@@ -61,6 +63,9 @@ def windows(t: int) -> dict[str, Any]:
     return sides | {"window_size": size, "shift": size // 2}
 
 
+LATENT = {"kv_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_head_dim": 32}
+# A query compares a fifth as many numbers as in the attention of all heads, and chooses one key in 64 of LONG.
+INDEXER = {"causal": False, "absorbed": True, "index_keys": 64, "index_heads": 4, "index_dim": 16}
 KNOWN = {
     "additive": Formula(QUADRATIC, fields={"query_dim": WIDTH, "hidden_dim": 32}),
     "alibi": Formula(QUADRATIC, 1.25),
@@ -76,6 +81,7 @@ KNOWN = {
     "dilated": Formula(LINEAR, 1.0, {"dilation": 4, "steps": (32, 32)}),
     "disentangled": Formula(QUADRATIC, 4.0),
     "dot_product": Formula(QUADRATIC),
+    "dsa": Formula(QUADRATIC, fields=LATENT | INDEXER, beside="mla"),
     "entmax_attention": Formula(QUADRATIC, 6.0),
     "fused_qkv": Formula(QUADRATIC),
     "gated": Formula(QUADRATIC),
@@ -90,7 +96,7 @@ KNOWN = {
     "longformer": Formula(LINEAR, 1.0, {"half_window": 64}),
     "luong": Formula(QUADRATIC, fields={"query_dim": WIDTH}),
     "mha": Formula(QUADRATIC),
-    "mla": Formula(QUADRATIC, fields={"kv_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_head_dim": 32}),
+    "mla": Formula(QUADRATIC, fields=LATENT),
     "prefix": Formula(QUADRATIC),
     "qk_norm": Formula(QUADRATIC),
     "retention": Formula(LINEAR),
@@ -126,7 +132,8 @@ def formula_of(variant: str) -> Formula:
     return Formula(QUADRATIC, fields={f.name: getattr(example, f.name) for f in fields(example)})
 
 
-FORMULAS = {variant: formula_of(variant) for variant in contract.variants()}
+# The variants, and the presets that stand in KNOWN.
+FORMULAS = {name: formula_of(name) for name in sorted({*contract.variants(), *KNOWN})}
 # Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
 # sequence, a prefix of a quarter, two global positions.
 DOCUMENT = 256
@@ -184,16 +191,16 @@ def races() -> Iterator[Race]:
             for variant, formula in FORMULAS.items():
                 short, long, plain = (
                     Work(what="variant", variant=name, length=t, passes=passes, heads=HEADS, kv_heads=HEADS, width=32)
-                    for name, t in ((variant, SHORT), (variant, LONG), ("mha", LONG))
+                    for name, t in ((variant, SHORT), (variant, LONG), (formula.beside, LONG))
                 )
                 name = f"{variant}/{tree}/{passes}"
                 ours, theirs = f"{variant} {LONG}", f"{variant} {SHORT}"
                 entrants = [Entrant(tree, long, ours), Entrant(tree, short, theirs)]
                 targets = [Target(ours, theirs, SLACK * formula.growth), Target(ours, None, ROOM)]
-                if variant != "mha":
-                    entrants.append(Entrant(tree, plain, f"mha {LONG}"))
+                if variant != formula.beside:
+                    entrants.append(Entrant(tree, plain, f"{formula.beside} {LONG}"))
                 if formula.at_most is not None:
-                    targets.append(Target(ours, f"mha {LONG}", formula.at_most))
+                    targets.append(Target(ours, f"{formula.beside} {LONG}", formula.at_most))
                 more: dict[str, Any] = {"level": ASKED, "process": f"variants of {tree}", "threads": 1}
                 more |= {"seconds": SECONDS, "weighed": ours}
                 yield Race(f"variants/{name}", tuple(entrants), tuple(targets), **more)
@@ -208,7 +215,7 @@ class Row:
 
     Attributes:
         seconds: at SHORT and at LONG positions.
-        growth, beside: ratios of medians, LONG to SHORT positions and to `mha`, with their intervals.
+        growth, beside: ratios of medians, LONG to SHORT positions and to the variant beside it, with their intervals.
         bytes: beyond inputs, output and gradients at LONG positions.
     """
 
@@ -230,7 +237,8 @@ def rows(found: dict[str, Any]) -> list[Row]:
         samples = {e["name"]: e["seconds"] for e in race["entrants"] if e.get("seconds")}
         weighed = [e["bytes"] for e in race["entrants"] if "bytes" in e]
         long, short, plain = (
-            samples.get(f"{who} {t}") for who, t in ((variant, LONG), (variant, SHORT), ("mha", LONG))
+            samples.get(f"{who} {t}")
+            for who, t in ((variant, LONG), (variant, SHORT), (FORMULAS[variant].beside, LONG))
         )
         out.append(
             Row(
@@ -247,14 +255,14 @@ def rows(found: dict[str, Any]) -> list[Row]:
 
 
 def table(found: dict[str, Any]) -> Table | None:
-    """Times, growth beside the formula's, time beside `mha`, memory; None where a run has no variants."""
+    """Times, growth beside the formula's, time beside `mha` or its like, memory; None where a run has no variants."""
     lines = rows(found)
     if not lines:
         return None
     out = Table(title=f"variants at {SHORT} and {LONG} positions, one thread", title_justify="left")
     for name in ("variant", "tree", "pass"):
         out.add_column(name)
-    for name in (f"ms {SHORT}", f"ms {LONG}", "growth", "formula", f"x mha {LONG}", "MB"):
+    for name in (f"ms {SHORT}", f"ms {LONG}", "growth", "formula", f"x beside {LONG}", "MB"):
         out.add_column(name, justify="right")
     for row in lines:
         times = [f"{1e3 * s:.3g}" for s in row.seconds] if row.seconds else ["–", "–"]
@@ -266,7 +274,7 @@ def table(found: dict[str, Any]) -> Table | None:
 
 
 def draw(found: dict[str, Any], path: Path) -> bool:
-    """Growth beside the formula's, time beside `mha` and memory, a line for each variant; False: nothing.
+    """Growth beside the formula's, time beside `mha` or its like, and memory, a line for each variant; False: nothing.
 
     Forward is a dot, with gradients a circle.
     """
@@ -282,7 +290,7 @@ def draw(found: dict[str, Any], path: Path) -> bool:
     panels = figure.subplots(1, 3, sharey=True, squeeze=False)[0]
     marks = {
         f"growth from {SHORT} to {LONG}; bar: the formula's": lambda row: row.growth and row.growth.value,
-        "time / time of mha": lambda row: row.beside and row.beside.value,
+        "time / time of what is beside it": lambda row: row.beside and row.beside.value,
         f"MB beyond inputs and output at {LONG}": lambda row: row.bytes and row.bytes / 1e6,
     }
     for axes, (title, value) in zip(panels, marks.items(), strict=True):

@@ -10,14 +10,12 @@ from attn_jax.ops import (
     amin_detached,
     any_over,
     arange,
-    argmax,
     broadcast_to,
     clip,
     concatenate,
     cumsum,
     record,
     reorder,
-    stack,
     upcast,
     where,
 )
@@ -136,19 +134,6 @@ def block_min_max(x: Array, size: int, count: int) -> tuple[Array, Array]:
     b, n = x.shape
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
     return amin_detached(x, 2), amax_detached(x, 2)
-
-
-def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
-    """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
-
-    Where fewer are allowed, the rest is the axis's length, which is no valid index. Without a gradient.
-    """
-    n, indices = scores.shape[-1], []
-    for _ in range(count):
-        index = argmax(where(allowed, scores, -inf), -1)
-        indices.append(where(any_over(allowed, (-1,)), index, n))
-        allowed = allowed & (arange(n, scores) != index[..., None])
-    return stack(indices, -1) if indices else argmax(scores, -1)[..., None][..., :0]
 
 
 def query_and_key_masks(

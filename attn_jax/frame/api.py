@@ -8,6 +8,8 @@ from attn_jax.frame.build import build as build
 from attn_jax.frame.build import layer_class as layer_class
 from attn_jax.frame.layer import Layer, Output
 from attn_jax.ops import Device, DType, check_device, float_dtype_name, from_numpy, to_numpy
+from attn_np.contract import Config
+from attn_np.contract._explain import explain as explain
 from attn_np.contract._projections import Projections, require_no_projections
 from attn_np.weights import (
     PathArg,
@@ -17,6 +19,7 @@ from attn_np.weights import (
     read_pretrained,
     read_pretrained_layers,
     requested_dtype,
+    require_config,
     require_layer_of,
     write,
 )
@@ -64,6 +67,7 @@ def load(
     path: PathArg,
     *,
     into: Layer[Any] | None = None,
+    config: Config | None = None,
     layout: str | None = None,
     variant: str | None = None,
     layer: int | None = None,
@@ -87,6 +91,7 @@ def load(
     Args:
         path: the file, or the index of its shards (`*.safetensors.index.json`).
         into: a layer that takes the weights in place; a new one by default.
+        config: the Config that the file must have, instead of its fields.
         layout: the file's foreign layout, such as "bert". To convert a file in our own names, pass the
             variant that it holds as `layout`, and the one to return as `variant`.
         variant: the variant to return, for a layout with several and for a file without our metadata.
@@ -113,7 +118,7 @@ def load(
     if into is not None:
         require_no_projections(into.config, projections)
     device = check_device(device)
-    layer_config = into.config if into else None
+    layer_config = require_config(into.config if into else None, config, fields)
     target_dtype = requested_dtype(layer_config, into.params() if into else {}, dtype)
     selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
     weight_file = read(path, config=layer_config, dtype=target_dtype, cast=cast, finite=finite, **selection, **fields)

@@ -17,10 +17,17 @@ from attn_jax.ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memo
 from attn_jax.ops.modules import linear_arrays, linear_module, mark, module_arrays
 from attn_jax.ops.specs import checked_specs, refuse_silent_float32, spec_of
 from attn_np.contract import Config, annotated_names, under_prefix
+from attn_np.contract._base import shape_of
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
-from attn_np.contract._projections import Projection, Projections, check_projections, projections_of_child
+from attn_np.contract._projections import (
+    Projection,
+    Projections,
+    check_projections,
+    projections_of_child,
+    refuse_module,
+)
 from attn_np.contract._rotary import unpack_positions_pair
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -120,7 +127,8 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
             raise TypeError(f"{config.variant}: expected rngs= to be an nnx.Rngs, got {got}; pass rngs=nnx.Rngs(0)")
         jax_dtype = DTYPES[float_dtype_name(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
-        self.dtype = float_dtype_name(config.variant, param_dtype if dtype is None else dtype)
+        self.param_dtype = float_dtype_name(config.variant, param_dtype)
+        self.dtype = self.param_dtype if dtype is None else float_dtype_name(config.variant, dtype)
         if jax_dtype == jnp.float64 and self.dtype != "float64":
             raise ValueError(
                 f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
@@ -175,7 +183,11 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         """Set an attribute; what replaces the module of a projection is told which one, or refused."""
         for projection in self.projections:
             if projection.name == name:
-                mark(projection, value)
+                mark(projection, value, self.param_dtype)
+                break
+        else:
+            if isinstance(value, nnx.Module) and "config" in vars(self) and name in self.config.own_params():
+                refuse_module(self.config, name, value)
         super().__setattr__(name, value)
 
     @classmethod
@@ -259,9 +271,10 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
     @UncompiledMethod
-    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+    def draw_keep(self, keep: Array | None, axes: str, sizes: dict[str, int], like: Array) -> Array | None:
         """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or self.deterministic or rate == 0:
             return keep
+        shape = shape_of(axes, sizes)
         return jax.random.bernoulli(self.rngs(), 1 - rate, shape)

@@ -1,7 +1,6 @@
 """What kernels do to arrays: read and add to parts of them by blocks, at offsets known only at run time."""
 
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -22,13 +21,6 @@ def sharded_as_queries(x: Array, q: Array) -> Array:
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     batch, heads = (sharding.spec[axis] if n > 1 else None for axis, n in zip((0, 2), x.shape[:2], strict=True))
     return jax.sharding.reshard(x, P(batch, heads, None, None))
-
-
-def head_shards(q: Array) -> int:
-    """Into how many parts a mesh with explicit axes cuts the heads of `b t h k`."""
-    sharding = jax.typeof(q).sharding
-    axes = sharding.spec[2]
-    return prod(sharding.mesh.shape[name] for name in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
 def slice_of(x: Array, axis: int, first: Any, size: int) -> Array:

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax.attention.masks import block_table, visible_pairs, zero_unseen
-from attn_jax.kernels.arrays import add_at, head_shards, largest, pad_to, sharded_as_queries, slice_of
+from attn_jax.kernels.arrays import add_at, largest, pad_to, sharded_as_queries, slice_of
 from attn_jax.kernels.cudnn import by_platform, cudnn_supports
 from attn_jax.ops import (
     Array,
@@ -56,6 +56,7 @@ from attn_jax.ops import (
     upcast,
     where,
 )
+from attn_jax.ops.sharded import head_shards
 from attn_np.contract._band import Limits, window_limits
 from attn_np.contract._patterns import Pattern, Window
 

@@ -15,7 +15,6 @@ from attn_jax.ops import (
     dtype_name,
     exp,
     iterate,
-    largest_first,
     log1p,
     maximum,
     to_dtype,
@@ -23,6 +22,7 @@ from attn_jax.ops import (
     where,
     zeros,
 )
+from attn_jax.ops.choices import largest_first
 from attn_jax.ops.specs import checked_specs
 from attn_np.contract import _functions as functions_contract
 

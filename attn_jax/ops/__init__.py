@@ -21,11 +21,13 @@ from jax.sharding import PartitionSpec as P
 
 from attn_jax.ops.modules import call_module
 from attn_jax.ops.named import record as record
+from attn_jax.ops.pages import group_heads as group_heads
+from attn_jax.ops.pages import split_rows as split_rows
 from attn_jax.ops.pages import take_pages as take_pages
 from attn_jax.ops.pages import write_entries as write_entries
 from attn_jax.ops.products import product, projection
 from attn_jax.ops.pytrees import pytree as pytree
-from attn_jax.ops.sharded import sharded_as_after, with_heads_of
+from attn_jax.ops.sharded import sharded_as_after, with_entries_of, with_heads_of, with_rows_of
 from attn_np import contract
 from attn_np.contract import check_index
 from attn_np.contract import memoized_check as memoized_check
@@ -55,11 +57,6 @@ def amax_detached(x: Array, axis: int) -> Array:
 def amin_detached(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
-
-
-def largest_first(x: Array) -> Array:
-    """The entries of the last axis from the largest to the smallest, without a gradient."""
-    return jnp.sort(jax.lax.stop_gradient(x), axis=-1, descending=True)
 
 
 def detach(x: Array) -> Array:
@@ -107,8 +104,10 @@ def argmax(x: Array, axis: int) -> Array:
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
-    # `zeros_like` keeps the device variance of `like` in `shard_map`; an `nnx.Param` must become an array first.
-    return jnp.zeros_like(jnp.asarray(like), shape=shape)
+    # `zeros_like` keeps the device variance of `like` in `shard_map`, and if the shape is that of `like`, the explicit
+    # axes of a mesh; an `nnx.Param` must become an array first.
+    like = jnp.asarray(like)
+    return jnp.zeros_like(like, shape=None if shape == like.shape else shape)
 
 
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
@@ -253,7 +252,8 @@ def reverse_cumsum(x: Array) -> Array:
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if it is donated."""
     # Row by row: on a mesh XLA then sees that no device writes into the rows of another, and moves nothing.
-    return jax.vmap(lambda row, slot, x: row.at[slot].set(x))(buffer, slot, x)
+    write = jax.vmap(lambda row, slot, x: row.at[slot].set(x))
+    return write(with_rows_of(buffer, x), with_rows_of(slot, x), with_entries_of(x, buffer))
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:

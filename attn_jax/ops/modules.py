@@ -47,12 +47,17 @@ def linear_arrays(projection: Projection, module: Any) -> dict[str, Array]:
     params: Any = {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
     shape = params["kernel"].shape if "kernel" in params else ()
     projection.check_plain([*params], "kernel", shape)
-    if type(module).__call__ is not nnx.Linear.__call__:
+    if type(module).__call__ is not nnx.Linear.__call__ or module.dot_general not in (dot_general, jax.lax.dot_general):
         raise projection.not_plain("be a plain Linear", module)
-    arrays = {projection.name: params["kernel"].reshape(*shape[:-2], *projection.inputs, *projection.outputs)}
+    arrays = {projection.name: reshaped(params["kernel"], (*shape[:-2], *projection.inputs, *projection.outputs))}
     if projection.bias is not None:
-        arrays[projection.bias] = params["bias"].reshape(*shape[:-2], *projection.outputs)
+        arrays[projection.bias] = reshaped(params["bias"], (*shape[:-2], *projection.outputs))
     return arrays
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """The array in another shape, also one of an abstract model."""
+    return jax.ShapeDtypeStruct(shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x.reshape(shape)
 
 
 def module_arrays(projection: Projection, arrays: dict[str, Array]) -> dict[str, Array]:
@@ -63,9 +68,11 @@ def module_arrays(projection: Projection, arrays: dict[str, Array]) -> dict[str,
     return kernel if bias is None else kernel | {f"{name}.bias": arrays[bias].reshape(*stacked, -1)}
 
 
-def mark(projection: Projection, module: Any) -> None:
-    """Tell a module which projection it computes, for `call_module`; what cannot be it is refused."""
-    projection.check_module(module, nnx.Module)
+def mark(projection: Projection, module: Any, dtype: str) -> None:
+    """Tell a module which projection it computes, for `call_module`; what cannot be it in this dtype is refused."""
+    kernel: Any = getattr(module, "kernel", None)
+    known = isinstance(kernel, nnx.Variable) and jnp.issubdtype(kernel.get_value().dtype, jnp.floating)
+    projection.check_module(module, nnx.Module, (kernel.get_value().dtype.name if known else "", dtype))
     module.projection = projection
 
 

@@ -1,4 +1,4 @@
-"""Pages of a pool: reading those of a table, and writing entries into them."""
+"""Arrays in parts: pages of a pool, rows of sequences, heads that share one of keys."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from attn_jax.ops.sharded import head_shards, with_rows_of_sequences, with_whole_heads
 
 Array = Any  # as in `ops`
 
@@ -32,7 +34,20 @@ def write_entries(pool: Array, page: Array, place: Array, x: Array, is_written: 
 
     Under jit in place if it is donated. What would be outside is not written.
     """
-    outside = pool.shape[0]
+    pool, outside = jnp.asarray(pool), pool.shape[0]
     page = jnp.where(is_written & (page >= 0), page, outside)
     sharding = jax.typeof(pool).sharding if AxisType.Explicit in mesh_of(pool).axis_types else None
     return pool.at[page, place].set(x, mode="drop", out_sharding=sharding)
+
+
+def split_rows(x: Array, rows: int) -> Array:
+    """Batch rows as sequences of some rows each: `(b h) ...` -> `b h ...`."""
+    x = with_rows_of_sequences(x, x.shape[0] // rows)
+    return x.reshape(x.shape[0] // rows, rows, *x.shape[1:])
+
+
+def group_heads(x: Array, heads: int) -> Array:
+    """Query heads by the head of keys that they share: `b t (g r) k` -> `b t g r k`."""
+    # On a mesh with explicit axes JAX splits them where no group lies on several devices.
+    x = with_whole_heads(x) if heads % head_shards(x) else x
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3])

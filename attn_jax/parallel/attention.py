@@ -9,10 +9,13 @@ from jax import Array, lax
 
 from attn_jax.attention.functions import attend, merge
 from attn_jax.ops import dtype_name, to_dtype, upcast
+from attn_jax.ops.sharded import head_shards
 from attn_jax.parallel.messages import (
     AxisName,
     axis_size,
+    copied_heads,
     gather,
+    heads_for,
     heads_for_positions,
     positions_for_heads,
     to_next,
@@ -70,6 +73,7 @@ def ring_attend(
         "ring_attend", q, k, v, axis_name=axis_name, sinks=sinks, layout=layout, causal=causal, window=window,
         pattern=pattern, offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
+    k, v = heads_for(q, k), heads_for(q, v)
     arrays = [] if visible is None else [x for _, x in visible.arrays()]
     q, k, v, *arrays = varying_alike(axis_name, q, k, v, *arrays)
     without_arrays = visible and visible.map(lambda axes, x: None)
@@ -195,11 +199,11 @@ def ulysses_attend(
         pattern=pattern, offset=offset, lengths=lengths, scale=scale, softcap=softcap,
     )  # fmt: skip
     n = axis_size("ulysses_attend", axis_name)
-    contract.check_heads("ulysses_attend", q.shape[2], n)
-    copies = contract.head_copies(k.shape[2], n)
-    q_heads, *kv_heads = (
-        heads_for_positions(x, axis_name) for x in (q, jnp.repeat(k, copies, 2), jnp.repeat(v, copies, 2))
-    )
+    parts = n * head_shards(q)  # where an explicit axis of the mesh has the heads, too
+    contract.check_heads("ulysses_attend", q.shape[2], parts)
+    k, v = (heads_for(q, x) for x in (k, v))
+    copies = contract.head_copies(k.shape[2], n * head_shards(k))
+    q_heads, *kv_heads = (heads_for_positions(x, axis_name) for x in (q, *(copied_heads(x, copies) for x in (k, v))))
     keys = [*kv_heads, *(gather(x, axis_name) for x in contract.key_arrays(visible))]
     options = ("scale", scale), ("softcap", softcap)
     context, lse = attend_to(q_heads, keys, seen_by_all(visible, axis_name), options)
@@ -247,7 +251,8 @@ def with_sinks(q: Array, whole: Part, sinks: Array | None, return_lse: bool) -> 
     """
     context, lse = whole
     if sinks is not None:
-        sink = jnp.broadcast_to(sinks.astype(lse.dtype)[:, None], lse.shape)
+        as_lse = jax.P(*jax.typeof(lse).sharding.spec)  # on a mesh with explicit axes of heads
+        sink = jnp.broadcast_to(sinks.astype(lse.dtype)[:, None], lse.shape, out_sharding=as_lse)
         context, lse = merge([whole, (jnp.zeros_like(context), sink)])
     y = to_dtype(context, dtype_name(q))
     return (y, lse) if return_lse else y

@@ -11,13 +11,20 @@ from attn_jax.attention.decode import DecodeStep
 from attn_jax.ops.specs import spec_of
 from attn_jax.parallel.attention import ring_attend
 from attn_jax.parallel.layouts import from_devices, positions
-from attn_jax.parallel.messages import AxisName, axis_size, gather, last_before
+from attn_jax.parallel.messages import AxisName, axis_size, check_differs, gather, last_before
 from attn_jax.parallel.recurrence import run_form
 from attn_np.contract import _parallel as contract
+from attn_np.contract._patterns import Pattern, check_pattern
 
 
 def apply(
-    layer: Any, query: Array, *inputs: Any, axis_name: AxisName, layout: str = "contiguous", **options: Any
+    layer: Any,
+    query: Array,
+    *inputs: Any,
+    axis_name: AxisName,
+    layout: str = "contiguous",
+    pattern: Pattern | None = None,
+    **options: Any,
 ) -> Any:
     """What a causal layer gives for a whole sequence, of which this device has a part.
 
@@ -33,18 +40,25 @@ def apply(
             and no biases, whose pairs lie on several devices.
         axis_name: the axis of the mesh that the sequence lies on, or several.
         layout: which positions each device has: "contiguous", "zigzag" or "striped"; the first with a state.
+        pattern: who may attend to whom besides, by position in the whole sequence, where keys travel around the ring;
+            with this device's arrays `b t` of queries, `b s` of keys, and `b`, as `patterns.Documents` of packed
+            documents.
 
     Returns:
         What the layer returns, for this device's queries.
 
     Raises:
         ValueError: a layer that is not causal, one with a state in another layout, a mask or a bias, dropout in
-            training, an unknown axis or layout, or a length that it does not divide.
+            training, an unknown axis or layout, a length that it does not divide, or a pattern that the layer cannot
+            take.
+        TypeError: what is no pattern.
     """
     config = layer.config
-    contract.check_layer(config, not layer.deterministic, options, layout)
+    contract.check_layer(config, not layer.deterministic, options, layout, pattern)
     b, t = contract.check_query(config.variant, spec_of(config.variant, "query", query), layout)
+    check_pattern(f"apply: {config.variant}", pattern, {"b": b, "t": t, "s": t}, spec_of)
     n, here = axis_size("apply", axis_name), positions(t, axis_name=axis_name, layout=layout)
+    check_differs("apply", axis_name, query=query)
     cache: Any = SimpleNamespace(arrays=dict.fromkeys(config.cache_axes()), max_length=n * t)
     step = DecodeStep(
         cache, None, None, jnp.full(b, n * t), jnp.ones((b, t), bool),
@@ -55,5 +69,6 @@ def apply(
         ring=partial(ring_attend, axis_name=axis_name, layout=layout),
         recur=partial(run_form, axis_name=axis_name),
         before=partial(last_before, axis_name=axis_name),
+        pattern=pattern,
     )  # fmt: skip
     return layer(query, *inputs, **options, step=step)

@@ -1,14 +1,16 @@
 """Which positions of a sequence each device has, and whole arrays put into that order and back."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import AxisType
 
 from attn_jax.attention.functions import to_python_scalar
 from attn_jax.ops.specs import checked_specs
 from attn_jax.parallel.messages import axis_size
 from attn_np.contract import _parallel as contract
-from attn_np.contract._base import check_present
+from attn_np.contract._base import check_present, require
 
 
 def positions(t: int, *, axis_name: str | tuple[str, ...], layout: str = "contiguous") -> Array:
@@ -37,20 +39,35 @@ def to_devices(x: Array, *, devices: int, layout: str = "contiguous") -> Array:
             that under causality all devices see as many keys; "striped": every nth position.
 
     Raises:
-        ValueError: an unknown layout, or a length that the devices do not divide.
+        ValueError: an unknown layout, a length that the devices do not divide, or positions that lie on the devices of
+            an explicit axis already.
     """
-    order = device_order("to_devices", x, devices, layout)
-    return x if layout == "contiguous" else jnp.take(x, order, axis=1)
+    return reordered("to_devices", x, device_order("to_devices", x, devices, layout))
 
 
 def from_devices(x: Array, *, devices: int, layout: str = "contiguous") -> Array:
     """The array in the order of the sequence again, `b (n t) ...`, the inverse of `to_devices`.
 
     Raises:
-        ValueError: an unknown layout, or a length that the devices do not divide.
+        ValueError: an unknown layout, a length that the devices do not divide, or positions that lie on the devices of
+            an explicit axis already.
     """
-    order = device_order("from_devices", x, devices, layout)
-    return x if layout == "contiguous" else jnp.take(x, np.argsort(order), axis=1)
+    return reordered("from_devices", x, np.argsort(device_order("from_devices", x, devices, layout)))
+
+
+def reordered(who: str, x: Array, order: np.ndarray) -> Array:
+    """The positions in another order; refuses those that lie on the devices of an explicit axis.
+
+    Raises:
+        ValueError: naming the axis.
+    """
+    if np.array_equal(order, np.arange(len(order))):
+        return x
+    sharding = jax.typeof(x).sharding
+    axis = sharding.spec[1] if AxisType.Explicit in sharding.mesh.axis_types else None
+    fix = "call it with jax.sharding.reshard(x, jax.P())"
+    require(axis is None, who, "positions that every device has, on a mesh with explicit axes", f"axis {axis!r}", fix)
+    return jnp.take(x, order, axis=1)
 
 
 def device_order(who: str, x: Array, devices: int, layout: str) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from attn_jax.ops import concatenate
+from attn_jax.ops.sharded import head_shards, with_whole_heads
 from attn_np.contract._base import field_error
 
 AxisName = str | tuple[str, ...]
@@ -24,6 +25,30 @@ def axis_size(who: str, axis_name: Any) -> int:
         pass
     expected = "axis_name to be an axis of the mesh, inside jax.shard_map"
     raise field_error(who, expected, repr(axis_name), "call jax.shard_map(partial(..., axis_name=...), mesh=...)")
+
+
+def check_differs(who: str, axis_name: Any, **arrays: Any) -> None:
+    """Refuse an array that all devices have whole, where each should have its part of the sequence.
+
+    `shard_map` knows it unless it is called with `check_vma=False`.
+
+    Raises:
+        ValueError: naming it.
+    """
+    axes = set(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+    known = axes & differing_axes(lax.axis_index(axis_name))
+    for name, x in arrays.items():
+        missing = sorted(axis for axis in known - differing_axes(x) if lax.axis_size(axis) > 1)
+        if missing:
+            expected = f"{name} cut along its positions over {', '.join(map(repr, missing))}"
+            fix = f"write in_specs=P(None, {axis_name!r}) of shard_map"
+            raise field_error(who, expected, "the same on every device", fix)
+
+
+def differing_axes(x: Any) -> frozenset[Any]:
+    """The axes along which `shard_map` takes an array to differ; none where it does not ask."""
+    kind: Any = jax.typeof(x)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
 
 
 def to_next(tree: Any, axis_name: AxisName) -> Any:
@@ -48,7 +73,22 @@ def last_before(x: Array, size: int, axis_name: AxisName) -> Array:
 
 def gather(x: Array, axis_name: AxisName) -> Array:
     """The positions of all devices, one device's after another's: `b s ...` -> `b (n s) ...`."""
+    if any(jax.typeof(x).sharding.spec[2:]):  # explicit axes of the mesh have the heads
+        # JAX 0.10 cannot compile this gradient of `all_gather`; an exchange of copies moves as much, in both passes.
+        copies = jnp.concatenate([x] * lax.axis_size(axis_name), 1)
+        return lax.all_to_all(copies, axis_name, split_axis=1, concat_axis=1, tiled=True)
     return lax.all_gather(x, axis_name, axis=1, tiled=True)
+
+
+def heads_for(q: Array, x: Array) -> Array:
+    """Keys or values, with all heads on every device where an explicit axis of the mesh has theirs and not q's."""
+    return x if head_shards(x) in (1, head_shards(q)) else with_whole_heads(x)
+
+
+def copied_heads(x: Array, copies: int) -> Array:
+    """Each head as often as needed, one copy after the other: `b s g k` -> `b s (g copies) k`."""
+    b, s, g, width = x.shape
+    return jnp.broadcast_to(x[:, :, :, None], (b, s, g, copies, width)).reshape(b, s, g * copies, width)
 
 
 def heads_for_positions(x: Array, axis_name: AxisName) -> Array:

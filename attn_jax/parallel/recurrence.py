@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from attn_jax.ops import concatenate, dtype_name, einsum, to_dtype, upcast
+from attn_jax.ops import concatenate, dtype_name, einsum, group_heads, to_dtype, upcast
 from attn_jax.ops.specs import checked_specs
-from attn_jax.parallel.messages import AxisName, axis_size, from_earlier, varying_alike
+from attn_jax.parallel.messages import AxisName, axis_size, check_differs, from_earlier, varying_alike
 from attn_jax.recurrence.functions import recur as local_recur
 from attn_np.contract import _recur as recur_contract
 
@@ -52,6 +52,7 @@ def recur(
     array_specs = checked_specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
     recur_contract.check_qkv_present(array_specs)
     recur_contract.check_recur(array_specs, rule, form, chunk_size, scale, dtype_name(upcast(q)))
+    check_differs("recur", axis_name, q=q, k=k, v=v)
     options: dict[str, Any] = {"rule": rule, "form": form, "chunk_size": chunk_size, "scale": scale}
     own, reads, A, B = of_this_device(axis_name, q, k, v, {"beta": beta, "decay": decay}, options)
     first = jnp.zeros_like(B) if state is None else state
@@ -81,8 +82,7 @@ def run_form(
     B, A = jnp.split(change, [value_width], 3)
     first = first + jnp.zeros_like(B)  # on a mesh with explicit axes sharded as B is
     before, last = states(axis_name, n, A, B, first)
-    reads = reads.reshape(*reads.shape[:2], g, -1, width)
-    return own + einsum("btgrk,bgkv->btgrv", reads, before).reshape(own.shape), last
+    return own + einsum("btgrk,bgkv->btgrv", group_heads(reads, g), before).reshape(own.shape), last
 
 
 def of_this_device(
@@ -91,7 +91,7 @@ def of_this_device(
     """What this device finds alone: the outputs from an empty state, `b t h v`, what the queries would read of a state,
     `b t g r k`, A and B.
     """
-    (b, t, g, width), h, value_width = k.shape, q.shape[2], v.shape[3]
+    (b, _, g, width), value_width = k.shape, v.shape[3]
     q, k, v = varying_alike(axis_name, *(upcast(x) for x in (q, k, v)))
     identity = jnp.zeros_like(k, shape=(b, g, width, width)) + jnp.eye(width, dtype=k.dtype)
     start = jnp.concatenate([jnp.zeros_like(v, shape=(b, g, width, value_width)), identity], 3)
@@ -99,7 +99,7 @@ def of_this_device(
     y, change = local_recur(q, k, wide, state=start, **by_position, **options)
     own, reads = jnp.split(y, [value_width], 3)
     B, A = jnp.split(change, [value_width], 3)
-    return own, reads.reshape(b, t, g, h // g, width), A, B
+    return own, group_heads(reads, g), A, B
 
 
 def states(axis_name: AxisName, n: int, A: Array, B: Array, first: Array) -> tuple[Array, Array]:

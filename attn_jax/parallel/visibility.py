@@ -9,7 +9,7 @@ from attn_jax.attention.functions import to_python_scalar
 from attn_jax.ops import known_range
 from attn_jax.ops.specs import checked_specs, spec_of
 from attn_jax.parallel.layouts import positions
-from attn_jax.parallel.messages import AxisName, axis_size, gather
+from attn_jax.parallel.messages import AxisName, axis_size, check_differs, gather
 from attn_np.contract import _functions as functions_contract
 from attn_np.contract import _parallel as contract
 from attn_np.contract._patterns import At, Pattern, check_pattern
@@ -25,6 +25,7 @@ def visible_by_position(
     """
     contract.check_shards(who, checked_specs(who, q=q, k=k, v=v, sinks=sinks), layout)
     n, (b, t), s = axis_size(who, axis_name), q.shape[:2], k.shape[1]
+    check_differs(who, axis_name, q=q, k=k, v=v)
     contract.check_numbers(scale, softcap, to_python_scalar)
     causal, offset = to_python_scalar(causal), to_python_scalar(offset)
     window = functions_contract.python_window(window, to_python_scalar)

@@ -118,10 +118,10 @@ def run_fast_path(
 
 
 def softmax_takes_fast_path(
-    q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
+    q: Array, k: Array, v: Array, *, tape: Tape, implementation: str, softmax_fn: Any = None, **options: Any
 ) -> bool:
-    """Whether `attend` takes the fast path for a softmax over the keys."""
-    options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
+    """Whether `attend` takes the fast path for a softmax over the keys, or for the weights of a `softmax_fn`."""
+    options |= {"normalize_over": "keys", "softmax_fn": softmax_fn}
     return attend_contract.takes_fast_path(implementation, tape, kernels.supports(q, k, v), **options)
 
 
@@ -177,6 +177,7 @@ def attend_checked(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    key_bias: Array | None = None,
     relative_bias_fn: Callable[[Array], Array] | None = None,
     varies_by_sequence: bool = False,
     causal: bool = False,
@@ -201,6 +202,7 @@ def attend_checked(
     kernels say how; the rest, such as calls that show or change weights or want every intermediate, `textbook_attend`.
 
     Args:
+        key_bias: one number for each key that is added to `bias`, `b h 1 s`.
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
             `b h t s`. Where the fast path takes diagonals, it gets one position for each of the t + s - 1 diagonals
             instead of one for each pair: `1 1 n` -> `1 h 1 n`.
@@ -222,6 +224,9 @@ def attend_checked(
     )  # fmt: skip
     last_query_at_last_key = step is None or step.like_full_pass
     diagonal_bias = None
+    if key_bias is not None:
+        bias = record(tape, caller_bias=upcast(bias))
+        bias = key_bias if bias is None else key_bias + to_dtype(bias, dtype_name(key_bias))
     if relative_bias_fn is not None:
         bias = record(tape, caller_bias=upcast(bias))
         takes_diagonals = fast and last_query_at_last_key and not varies_by_sequence

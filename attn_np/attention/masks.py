@@ -13,7 +13,6 @@ from attn_np.ops import (
     amin_detached,
     any_over,
     arange,
-    argmax,
     broadcast_to,
     clip,
     concatenate,
@@ -21,7 +20,6 @@ from attn_np.ops import (
     dispatches_on_array_type,
     record,
     reorder,
-    stack,
     upcast,
     where,
 )
@@ -138,20 +136,6 @@ def block_min_max(x: Array, size: int, count: int) -> tuple[Array, Array]:
     b, n = x.shape
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
     return amin_detached(x, 2), amax_detached(x, 2)
-
-
-@dispatches_on_array_type
-def top_k_indices(scores: Array, allowed: Array, count: int) -> Array:
-    """The indices of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
-
-    Where fewer are allowed, the rest is the axis's length, which is no valid index. Without a gradient.
-    """
-    n, indices = scores.shape[-1], []
-    for _ in range(count):
-        index = argmax(where(allowed, scores, -inf), -1)
-        indices.append(where(any_over(allowed, (-1,)), index, n))
-        allowed = allowed & (arange(n, scores) != index[..., None])
-    return stack(indices, -1) if indices else argmax(scores, -1)[..., None][..., :0]
 
 
 def query_and_key_masks(
@@ -276,12 +260,15 @@ def zero_unseen_inputs(
 
 
 def zero_unseen_inputs_vjp(
-    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
-) -> dict[str, Array]:
-    """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
+    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array | None
+) -> dict[str, Array | None]:
+    """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on.
+
+    That of the value is None where values are made of keys.
+    """
     query_mask, key_mask = tape.get("query_mask"), tape.get("key_mask")
-    dquery = zero_unseen(f"{axes}->btd", query_mask, dquery)
-    dkey, dvalue = zero_unseen(f"{axes}->bsi", key_mask, dkey), zero_unseen(f"{axes}->bsj", key_mask, dvalue)
+    dquery, dkey = zero_unseen(f"{axes}->btd", query_mask, dquery), zero_unseen(f"{axes}->bsi", key_mask, dkey)
+    dvalue = None if dvalue is None else zero_unseen(f"{axes}->bsj", key_mask, dvalue)
     if "x" in tape:
         return {"query": sum_grads(dquery, dkey, dvalue)}
     if "value" not in tape:

@@ -22,7 +22,6 @@ from attn_np.contract._base import float_dtype_name as float_dtype_name
 from attn_np.contract._base import memoized_check as memoized_check
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix
-from attn_np.contract._names import meant as meant
 from attn_np.contract._tape import Scope as Scope
 from attn_np.contract._tape import record as record
 from attn_np.contract._tape import scope as scope
@@ -51,10 +50,9 @@ def get(variant: str) -> ModuleType:
     if variant not in variants():
         if variant in presets():
             return get(presets()[variant][0])
-        known = [*variants(), *presets()]
-        likely = meant(variant, variant_by_class_name(), known) if isinstance(variant, str) else ()
-        words = [repr(name) if name in known else f"the function {name}" for name in likely]
-        fix = f"did you mean {' or '.join(words)}?" if likely else did_you_mean(variant, known)
+        known, names = [*variants(), *presets()], importlib.import_module(f"{__name__}._names")
+        fix = names.meant(variant, variant_by_class_name(), known) if isinstance(variant, str) else ""
+        fix = fix or did_you_mean(variant, known)
         raise ValueError(f"expected the name of a variant, got {variant!r}; {fix}")
     return importlib.import_module(f"{__name__}.{variant}")
 
@@ -83,7 +81,8 @@ def config(variant: str, /, **fields: Any) -> Config:
         fields = {**presets()[variant][1].fields, **fields}
     for name in fields:
         if name not in names:
-            raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {did_you_mean(name, names)}")
+            fix = importlib.import_module(f"{__name__}._names").field_meant(name, names)
+            raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {fix}")
     missing = [name for name in cls.required() if name not in fields]
     if missing:
         raise TypeError(f"{variant}: expected a value for {', '.join(missing)}, got none; pass {missing[0]}=")

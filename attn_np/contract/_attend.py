@@ -90,9 +90,7 @@ def takes_fast_path(
         raise field_error("attend", expected, repr(softmax_fn), "set softmax_fn=")
     needs_weights = return_weights or softmax_fn is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
-        uses = {"return_weights": return_weights, "softmax_fn": softmax_fn is not None, "keep": keep is not None}
-        uses["normalize_over='queries'"] = normalize_over == "queries"
-        names = " and ".join(name for name, used in uses.items() if used)
+        names = " and ".join(uses_of_weights(return_weights, normalize_over, softmax_fn, keep))
         expected = "implementation='fused' without arguments that need the weights"
         require(not needs_weights, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
@@ -102,6 +100,30 @@ def takes_fast_path(
         and not needs_weights
         and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
     )
+
+
+def uses_of_weights(return_weights: bool, normalize_over: str, softmax_fn: object, keep: object) -> list[str]:
+    """The arguments that need the weights, by name."""
+    uses = {"return_weights": return_weights, "softmax_fn": softmax_fn is not None, "keep": keep is not None}
+    uses["normalize_over='queries'"] = normalize_over == "queries"
+    return [name for name, used in uses.items() if used]
+
+
+def why_textbook(
+    implementation: str,
+    tape: Any,
+    supported: bool,
+    return_weights: bool,
+    normalize_over: str,
+    softmax_fn: object,
+    keep: object,
+    **_: Any,
+) -> list[str]:
+    """Each condition for which `takes_fast_path`, called with the same, is False."""
+    reasons = uses_of_weights(return_weights, normalize_over, softmax_fn, keep)
+    reasons += [] if supported else ["arrays that are not the framework's own"]
+    reasons += ["implementation='textbook'"] if implementation == "textbook" else []
+    return reasons + (["a tape"] if implementation == "auto" and wants_intermediates(tape) else [])
 
 
 def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> None:

@@ -1,7 +1,6 @@
 """Causality and windows as a band of the attention matrix: two numbers instead of an array."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isqrt
 from typing import NamedTuple
 
@@ -13,8 +12,8 @@ Limits = tuple[int | None, int | None]
 
 def window_limits(window: Limits | None) -> Limits:
     """Left and right limit of a window, each at most `FAR`; both None for no window."""
-    left, right = (None if n is None else min(n, FAR) for n in window or (None, None))
-    return left, right
+    left, right = window or (None, None)
+    return None if left is None else min(left, FAR), None if right is None else min(right, FAR)
 
 
 class Span(NamedTuple):
@@ -28,8 +27,7 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """The keys that queries see by position: query i, at position i + s - t, from `left` before to `right` after it.
 
     Attributes:

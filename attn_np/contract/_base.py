@@ -7,7 +7,16 @@ from inspect import get_annotations
 from math import prod
 from reprlib import repr as short
 from sys import float_info
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, ClassVar, Literal
+
+from attn_np.contract._words import Spec as Spec
+from attn_np.contract._words import check_present as check_present
+from attn_np.contract._words import compose_doc
+from attn_np.contract._words import field_error as field_error
+from attn_np.contract._words import is_integer as is_integer
+from attn_np.contract._words import is_number as is_number
+from attn_np.contract._words import require as require
+from attn_np.contract._words import rounded as rounded
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
@@ -20,9 +29,6 @@ SIZE_FIELDS = (
 )  # fmt: skip
 # How many sub-layers of one kind a config may ask for.
 MAX_CHILDREN = 1024
-
-# An array as the contract sees it: its shape and the name of its dtype.
-Spec = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ class Arg:
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "integers" (from 0, exact shape). `falls_back_to`
     names the argument used when this one is None. Integers are below `below`, the limit that the config sets;
-    `judge_below` limits the random integers of test calls where `below` is None.
+    `judge_below` limits the random integers of test calls where `below` is None. `packed`: with this argument a layer
+    computes in another way, so the judge gives it in a call of its own. `cached`: a step of decoding does not take it,
+    as its cache holds it.
     """
 
     axes: str
@@ -62,10 +70,16 @@ class Arg:
     falls_back_to: str | None = None
     below: int | None = None
     judge_below: int | None = None
+    packed: bool = False
+    cached: bool = False
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""
         return replace(self, axes=" ".join(x for x in self.axes.split() if x not in letters))
+
+
+# The numbers of documents that are packed into one sequence, in layers with a state, which is empty in each anew.
+DOCUMENTS = Arg("b t", "integers", optional=True, judge_below=3, packed=True)
 
 
 @dataclass(frozen=True)
@@ -83,48 +97,24 @@ class Preset:
     fields: Mapping[str, Any]
 
 
-def is_integer(x: object) -> TypeGuard[int]:
-    """Whether it is an integer, bools excluded."""
-    return isinstance(x, int) and not isinstance(x, bool)
-
-
-def is_number(x: object) -> TypeGuard[float]:
-    """Whether it is an integer or a float."""
-    return isinstance(x, float) or is_integer(x)
-
-
-def rounded(x: float) -> float:
-    """A number without its last digits, in which two ways of computing the same one may differ."""
-    return float(f"{x:.14g}")
-
-
-def require(condition: bool, who: str, expected: str, got: object, fix: str) -> None:
-    """Raise `field_error(who, expected, got, fix)` unless `condition` holds."""
-    if not condition:
-        raise field_error(who, expected, got, fix)
-
-
-def field_error(who: str, expected: str, got: object, fix: str) -> ValueError:
-    """The error of a field or an argument of `who`, a variant or a function. `require` raises it; where building its
-    message would fail for a valid value, or cost time, the call site tests the condition and raises it itself.
-    """
-    return ValueError(f"{who}: expected {expected}, got {got}; {fix}")
-
-
-def check_present(who: str, name: str, spec: Spec | None, fix: str = "") -> Spec:
-    """The spec of an array that a call needs; `fix` says how to give it, by default as the argument `name`.
-
-    Raises:
-        TypeError: None in its place.
-    """
-    if spec is None:
-        raise TypeError(f"{who}: expected an array for {name}, got None; {fix or f'pass {name}='}")
-    return spec
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configs. A contract subclasses it, adds fields, and describes itself in class variables."""
+    """Base of all configs. A contract subclasses it, adds fields, and describes itself in class variables.
+
+    A field of one of these names is what is said here, unless the contract says something else.
+
+    Attributes:
+        d_model: width of the input.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        output_dim: width of the outputs; d_model by default.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
+        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
+            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
+            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
+    """
 
     variant: ClassVar[str] = ""
     class_name: ClassVar[str]
@@ -143,6 +133,7 @@ class Config:
 
     def __init_subclass__(cls) -> None:
         cls.variant = cls.__module__.rpartition(".")[2]
+        compose_doc(cls)
 
     # Defined by a contract --------------------------------------------------------------------------------------------
 
@@ -254,6 +245,14 @@ class Config:
 
     # Checks of fields -------------------------------------------------------------------------------------------------
 
+    def require(self, condition: bool, expected: str, got: object, fix: str) -> None:
+        """Raise an error in the variant's name unless `condition` holds.
+
+        Raises:
+            ValueError: it does not hold.
+        """
+        require(condition, self.variant, expected, got, fix)
+
     def check_positive(self, *names: str) -> None:
         """Each named field is an integer of at least 1 (None passes where it is the default)."""
         for name in names:
@@ -300,7 +299,7 @@ class Config:
         size, divisor = getattr(self, name), getattr(self, by)
         if getattr(self, unless) is None:
             got, fix = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
-            require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, fix)
+            self.require(size % divisor == 0, f"{name} divisible by {by}", got, fix)
 
     def check_flag(self, *names: str) -> None:
         """Each named field is True or False: a word such as "no" would count as True."""
@@ -342,7 +341,8 @@ class Config:
                 self._check_fallback(name, arg, arguments[arg.falls_back_to], spec, sizes)
                 specs[name] = spec
             if spec is None:
-                if not arg.optional and arg.falls_back_to is None:
+                is_cached = arg.cached and name not in specs
+                if not (arg.optional or is_cached) and arg.falls_back_to is None:
                     shape = shape_text(arg.axes, sizes)
                     raise TypeError(f"{self.variant}: expected {name} {shape}, got None; pass {name}=")
                 continue

@@ -39,6 +39,11 @@ Args:
         `b t s` without heads, to `b t` in layers with a state.
     bias: added to the scores; broadcastable likewise.
     keep: False = dropped; broadcastable likewise, and drawn in training where it is not given.
+    positions: in layers that rotate, integers `b t` below the field `max_positions`, `a b t` with `rope_sections`; or
+        the pair (cos, sin), `t r` or `b t r`, with each angle once or, as models have it, twice. By default positions
+        follow each other, in a step from the cache's length on.
+    documents: in layers with a state, integers `b t`: the number of each position's document, of several that are
+        packed into one sequence. Where it changes from a real position to the next, state and convolutions begin anew.
     tape: a dictionary that gets every named intermediate. With one, "auto" takes the textbook path; with "fused" it
         lacks scores and weights.
     return_weights: whether to return the weights too.

@@ -18,6 +18,11 @@ def slot_count(config: Config, max_length: int) -> int:
     return max_length if config.cache_slots() is None else min(max_length, config.cache_slots() or 1)
 
 
+def reads_cache(config: Config) -> bool:
+    """Whether steps of a layer read the cache of another one, which has written the same positions."""
+    return getattr(config, "shared_kv", False)
+
+
 def check_decodes(config: Config) -> None:
     """Refuse a layer that does not decode.
 
@@ -29,6 +34,8 @@ def check_decodes(config: Config) -> None:
         why = config.why_no_cache()
         field = next((field for field in fields if why.startswith(field.partition("=")[0] + "=")), None)
         fix = "call it on whole sequences" if field is None else f"build it with {field}"
+        if field == fields[0] and "key" in config.arguments():
+            fix += ", or for cross-attention, which needs no cache, call layer(x, memory) at each step"
         raise field_error(config.variant, "a layer that decodes", why, fix)
 
 
@@ -38,10 +45,12 @@ def cache_shapes(
     """Shape of every array of a cache, by name; `sizes` are the sizes that the config leaves open.
 
     Raises:
-        ValueError: a layer that does not decode, or sizes below 1.
+        ValueError: a layer that does not decode, or reads another's cache, or sizes below 1.
     """
     check_decodes(config)
     variant = config.variant
+    fix = "pass step the cache that the other layer's step returned"
+    require(not reads_cache(config), variant, "a layer with keys of its own for init_cache", "shared_kv=True", fix)
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         # A size that PyTorch compiles for any value has no `repr`, and one that JAX exports for any is no int.
         if not ((is_integer(size) or is_symbol(size)) and size >= 1):
@@ -89,8 +98,10 @@ def arguments_to_check(config: Config, cache: Any, cache_type: type, **arguments
     check_unspent(variant, cache.spent)
     layer_arguments = config.arguments() if arguments else {}
     for name, x in arguments.items():
-        if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
+        arg = layer_arguments.get(name)
+        if arg is not None and (arg.kind in WHOLE_SEQUENCE_KINDS or arg.cached) and x is not None:
             fix = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
+            fix = "pass the cache that the other layer's step returned" if arg.cached else fix
             raise ValueError(f"{variant}: expected step without {name}, got one; {fix}")
     if return_weights := arguments.get("return_weights"):
         fix = "pass tape={} and read tape['probs']"
@@ -160,6 +171,17 @@ def check_crop(spent: bool, states: str, num_slots: int, max_length: int) -> Non
     require(num_slots == max_length, "cache", "keys and values of all positions to crop", holds, fix)
 
 
+def check_no_pattern(pattern: Any) -> None:
+    """Refuse a pattern where the keys of all devices are gathered: it has the arrays of one device.
+
+    Raises:
+        ValueError: a pattern.
+    """
+    expected, got = "pattern= with keys that travel in a ring", "a call that gathers them"
+    fix = "leave out tape=, return_weights= and implementation=, and see docs/parallel.md for the layers"
+    require(pattern is None, "apply", expected, got, fix)
+
+
 def check_lengths(spec: Spec | None, length: Any, batch_size: int) -> None:
     """Refuse a length that is no integer, nor an array `b` of them, whose spec it is.
 
@@ -211,7 +233,7 @@ def check_step(
         raise field_error(variant, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
     keys = sizes.get("s", new)
     if keys != new:
-        fix = "the cache holds the earlier ones"
+        fix = "the cache holds the earlier ones, and keys of another sequence go to a layer with causal=False"
         raise field_error(variant, f"keys of the new positions, s=t={new}", f"s={keys}", fix)
     axes_by_name = config.cache_axes()
     if cache_specs.keys() != axes_by_name.keys():
@@ -244,6 +266,27 @@ def check_room(who: str, length: Any, max_length: int) -> None:
     require(length <= max_length, who, f"at most {max_length} positions in the cache", length, fix)
 
 
+def check_has_read(who: str, new: int, length: int) -> None:
+    """Refuse a cache that does not hold the new positions yet.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    fix = "let the layer whose keys it shares step first, and pass the cache that it returned"
+    require(length >= new, who, f"a cache that holds the {new} new positions", f"{length} positions", fix)
+
+
+def check_reads_one(who: str, new: int, num_slots: int, max_length: int) -> None:
+    """Refuse several new positions where the cache holds the last ones alone: some of their keys are gone.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    expected = f"one new position at a time in a cache of the last {num_slots} of {max_length} positions"
+    fix = "call the layer on the whole sequence with shared_k= and shared_v="
+    require(new == 1 or num_slots == max_length, who, expected, new, fix)
+
+
 class DecodingMixin(Generic[Array]):
     """The decoding of a layer: `_empty_cache` and `_step` of its package say how arrays are made and steps taken."""
 
@@ -266,7 +309,7 @@ class DecodingMixin(Generic[Array]):
             sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
 
         Raises:
-            ValueError: a layer that does not decode, or sizes below 1.
+            ValueError: a layer that does not decode, or has no keys of its own, or sizes below 1.
         """
         return self._empty_cache(batch_size, max_length, dtype, sizes)
 

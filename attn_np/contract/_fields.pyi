@@ -108,17 +108,28 @@ class DecoderAttentionFields(TypedDict, total=False):
     dropout: float  # 0.0
     qkv_bias: bool  # False
     output_bias: bool  # False
-    norm: Literal["rms", "layer"] | None  # None
-    norm_over: Literal["head", "all"]  # "head"
-    norm_weight: Literal["shared", "own"] | None  # "shared"
+    norm: Literal["rms", "layer", "l2"] | None  # None
+    norm_position: Literal["before_rotation", "after_rotation"]  # "before_rotation"
+    norm_over: Literal["head", "all"] | int  # "head"
+    norm_weight: Literal["shared", "own", "tied"] | None  # "shared"
     norm_bias: bool  # False
     norm_offset: float  # 0.0
     norm_eps: float  # 1e-06
+    context_norm: Literal["rms", "layer", "l2"] | None  # None
+    context_norm_over: Literal["head", "all"] | int  # "head"
+    context_norm_weight: Literal["shared", "own"] | None  # "shared"
+    context_norm_bias: bool  # False
+    context_norm_eps: float  # 1e-06
+    value_norm: bool  # False
+    keys_as_values: bool  # False
+    shared_kv: bool  # False
     clip_qkv: float | None  # None
     temperature_growth: float | None  # None
     temperature_interval: int | None  # None
     sinks: bool  # False
     gate: bool  # False
+    gate_over: Literal["element", "head"]  # "element"
+    gate_activation: Literal["sigmoid", "silu", "softplus"]  # "sigmoid"
     forget_gate: bool  # False
     rope_base: float | None  # 10000.0
     rotary_dim: int | None  # None
@@ -126,7 +137,7 @@ class DecoderAttentionFields(TypedDict, total=False):
     rope_sections: tuple[int, ...] | None  # None
     rope_sections_interleaved: bool  # False
     max_positions: int | None  # None
-    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] | None  # None
+    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] | None  # None
     rope_scaling_factor: float | None  # None
     original_max_positions: int | None  # None
     low_freq_factor: float | None  # None
@@ -164,8 +175,10 @@ class DifferentialAttentionFields(TypedDict, total=False):
     dropout: float  # 0.0
     use_bias: bool  # True
     lambda_init: float | None  # None
+    lambda_form: Literal["vectors", "layer", "head"]  # "vectors"
     depth: int  # 1
     num_kv_heads: int | None  # None
+    use_norm: bool  # True
     norm_weight: bool  # True
     norm_eps: float  # 1e-05
     rope_base: float | None  # None
@@ -441,6 +454,11 @@ class MultiHeadLatentAttentionFields(TypedDict, total=False):
     attention_factor: float | None  # None
     short_factor: tuple[float, ...] | None  # None
     long_factor: tuple[float, ...] | None  # None
+    index_keys: int | None  # None
+    index_heads: int | None  # None
+    index_dim: int | None  # None
+    index_rope_layout: Literal["half", "interleaved"]  # "half"
+    index_norm_eps: float  # 1e-06
 
 class PrefixAttentionFields(TypedDict, total=False):
     d_model: Required[int]
@@ -466,9 +484,15 @@ class QKNormAttentionFields(TypedDict, total=False):
     softcap: float | None  # None
     dropout: float  # 0.0
     use_bias: bool  # True
-    norm: Literal["rms", "layer", "l2"]  # "rms"
-    norm_over: Literal["head", "all"]  # "head"
+    norm: Literal["rms", "layer", "l2"] | None  # "rms"
+    norm_over: Literal["head", "all"] | int  # "head"
+    norm_bias: bool  # False
     norm_eps: float  # 1e-06
+    context_norm: Literal["rms", "layer", "l2"] | None  # None
+    context_norm_over: Literal["head", "all"] | int  # "head"
+    context_norm_weight: Literal["shared", "own"] | None  # "shared"
+    context_norm_bias: bool  # False
+    context_norm_eps: float  # 1e-06
     num_kv_heads: int | None  # None
 
 class RetentionFields(TypedDict, total=False):
@@ -517,7 +541,7 @@ class RotaryAttentionFields(TypedDict, total=False):
     rope_layout: Literal["half", "interleaved"]  # "half"
     rope_sections: tuple[int, ...] | None  # None
     max_positions: int | None  # None
-    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] | None  # None
+    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] | None  # None
     rope_scaling_factor: float | None  # None
     original_max_positions: int | None  # None
     low_freq_factor: float | None  # None

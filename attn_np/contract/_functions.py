@@ -298,10 +298,10 @@ class RotaryAnglesOptions(Rotary):
 
     def __post_init__(self) -> None:
         self.check_positive("width")
-        require(self.width % 2 == 0, self.variant, "an even width", self.width, "two dimensions rotate together")
+        self.require(self.width % 2 == 0, "an even width", self.width, "two dimensions rotate together")
         self.check_rotary()
         self.check_number("xpos")
-        require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
+        self.require(self.xpos != 0, "xpos other than 0", 0, "leave it out for none")
         self.check_sections("sections")
 
     def sizes(self) -> dict[str, int]:
@@ -317,10 +317,10 @@ class RotaryAnglesOptions(Rotary):
         Raises:
             ValueError: another first axis than one entry for each section, or no limit.
         """
-        require(limited, self.variant, "max_positions in a compiled program", "none", "set it above every position")
+        self.require(limited, "max_positions in a compiled program", "none", "set it above every position")
         count = None if self.sections is None else len(self.sections)
         expected = f"positions with a first axis of {count}, one entry for each section"
-        require(count is None or spec[0][:1] == (count,), self.variant, expected, spec[0], "stack them along axis 0")
+        self.require(count is None or spec[0][:1] == (count,), expected, spec[0], "stack them along axis 0")
 
     def decays(self) -> tuple[float, ...]:
         """The factor of each pair that xPos raises to the power of position / xpos (Sun et al. 2022, section 3)."""

@@ -4,11 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, require
+from attn_np.contract._base import Arg, Param
 
 
 class Heads(_base.Config):
-    """Checks, sizes, parameters and arguments, from the fields that these variants share."""
+    """Checks, sizes, parameters and arguments, from the fields that these variants share.
+
+    Attributes:
+        num_heads: how many heads attend.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        use_bias: biases on the four projections.
+    """
 
     d_model: int
     num_heads: int
@@ -62,7 +68,11 @@ class Heads(_base.Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiHeadSelfAttentionConfig(Heads):
-    """Fields of self-attention: alibi, chunked, dilated and segments; each adds its own and documents all."""
+    """Fields of self-attention: alibi, chunked, dilated and segments; each adds its own.
+
+    Attributes:
+        causal: a position sees itself and earlier ones.
+    """
 
     d_model: int
     num_heads: int
@@ -97,7 +107,14 @@ class BidirectionalConfig(Heads):
 
 
 class CrossAttentionHeads(Heads):
-    """`Heads` of self- or cross-attention: keys and values may come from another sequence, with widths of their own."""
+    """`Heads` of self- or cross-attention: keys and values may come from another sequence, with widths of their own.
+
+    Attributes:
+        d_model: width of the queries.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+    """
 
     key_dim: int | None
     value_dim: int | None
@@ -139,6 +156,9 @@ class CrossAttentionHeads(Heads):
 class CrossAttentionConfig(CrossAttentionHeads):
     """Fields of self- or cross-attention: mha, gqa, qk_norm, sinks, gated, differential, talking_heads, and
     those that replace the softmax: hard, entmax_attention and sigmoid_attention.
+
+    Attributes:
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
     """
 
     d_model: int
@@ -163,9 +183,8 @@ class CrossAttentionConfig(CrossAttentionHeads):
     def check_groups(self, num_kv_heads: int | None) -> None:
         """`num_kv_heads`, None for as many as query heads, divides `num_heads`: each serves as many query heads."""
         self.check_positive("num_kv_heads")
-        require(
+        self.require(
             self.num_heads % (num_kv_heads or self.num_heads) == 0,
-            self.variant,
             "num_heads divisible by num_kv_heads",
             f"num_heads={self.num_heads}, num_kv_heads={num_kv_heads}",
             "give every key/value head the same number of query heads",

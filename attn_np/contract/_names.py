@@ -1,37 +1,202 @@
-"""What the field and other libraries call our variants, for the hints of error messages."""
+"""What names of the field are here: variants, fields of one, a few lines around a function, or nothing, and why."""
 
-# By the name as `normalized` makes it. `attend` is a function, the others are variants and presets.
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    "bahdanau": ("additive",),
-    "bert": ("mha",),
-    "concat": ("additive",),
-    "cosine": ("qk_norm",),
-    "cross": ("mha",),
-    "deltanet": ("delta", "gated_delta"),
-    "encoderdecoder": ("seq2seq",),
-    "fox": ("forgetting",),
-    "flash": ("blockwise", "attend"),
-    "gateddeltanet": ("gated_delta",),
-    "global": ("luong",),
-    "gpt": ("decoder",),
-    "hopfield": ("dot_product",),
-    "kimi": ("kda",),
-    "latent": ("mla",),
-    "llama": ("decoder",),
-    "local": ("sliding_window", "longformer"),
-    "memoryefficient": ("blockwise", "attend"),
-    "mamba": ("mamba2",),
-    "multiquery": ("mqa",),
-    "relative": ("shaw", "t5_bias", "transformer_xl"),
-    "rope": ("rotary",),
-    "rotaryembedding": ("rotary",),
-    "scaleddotproduct": ("dot_product", "attend"),
-    "ssd": ("mamba2",),
-    "sdpa": ("dot_product", "attend"),
-    "t5": ("t5_bias",),
-    "vanilla": ("mha",),
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Known:
+    """A name that people look for.
+
+    Attributes:
+        names: how papers, libraries and models call it.
+        variant: the variant or preset that it is; or "" where it is none.
+        fields: fields of that variant that make it so.
+        words: what else a call needs, or, without a variant, what it is made of here, or why it is not here.
+        is_here: whether the library has it.
+    """
+
+    names: tuple[str, ...]
+    variant: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""
+    is_here: bool = True
+
+    def spelled(self) -> str:
+        """What to write."""
+        given = ", ".join([repr(self.variant), *(f"{name}={value!r}" for name, value in self.fields.items())])
+        code = f"`build({given})`" if self.variant else ""
+        return "; ".join(part for part in (code.replace("'", '"'), self.words) if part)
+
+
+def here(names: str, variant: str = "", words: str = "", **fields: Any) -> Known:
+    return Known(tuple(names.split(", ")), variant, fields, words)
+
+
+def missing(names: str, why: str) -> Known:
+    return Known(tuple(names.split(", ")), words=f"not here: {why}", is_here=False)
+
+
+IN_LINES = "in a few lines: docs/names.md"
+NAMES = (
+    here("scaled dot-product attention, SDPA, Hopfield layer, non-local block", "dot_product", "or `attend`"),
+    here(
+        "multi-head attention, MHA, Transformer attention, vanilla attention, BERT, cross-attention, "
+        "encoder-decoder attention",
+        "mha",
+    ),
+    here("self-attention", "self_attention"),
+    here("masked self-attention, causal attention, GPT, GPT-2, decoder attention", "mha", causal=True),
+    here("grouped-query attention, GQA", "gqa", num_kv_heads=2),
+    here("multi-query attention, MQA", "mqa"),
+    here("multi-head latent attention, latent attention, MLA, DeepSeek-V2, DeepSeek-V3", "mla"),
+    here("Llama, Mistral, Qwen2, Phi, GPT-NeoX", "decoder"),
+    here("Qwen3, QK-norm of decoders", "decoder", norm="rms"),
+    here("Hunyuan, QK-norm after RoPE", "decoder", "docs/norms.md", norm="rms", norm_position="after_rotation"),
+    here("nanochat", "decoder", norm="rms", norm_position="after_rotation", norm_weight=None),
+    here(
+        "BitNet, sub-LN, Magneto, EVA-02, norm before the output projection",
+        "decoder",
+        "or `qk_norm`: docs/norms.md",
+        context_norm="rms",
+        context_norm_over="all",
+        context_norm_weight="own",
+    ),
+    here("nGPT, normalised Transformer", "ngpt"),
+    here("Gemma 2, logit softcapping", "decoder", softcap=50.0),
+    here("gpt-oss, learned attention sinks", "decoder", sinks=True),
+    here("Qwen3-Next attention", "decoder", gate=True),
+    here("gated attention", "gated"),
+    here("Forgetting Transformer, FoX, forget gate", "forgetting"),
+    here("additive attention, Bahdanau attention, concat attention", "additive"),
+    here("Luong attention, multiplicative attention, global attention", "luong"),
+    here("RNN encoder-decoder, encoder-decoder, seq2seq with attention", "seq2seq"),
+    here("GRU", "gru"),
+    here("rotary position embedding, RoPE", "rotary", "or `rotate`"),
+    here("xPos, length-extrapolatable", words="`rotate(..., xpos=512)`"),
+    here("YaRN, NTK-aware scaling, LongRoPE", "rotary", "and its factors", rope_scaling="yarn"),
+    here("M-RoPE, 2-D RoPE", "rotary", "sections are pairs of each axis", rope_sections=(1, 1)),
+    here("ALiBi", "alibi", "or `terms.Slopes`"),
+    here("KERPLE, FIRE, Sandwich", words="a term of one's own: docs/terms.md"),
+    here("T5 bias, T5, relative position buckets", "t5_bias", "or `terms.Table`"),
+    here("Shaw relative positions", "shaw"),
+    here("Transformer-XL, relative multi-head attention", "transformer_xl"),
+    here("DeBERTa, disentangled attention", "disentangled"),
+    here("CoPE, contextual position encoding", "cope"),
+    here("Swin, shifted windows, window attention", "swin"),
+    missing(
+        "Swin V2, log-spaced continuous position bias",
+        "`swin` has the windows and `qk_norm` the scores; no layer has both",
+    ),
+    here("axial attention", "axial"),
+    here("sliding window attention, local attention, banded attention", "sliding_window"),
+    here("Longformer", "longformer"),
+    here("BigBird", "bigbird", "a graph of one's own for each head as `mask=` of `attend`, `b h t s`"),
+    here("sparse Transformer, strided attention, dilated attention", "dilated"),
+    here("Longnet segments, block-diagonal attention", "segments"),
+    here("block sparse attention, MoBA", "block_sparse"),
+    here("chunked attention, Llama 4", "chunked", "or `decoder` with `chunk_size=`"),
+    here("prefix LM, UniLM", "prefix"),
+    here(
+        "packed documents, sequence packing, varlen",
+        words="`documents=` in calls of layers with a state and of `recur`; in attention `segments` or "
+        "`patterns.Documents`: docs/patterns.md",
+    ),
+    here("FlexAttention, score_mod, mask_mod", words="patterns, terms and `softcap=` of `attend`: docs/coming_from.md"),
+    here("flash attention, memory-efficient attention", "blockwise", "`attend` does so by itself"),
+    here("ring attention, context parallel", "ring", "over devices `parallel.ring_attend`"),
+    here("Ulysses", words="`parallel.ulysses_attend`"),
+    here("StreamingLLM, attention sinks of the first tokens", words="a window and `patterns.Prefix` for `attend`"),
+    here("attention sinks with a score for each head", "sinks"),
+    here("off-by-one attention, softmax1, quiet attention", "off_by_one"),
+    here("sparsemax", "sparsemax"),
+    here("entmax", "entmax_attention"),
+    here("hard attention", "hard"),
+    here("sigmoid attention", "sigmoid_attention"),
+    here("differential attention, DIFF Transformer", "differential"),
+    here("differential attention with a scalar lambda", "differential", lambda_form="layer"),
+    here("talking heads", "talking_heads"),
+    here("cosine attention, L2 QK-norm", "qk_norm", norm="l2"),
+    here("linear attention, linear Transformer, fast weights", "linear"),
+    here("multi-scale retention", "retention"),
+    here("RetNet", "retnet"),
+    here("Lightning Attention, MiniMax", "lightning"),
+    here("gated linear attention, GLA", "gla"),
+    here("DeltaNet, delta rule", "delta"),
+    here("Gated DeltaNet, Qwen3-Next linear attention", "gated_delta"),
+    here("Kimi delta attention, KDA, Kimi Linear, Kimi", "kda"),
+    here(
+        "Mamba-2, SSD, state space duality",
+        "mamba2",
+        'or `recur(C, B, x, rule="gated", scale=1.0, beta=dt, decay=exp(dt A))`',
+        conv_size=4,
+    ),
+    here("slot attention", words='`attend(normalize_over="queries")`, and `gru` for the slots'),
+    here("Perceiver, attention pooling, PMA, Q-Former, latent queries", "mha", "called with the latents as the query"),
+    here("Linformer", words=IN_LINES),
+    here("Set Transformer, ISAB, Luna", words=IN_LINES),
+    here("performer, FAVOR+, random features", "linear", "with `feature_map=` of one's own; redraw them as you like"),
+    here("HGRN2", words=IN_LINES),
+    here("mLSTM, xLSTM", words=IN_LINES),
+    here("RWKV-5, RWKV-6, Finch", words=IN_LINES),
+    here("DeltaProduct", words=IN_LINES),
+    here("external attention", words=IN_LINES),
+    here("RWKV-7, Goose, DPLR", words=IN_LINES),
+    here("Comba", words='`recur(rule="gated_delta", erase_key=)`'),
+    here("RWKV-4, AFT, attention-free Transformer", words=IN_LINES),
+    missing("Mamba, S6, Mamba-1, S4, Hyena", "its state has no keys and queries as Mamba-2's has, `mamba2`"),
+    missing("sLSTM", "its next state is no linear function of the one before"),
+    here("gated slot attention, GSA, ABC", words=IN_LINES),
+    missing("log-linear attention", "a hierarchy of states, one for each power of 2"),
+    here("DeepSeek sparse attention, DSA, lightning indexer, DeepSeek-V3.2, GLM-5", "dsa", "`mla` with `index_keys=`"),
+    here("NSA, native sparse attention", words=IN_LINES),
+    here("Doge, dynamic mask attention", words=IN_LINES),
+    here("Reformer, LSH attention", words=IN_LINES),
+    here("top-k attention, explicit sparse Transformer", words=IN_LINES),
+    here("Nystromformer", words=IN_LINES),
+    here("cosFormer", words=IN_LINES),
+    here("joint attention, MM-DiT, SD3, FLUX", words=IN_LINES),
+    here(
+        "cross-layer attention, CLA, KV sharing, YOCO, Gemma 3n, Gemma 4",
+        "decoder",
+        "called with another layer's keys: docs/decoding.md",
+        shared_kv=True,
+    ),
+    missing("deformable attention", "it samples values at learned places of a picture, without keys"),
+    here("graph attention, GAT", words=IN_LINES),
+    missing("product-key memory, memory layers", "a lookup among millions of learned keys"),
+    missing("squeeze-and-excitation, CBAM", "a gate for channels: no queries meet keys"),
+)
+
+
+# What libraries call fields of ours, and arguments of `build` that a name beside the fields may mean.
+SAME_FIELD = {
+    "d_model": ("hidden_size", "embed_dim", "dim", "n_embd", "model_dim", "input_dim", "in_features"),
+    "num_heads": ("num_attention_heads", "n_heads", "n_head", "nhead", "heads"),
+    "num_kv_heads": ("num_key_value_heads", "n_kv_heads", "kv_heads", "num_query_groups"),
+    "head_dim": ("dim_head", "d_head", "d_k", "d_kv"),
+    "key_dim": ("kdim",),
+    "value_dim": ("vdim",),
+    "use_bias": ("bias", "qkv_bias", "attention_bias"),
+    "qkv_bias": ("bias", "use_bias", "attention_bias"),
+    "causal": ("is_causal", "use_causal_mask"),
+    "window": ("sliding_window", "window_size", "attention_window"),
+    "dropout": ("dropout_p", "dropout_rate", "attention_dropout", "attn_dropout"),
+    "rope_base": ("rope_theta", "rotary_emb_base", "theta"),
+    "rotary_dim": ("rope_dim",),
+    "max_positions": ("max_position_embeddings", "max_seq_len", "block_size"),
+    "softcap": ("attn_logit_softcapping", "logit_cap"),
 }
-SUFFIXES = ("attention", "attn", "layer", "cell")
+BUILD_ARGUMENTS = ("seed", "dtype", "device", "projections")
+# How many fields an error lists.
+LISTED_FIELDS = 8
+
+# Words that tell no two names apart.
+COMMON = {"attention", "transformer", "layer", "net", "network", "model", "of", "the", "with", "a", "and"}
+SUFFIXES = ("attention", "attn", "layer", "cell", "transformer")
 
 
 def normalized(name: str) -> str:
@@ -39,16 +204,59 @@ def normalized(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def meant(name: str, by_class_name: dict[str, str], known: list[str]) -> tuple[str, ...]:
-    """The variants that a name surely means: by a class's name, another spelling, or what the field calls them.
+def stems(name: str) -> set[str]:
+    """The normalized name, and what is left of it without a last word such as "attention"."""
+    key = normalized(name)
+    return {key, *(key.removesuffix(suffix) for suffix in SUFFIXES)} - {""}
+
+
+def words(name: str) -> set[str]:
+    """The words of a name that tell it from others."""
+    return set(re.findall("[a-z0-9]+", name.lower())) - COMMON
+
+
+def called(name: str) -> tuple[Known, ...]:
+    """The entries of which this is a name, however it is spelled."""
+    wanted = stems(name)
+    return tuple(known for known in NAMES if any(wanted & stems(other) for other in known.names))
+
+
+def like(text: str) -> tuple[Known, ...]:
+    """The entries with a name that holds the text; else those that share words with it, first those that share most."""
+    wanted = normalized(text)
+    found = tuple(known for known in NAMES if any(wanted in normalized(name) for name in known.names)) if wanted else ()
+    if found:
+        return found
+    shared = {i: max(len(words(text) & words(name)) for name in known.names) for i, known in enumerate(NAMES)}
+    return tuple(NAMES[i] for i in sorted(shared, key=lambda i: -shared[i]) if shared[i]) or called(text)
+
+
+def field_meant(name: str, fields: tuple[str, ...]) -> str:
+    """What a name that no field of a Config has may mean, as words for the end of an error."""
+    ours = next((our for our, theirs in SAME_FIELD.items() if our in fields and name in theirs), None)
+    close = [ours] if ours else difflib.get_close_matches(name, (*fields, *BUILD_ARGUMENTS), n=3, cutoff=0.6)
+    if close and name not in close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    rest = len(fields) - LISTED_FIELDS
+    more = f" and {rest} more, which help of the layer's Config tells" if rest > 0 else ""
+    return f"choose one of {', '.join(fields[:LISTED_FIELDS])}{more}"
+
+
+def meant(name: str, by_class_name: dict[str, str], known: list[str]) -> str:
+    """What a name surely means, as words for the end of an error; "" where it is no name of the field.
 
     Args:
         name: what was asked for.
         by_class_name: class name to variant.
         known: the variants and presets.
     """
-    names = {normalized(cls): (variant,) for cls, variant in by_class_name.items()}
-    names |= {normalized(one): (one,) for one in known}
-    key = normalized(name)
-    stems = (key, *(key.removesuffix(suffix) for suffix in SUFFIXES if key.endswith(suffix)))
-    return next((table[stem] for stem in stems for table in (names, SYNONYMS) if stem in table), ())
+    names = {normalized(cls): variant for cls, variant in by_class_name.items()}
+    names |= {normalized(one): one for one in known}
+    spelled = next((names[stem] for stem in sorted(stems(name), key=len, reverse=True) if stem in names), None)
+    if spelled:
+        return f"did you mean {spelled!r}?"
+    entries = called(name)
+    if all(known.variant and not known.fields and not known.words for known in entries):
+        likely = " or ".join(repr(known.variant) for known in entries)
+        return f"did you mean {likely}?" if likely else ""
+    return "here that is " * entries[0].is_here + ", or ".join(known.spelled() for known in entries).replace("`", "")

@@ -222,12 +222,14 @@ def with_key_arrays(pattern: Pattern | None, arrays: Sequence[Any]) -> Any:
 # Whole layers ---------------------------------------------------------------------------------------------------------
 
 
-def check_layer(config: Any, training: bool, options: Mapping[str, Any], layout: Any) -> None:
+def check_layer(
+    config: Any, training: bool, options: Mapping[str, Any], layout: Any, pattern: Pattern | None = None
+) -> None:
     """Refuse a layer that cannot run with its sequence on several devices, and arguments that know no devices.
 
     Raises:
-        ValueError: a layer that is not causal, one with a state in another layout than a contiguous one, masks and
-            biases, or dropout in training.
+        ValueError: a layer that is not causal, one with a state in another layout than a contiguous one or with a
+            pattern, masks and biases, positions, or dropout in training.
     """
     who, axes = f"apply: {config.variant}", config.cache_axes()
     fix = ("set causal=True, or " if hasattr(config, "causal") else "") + "shard its batch and heads"
@@ -237,13 +239,20 @@ def check_layer(config: Any, training: bool, options: Mapping[str, Any], layout:
         check_layout(who, layout)
         fix = "a state goes from each position to the next one"
         require(layout == "contiguous", who, "layout='contiguous' for a layer with a state", repr(layout), fix)
+        fix = "say documents="
+        require(pattern is None, who, "a layer without a state for pattern=", "one with a state", fix)
     by_pair = {name for name, arg in config.arguments().items() if {"t", "s"} <= set(arg.axes.split())}
     refused = {"mask", "bias", "keep", "step"} | by_pair
     given = [name for name, x in options.items() if name in refused and x is not None]
     require(not given, who, "arguments that know of devices", f"{' and '.join(given)}=", "leave them out")
     known = {*config.arguments(), "tape", "return_weights", "implementation"}
+    known |= {"positions"} if isinstance(options.get("positions"), tuple) and hasattr(config, "rope_base") else set()
     unknown = [name for name in options if name not in known]
-    require(not unknown, who, "arguments of the layer's call", " and ".join(unknown), "see help of the layer's call")
+    fix = {
+        "positions": "leave it out: apply says which positions each device has",
+        "documents": "say pattern=patterns.Documents(d, d), with d the numbers on this device",
+    }.get(unknown[0] if unknown else "", "see help of the layer's call")
+    require(not unknown, who, "arguments of the layer's call", " and ".join(unknown), fix)
     is_random = training and getattr(config, "dropout", 0) > 0
     require(not is_random, who, "a layer without dropout", "training mode and dropout", "call eval(), or set dropout=0")
 
@@ -259,6 +268,8 @@ def check_query(variant: str, spec: Spec | None, layout: Any, axes: str = "b t d
     check_layout(who, layout)
     shape = check_present(who, "query", spec)[0]
     require(len(shape) == len(axes.split()), who, f"query with the axes {axes}", shape, "pass what to_devices returns")
+    fix = "cut longer sequences, or over fewer devices"
+    require(shape[-2] > 0, who, "at least one position on each device", shape, fix)
     check_shard_length(who, "query", shape[-2], layout)
     return shape[:-1]
 

@@ -1,6 +1,6 @@
 """Projections as modules of the framework: what each one promises, and what is said of a module that breaks it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, get_args
@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args
 from attn_np.contract._base import Config, field_error, require, shape_of
 
 Projections = Literal["arrays", "modules"]
+# What to do with a module that a file of ours cannot hold.
+MERGE = "merge what was added to it, or save the state of the framework's module"
+REPLACED = "load the layer before it was changed, or save the state of the framework's module"
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,16 @@ class Projection:
         """The parameters that the module holds."""
         return (self.name,) if self.bias is None else (self.name, self.bias)
 
-    def check_module(self, module: Any, module_class: type) -> None:
+    def check_module(self, module: Any, module_class: type, dtypes: tuple[str, str]) -> None:
         """Refuse what cannot be this projection, as far as its attributes say.
+
+        Args:
+            dtypes: that of the module's weight, and the layer's; "" for one that is not known.
 
         Raises:
             TypeError: no module of the framework.
-            ValueError: a module that says that it has other features.
+            ValueError: a module that says that it has other features, a bias where the layer has none or none where
+                it has one, or a weight of another float dtype.
         """
         if not isinstance(module, module_class):
             fix = 'give it one, or build the layer with projections="arrays"'
@@ -55,6 +62,22 @@ class Projection:
         features = getattr(module, "in_features", self.in_features), getattr(module, "out_features", self.out_features)
         fix = "replace it by one of this width"
         require(features == (self.in_features, self.out_features), self.variant, self._width(), features, fix)
+        of_another = getattr(module, "projection", None)
+        if isinstance(of_another, Projection):
+            places = [(x.inputs, x.outputs) for x in (of_another, self)]
+            fix = "give each layer a module of its own"
+            expected = f"{self.name} from {self.inputs} to {self.outputs}"
+            got = f"a module from {of_another.inputs} to {of_another.outputs}, {of_another.name} of another layer"
+            require(places[0] == places[1], self.variant, expected, got, fix)
+        if hasattr(module, "bias"):
+            words = ("without a bias", "with a bias")
+            got, want = module.bias is not None, self.bias is not None
+            fix = "replace it by one like it, or build the layer with biases as that has them"
+            require(got == want, self.variant, f"{self.name} {words[want]}", f"one {words[got]}", fix)
+        got_dtype, dtype = dtypes
+        if got_dtype and dtype:
+            fix = "give the module the layer's dtype"
+            require(got_dtype == dtype, self.variant, f"{self.name} in {dtype}", got_dtype, fix)
 
     def check_output(
         self, y: Any, array_class: type, first: Sequence[int], dtypes: tuple[str, str], fix: str = ""
@@ -91,7 +114,8 @@ class Projection:
             ValueError: naming what there is.
         """
         names = (weight,) if self.bias is None else (weight, "bias")
-        fix = "merge what was added to it, or save the state of the framework's module"
+        # What a quantiser leaves has no weight of this name, and there is nothing to merge.
+        fix = MERGE if set(found) - set(names) else REPLACED
         expected = f"{self.name} to hold {' and '.join(names)} alone for its parameters"
         require(sorted(found) == sorted(names), self.variant, expected, ", ".join(found) or "none", fix)
         sizes = (self.out_features, self.in_features) if rows else (self.in_features, self.out_features)
@@ -100,8 +124,7 @@ class Projection:
 
     def not_plain(self, expected: str, got: object) -> ValueError:
         """The error of a module whose parameters are not all that it computes with, or no plain numbers."""
-        fix = "load the layer before it was changed, or save the state of the framework's module"
-        return field_error(self.variant, f"{self.name} to {expected} for its parameters", type(got).__name__, fix)
+        return field_error(self.variant, f"{self.name} to {expected} for its parameters", type(got).__name__, REPLACED)
 
     def _width(self) -> str:
         return f"{self.name} from {self.in_features} to {self.out_features} features"
@@ -135,10 +158,30 @@ def projections(config: Config) -> tuple[Projection, ...]:
     return tuple(found)
 
 
+def all_projections(config: Config, prefix: str = "") -> Iterator[tuple[str, Projection]]:
+    """The projections of the layer and of those inside it, each with the prefix of its names."""
+    yield from ((prefix, projection) for projection in projections(config))
+    for name, child in config.children().items():
+        parts = {f"{name}.{i}": x for i, x in enumerate(child)} if isinstance(child, list) else {name: child}
+        for within, part in parts.items():
+            yield from all_projections(part, f"{prefix}{within}.")
+
+
 def has_projections(config: Config) -> bool:
     """Whether the layer or one inside it has a projection."""
-    children = [part for x in config.children().values() for part in (x if isinstance(x, list) else [x])]
-    return bool(projections(config)) or any(has_projections(child) for child in children)
+    return any(True for _ in all_projections(config))
+
+
+def refuse_module(
+    config: Config, name: str, module: Any, fix: str = 'build the layer with projections="modules"'
+) -> None:
+    """Refuse a module in the place of a parameter that is an array.
+
+    Raises:
+        TypeError: saying how to get a layer that takes one, if it is a projection.
+    """
+    fix = fix if any(projection.name == name for projection in projections(config)) else "assign an array"
+    raise TypeError(f"{config.variant}: expected an array for {name}, got {type(module).__name__}; {fix}")
 
 
 def check_projections(config: Config, given: Any) -> tuple[Projection, ...]:

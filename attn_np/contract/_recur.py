@@ -6,10 +6,10 @@ from sys import float_info
 from typing import Any
 
 from attn_np.contract._base import FLOATS, INTEGERS, Spec, check_present, field_error, is_integer, is_number, require
+from attn_np.contract._states import FORMS
 
 # Whether a rule decays the state, and whether it erases a key's old value.
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
-FORMS = ("auto", "parallel", "recurrent", "chunked")
 
 
 def has_delta_rule(rule: str) -> bool:

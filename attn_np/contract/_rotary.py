@@ -21,6 +21,7 @@ SCALINGS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("original_max_positions", "short_factor", "long_factor"),
         ("rope_scaling_factor", "attention_factor"),
     ),
+    "proportional": ((), ("rope_scaling_factor",)),
 }
 SCALING_FIELDS = tuple(dict.fromkeys(name for groups in SCALINGS.values() for names in groups for name in names))
 
@@ -29,6 +30,33 @@ class Rotary(Config):
     """Base of configs with rotary positions: their arguments, the checks of their fields, and the angles.
 
     A contract declares the base, the layout and some of the others as fields; the rest keep the values they have here.
+
+    Attributes:
+        rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
+        rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
+        rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
+            "interleaved", two neighbours (GPT-J, Cohere).
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        rope_sections_interleaved: the axes take pairs in turn, as in Qwen3-VL, so that each has fast and slow ones;
+            what is left at the end is the first one's.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) as `positions`: of `rotary_angles`, or a model's own, which has each angle twice.
+        rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3",
+            "longrope" or "proportional": pairs and exponents are those of the whole head, but only the first
+            rotary_dim / 2 pairs turn (Gemma 4's layers without a window). "dynamic" and "longrope" depend on the
+            length: that of a full pass, `max_length` of a cache when decoding, and the largest position + 1 if a full
+            pass is given positions.
+        rope_scaling_factor: how many times longer than in training; "longrope" and "proportional" need none.
+        original_max_positions: the length in training; "linear" and "proportional" have none.
+        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
+        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
+        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
+        yarn_truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from rope_scaling_factor by default.
+        short_factor: "longrope": divides each pair's angle, up to the original length.
+        long_factor: "longrope": divides each pair's angle beyond the original length.
     """
 
     not_in_results = ("max_positions",)
@@ -72,8 +100,8 @@ class Rotary(Config):
         return values
 
     def rotary_width(self) -> int:
-        """How many dimensions of a head are rotated."""
-        return self.rotary_dim or self.sizes()["k"]
+        """How many dimensions of a head are rotated, be it by an angle of 0."""
+        return self.sizes()["k"] if self.rope_scaling == "proportional" else self.rotary_dim or self.sizes()["k"]
 
     def position_sizes(self) -> dict[str, int]:
         """The size of axis `a`, how many axes positions are counted on; empty without rope_sections."""
@@ -95,13 +123,13 @@ class Rotary(Config):
         flag = f"{name}_interleaved"
         self.check_flag(flag)
         if getattr(self, flag):
-            require(are_counts, self.variant, f"{name} for {flag}=", "none", f"set {name}=, or leave {flag} out")
+            self.require(are_counts, f"{name} for {flag}=", "none", f"set {name}=, or leave {flag} out")
             # Pair i is of axis i mod the number of axes; the first axis takes those that no other one has.
             counts: tuple[int, ...] = tuple(sections or ())
             most = tuple(pairs if n == 0 else (pairs - n - 1) // len(counts) + 1 for n in range(len(counts)))
             fits = all(n <= limit for n, limit in zip(counts, most, strict=True))
             fix = "put the axis with the most pairs first"
-            require(fits, self.variant, f"{name} of at most {most}, as the axes take turns", counts, fix)
+            self.require(fits, f"{name} of at most {most}, as the axes take turns", counts, fix)
 
     def check_rotary(self) -> None:
         """Refuse fields that cannot be right.
@@ -120,7 +148,12 @@ class Rotary(Config):
         require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
         if width > head_width:
             raise field_error(variant, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim=")
-        self.check_one_of("rope_scaling", tuple(SCALINGS))
+        has_rotary_dim = "rotary_dim" in self.fields()
+        self.check_one_of("rope_scaling", tuple(x for x in SCALINGS if x != "proportional" or has_rotary_dim))
+        if self.rope_scaling == "proportional":
+            turning, fix = self.rotary_dim, f"set rotary_dim= to at most {head_width}"
+            fits = turning is not None and turning % 2 == 0 and turning <= head_width
+            self.require(fits, "an even rotary_dim for rope_scaling='proportional'", turning, fix)
         required, allowed = SCALINGS[self.rope_scaling]
         for name in SCALING_FIELDS:
             value = getattr(self, name)
@@ -176,7 +209,7 @@ class Rotary(Config):
         if any(field is not None for field in fields) or self.rope_sections_interleaved is not False:
             self.check_rotary()
             rotates, expected = self.rope_base is not None, "rope_base for rope_scaling=, rotary_dim= or rope_sections="
-            require(rotates, self.variant, expected, "none", "set rope_base=")
+            self.require(rotates, expected, "none", "set rope_base=")
 
     def arguments(self) -> dict[str, Arg]:
         arguments = {
@@ -193,7 +226,7 @@ class Rotary(Config):
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         fix = "set max_positions= above the largest position"
         allowed = self.max_positions is not None or specs.get("positions") is None
-        require(allowed, self.variant, "no positions without max_positions", "some", fix)
+        self.require(allowed, "no positions without max_positions", "some", fix)
         cos, sin = specs.pop("cos", None), specs.pop("sin", None)
         sizes = super().check(dtype, **specs)
         if cos is not None and sin is not None:
@@ -215,10 +248,30 @@ class Rotary(Config):
                 raise TypeError(
                     f"{variant}: expected {name} of dtype {compute_dtype}, as it is computed in, got {got}; convert it"
                 )
-            if shape not in ((t, pairs), (1, t, pairs), (b, t, pairs)):
+            if shape[:-1] not in ((t,), (1, t), (b, t)) or shape[-1] not in (pairs, 2 * pairs):
                 expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
-                fix = "make it by rotary_angles; of a model that has each angle twice, take the first half"
+                fix = "make it by rotary_angles, or pass a model's, with each angle twice"
                 raise field_error(variant, expected, shape, fix)
+        widths = tuple(shape[-1] for shape, _ in pair)
+        require(widths[0] == widths[1], variant, "cos and sin of one width", widths, "make both by rotary_angles")
+
+    def check_copies(self, *, known: bool, equal: bool, same: bool) -> None:
+        """Refuse cosines and sines that have each angle twice, unless their values say in which order.
+
+        Args:
+            known: whether their values are known.
+            equal: whether the two halves, or all neighbours, are equal.
+            same: whether the halves and the neighbours that are equal have the same angles.
+
+        Raises:
+            ValueError: naming what they are.
+        """
+        pairs = self.rotary_width() // 2
+        expected = "cos and sin with each angle once, or twice: in two equal halves, or as equal neighbours"
+        fix = f"pass each angle once: cos[..., :{pairs}] of halves, cos[..., ::2] of neighbours"
+        self.require(known, expected, f"{2 * pairs} of which a compiled program does not know the values", fix)
+        self.require(equal, expected, f"{2 * pairs} that are neither", "make them by rotary_angles")
+        self.require(same, expected, f"{2 * pairs} that may be either", fix)
 
     def check_position_range(self, low: int, high: int) -> None:
         """Refuse positions whose least and largest are not from 0 to `max_positions` - 1.
@@ -228,7 +281,7 @@ class Rotary(Config):
         """
         last = (self.max_positions or 1) - 1
         fits, fix = low >= 0 and high <= last, "count from 0, and set max_positions= above the largest"
-        require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", fix)
+        self.require(fits, f"positions from 0 to {last}", f"{low} to {high}", fix)
 
     def depends_on_length(self, length: int) -> bool:
         """Whether the angles change with the length of a pass, for some length up to `length`."""
@@ -242,7 +295,7 @@ class Rotary(Config):
         """
         expected = "positions whose values are known for rope_scaling='dynamic', which depends on the largest"
         fix = "pass them outside compiled programs, or leave them out"
-        require(self.rope_scaling != "dynamic", self.variant, expected, "traced ones", fix)
+        self.require(self.rope_scaling != "dynamic", expected, "traced ones", fix)
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.
@@ -259,6 +312,8 @@ class Rotary(Config):
           their wavelengths (Llama 3.1's reference code).
         - longrope: each pair is slowed down by its own factor, from one list up to the original length and from
           another beyond it (Ding et al. 2024, arXiv:2402.13753).
+        - proportional: the first pairs alone turn, rotary_dim / 2 of them, and slower by the factor, if there is one
+          (Gemma 4).
         """
         width, base, factor = self.rotary_width(), self.rope_base, self.rope_scaling_factor or 1.0
         original = self.original_max_positions or 1
@@ -283,6 +338,9 @@ class Rotary(Config):
         elif self.rope_scaling == "longrope":
             factors = (self.long_factor if length > original else self.short_factor) or ()
             frequencies = [f / divisor for f, divisor in zip(frequencies, factors, strict=True)]
+        elif self.rope_scaling == "proportional":
+            turning = (self.rotary_dim or 0) // 2
+            frequencies = [f / factor if i < turning else 0.0 for i, f in enumerate(frequencies)]
         return tuple(frequencies)
 
     def _pair_that_turns(self, n: float) -> float:

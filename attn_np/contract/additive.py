@@ -15,7 +15,6 @@ class Config(_base.Config):
         key_dim: width of the keys; query_dim by default.
         hidden_dim: width of the hidden layer in which queries and keys meet.
         causal: query i sees the keys up to its own position, aligned at the last key.
-        dropout: share of the weights set to 0 in training.
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do.
     """
 

@@ -10,15 +10,9 @@ class Config(_heads.MultiHeadSelfAttentionConfig):
     """Fields of attention with linear biases.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend, any number.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys; 1/sqrt(head_dim) by default.
         causal: a position sees itself and earlier ones. Without it distances count alike on both sides.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
         scale_slopes: the scale multiplies the biases as well, as in Falcon, which adds them before it scales.
     """

@@ -13,12 +13,7 @@ class Config(_heads.Heads):
     """Fields of axial attention.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend along each axis.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         use_bias: biases on all projections.
         height: rows of the grid; they follow each other in the sequence.
         width: columns of the grid.

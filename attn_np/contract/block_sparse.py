@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import Arg, field_error, is_integer, require
+from attn_np.contract._base import Arg, field_error, is_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,14 +11,8 @@ class Config(_heads.Heads):
     """Fields of block-sparse attention.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend, each to blocks of its own choice.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, and chooses among the blocks before its own.
-        use_bias: biases on the four projections.
         block_size: how many positions a block has; the last one may have fewer.
         chosen_blocks: how many blocks a query chooses; it sees its own besides.
         query_block: size of a block of queries, which share the choice of the first of them; a divisor of block_size.
@@ -88,7 +82,7 @@ class Config(_heads.Heads):
         if not is_integer(chosen) or chosen < 0:
             raise field_error(self.variant, "chosen_blocks to be an integer from 0", repr(chosen), "set chosen_blocks=")
         fits = self.block_size % self.query_block == 0
-        require(fits, self.variant, "a query_block that divides block_size", got, "change one of them")
+        self.require(fits, "a query_block that divides block_size", got, "change one of them")
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d")}

@@ -2,18 +2,15 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._unlearned import Unlearned
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(Unlearned):
     """Fields of blockwise attention, which has nothing to learn; its widths come with the call.
 
     Attributes:
         block_size: how many keys a block has; the last one may have fewer.
-        scale: factor on the scores; 1/sqrt(width of the queries) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
     """
 
     class_name = "BlockwiseAttention"
@@ -63,26 +60,8 @@ class Config(_base.Config):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_positive("block_size")
-        self.check_number("scale")
-        self.check_flag("causal")
-
-    def sizes(self) -> dict[str, int]:
-        return {}
-
-    def own_params(self) -> dict[str, Param]:
-        return {}
-
-    def arguments(self) -> dict[str, Arg]:
-        return {
-            "query": Arg("b t k"),
-            "key": Arg("b s k", falls_back_to="query"),
-            "value": Arg("b s v", falls_back_to="key"),
-            "mask": Arg("b t s", "mask", optional=True),
-        }
-
-    def cache_axes(self) -> dict[str, str]:
-        return {"k": "b s k", "v": "b s v"} if self.causal else {}
 
 
 EXAMPLES = {

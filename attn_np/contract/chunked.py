@@ -10,16 +10,7 @@ class Config(_heads.MultiHeadSelfAttentionConfig):
     """Fields of chunked attention.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
     """
 
     class_name = "ChunkedAttention"

@@ -5,7 +5,7 @@ gate between 0 and 1.
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import Param, require
+from attn_np.contract._base import Param
 
 GATES = ("keys", "own_keys", "values")
 
@@ -15,13 +15,7 @@ class Config(_heads.Heads):
     """Fields of attention with contextual positions.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys, in the scores and in the gates; 1/sqrt(head_dim) by default.
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
         num_positions: rows of the table; a position is at most num_positions - 1.
         gate_with: what a query is multiplied with to decide whether a key counts: the "keys", "own_keys", a projection
@@ -92,9 +86,8 @@ class Config(_heads.Heads):
         self.check_one_of("gate_with", GATES)
         self.check_flag("scale_positions")
         widths = self.sizes()
-        require(
+        self.require(
             self.gate_with != "values" or widths["k"] == widths["v"],
-            self.variant,
             "keys and values of one width with gate_with='values'",
             f"{widths['k']} and {widths['v']}",
             "leave value_head_dim out",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attn_np.contract import _base, _heads
+from attn_np.contract import _heads
 from attn_np.contract._base import Param, Preset
 
 TERMS = ("c2p", "p2c")
@@ -15,17 +15,9 @@ class Config(_heads.RelativePositionConfig):
 
     Attributes:
         d_model: width of the queries and of the embeddings of relative positions.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, all terms; 1/sqrt(head_dim * (1 + len(score_terms))) by default.
         causal: query i sees the keys up to its own position, aligned at the last key. The paper's encoder is not
             causal.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         max_distance: k of the paper: relative positions from -k + 1 to k - 2 have a row each; smaller ones share the
             first, larger ones the last.
         score_terms: beside content to content: "c2p", "p2c" or both.
@@ -100,34 +92,30 @@ class Config(_heads.RelativePositionConfig):
         self.check_flag("share_projections", "rel_projection_bias", "norm_rel")
         self.check_number("norm_eps", above=0.0)
         are_terms = isinstance(self.score_terms, tuple) and all(term in TERMS for term in self.score_terms)
-        _base.require(
+        self.require(
             are_terms and 0 < len(set(self.score_terms)) == len(self.score_terms),
-            self.variant,
             "score_terms to be some of c2p, p2c, each once",
             repr(self.score_terms),
             "without any of them use mha",
         )
         apart = not (self.share_projections and self.rel_projection_bias)
         fix = "leave rel_projection_bias out: they are projected as contents are, with use_bias"
-        _base.require(
+        self.require(
             apart,
-            self.variant,
             "separate projections of embeddings for rel_projection_bias=",
             "share_projections=True",
             fix,
         )
         key_dim = self.sizes()["i"]
-        _base.require(
+        self.require(
             key_dim == self.d_model or not self.share_projections or "c2p" not in self.score_terms,
-            self.variant,
             f"key_dim={self.d_model}, as d_model, with share_projections and c2p",
             f"key_dim={key_dim}",
             "w_k projects embeddings of width d_model too: set share_projections=False",
         )
-        _base.require(
+        self.require(
             self.buckets_per_side is None
             or (self.buckets_per_side % 2 == 0 and self.buckets_per_side < 2 * self.max_distance - 2),
-            self.variant,
             f"an even number of buckets below 2 max_distance - 2 = {2 * self.max_distance - 2}",
             self.buckets_per_side,
             "half of them hold one distance each, the others reach to max_distance",

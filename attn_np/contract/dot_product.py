@@ -2,20 +2,17 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _attend, _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract import _attend
+from attn_np.contract._base import Arg
+from attn_np.contract._unlearned import Unlearned
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(Unlearned):
     """Fields of dot-product attention, which has nothing to learn; its widths come with the call.
 
     Attributes:
-        scale: factor on the scores; 1/sqrt(width of the queries) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do.
     """
 
@@ -63,31 +60,18 @@ class Config(_base.Config):
     normalize_over: str = "keys"
 
     def __post_init__(self) -> None:
-        self.check_number("scale")
+        super().__post_init__()
         self.check_number("softcap", above=0.0)
         self.check_window("window")
         self.check_rate("dropout")
-        self.check_flag("causal")
         self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))
 
-    def sizes(self) -> dict[str, int]:
-        return {}
-
-    def own_params(self) -> dict[str, Param]:
-        return {}
-
     def arguments(self) -> dict[str, Arg]:
-        return {
-            "query": Arg("b t k"),
-            "key": Arg("b s k", falls_back_to="query"),
-            "value": Arg("b s v", falls_back_to="key"),
-            "mask": Arg("b t s", "mask", optional=True),
-            "bias": Arg("b t s", "bias", optional=True),
-            "keep": Arg("b t s", "keep", optional=True),
-        }
+        added = {"bias": Arg("b t s", "bias", optional=True), "keep": Arg("b t s", "keep", optional=True)}
+        return super().arguments() | added
 
     def cache_axes(self) -> dict[str, str]:
-        return {"k": "b s k", "v": "b s v"} if self.causal and self.normalize_over == "keys" else {}
+        return super().cache_axes() if self.normalize_over == "keys" else {}
 
 
 EXAMPLES = {

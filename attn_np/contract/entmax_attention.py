@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract._base import Preset, require
+from attn_np.contract._base import Preset
 from attn_np.contract._heads import CrossAttentionConfig
 from attn_np.contract._weighing import Weighing
 
@@ -12,19 +12,6 @@ class Config(CrossAttentionConfig):
     """Fields of multi-head attention with entmax weights.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         alpha: how sparse the weights are, from 1: softmax at 1, 1.5-entmax, sparsemax at 2.
     """
 
@@ -75,7 +62,7 @@ class Config(CrossAttentionConfig):
         super().__post_init__()
         self.check_number("alpha")
         fix = "1 is softmax, 2 is sparsemax"
-        require(self.alpha >= 1, self.variant, "alpha to be a finite number from 1", f"alpha={self.alpha}", fix)
+        self.require(self.alpha >= 1, "alpha to be a finite number from 1", f"alpha={self.alpha}", fix)
 
     def weighing(self, head_dim: int) -> Weighing | None:
         """How long calls weigh in place, block by block; None for an alpha whose threshold has no closed form."""

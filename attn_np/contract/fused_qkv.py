@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, require
+from attn_np.contract._base import Arg, Param
 from attn_np.contract._heads import relations_broken_by_memory
 
 
@@ -12,21 +12,15 @@ class Config(_base.Config):
     """Fields of attention with a fused projection.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries, keys and values; d_model / num_heads by default, which must then
             divide.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
         use_output: a last projection; without it the output is the heads side by side.
         output_dim: width of the outputs of that projection; d_model by default.
-        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
-            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
-            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
     class_name = "FusedQKVAttention"
@@ -87,9 +81,8 @@ class Config(_base.Config):
         self.check_rate("dropout")
         self.check_flag("causal", "use_bias", "use_output")
         self.check_divisible("d_model", "num_heads", unless="head_dim")
-        require(
+        self.require(
             self.use_output or self.output_dim is None,
-            self.variant,
             "no output_dim without use_output",
             f"output_dim={self.output_dim}",
             "set use_output=True, or leave it out: the output is the heads side by side",

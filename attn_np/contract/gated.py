@@ -11,18 +11,6 @@ class Config(CrossAttentionConfig):
     """Fields of gated attention: those of multi-head attention and the kind of gate.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections and on the gates.
         gate: "element": one gate for every dimension of a head's output; "head": one gate for all of them.
     """

@@ -4,28 +4,18 @@ from dataclasses import dataclass
 from math import exp, expm1, log
 from typing import Any
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
-
-FORMS = ("auto", "parallel", "recurrent", "chunked")
+from attn_np.contract._base import Param
+from attn_np.contract._states import FORMS as FORMS
+from attn_np.contract._states import StateHeads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(StateHeads):
     """Fields of the gated delta rule.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
             Each serves num_heads / num_key_heads neighbouring value heads.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added under the roots of the norms of contexts, and of queries and keys.
         qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
@@ -58,7 +48,10 @@ class Config(_base.Config):
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_gate, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
     }
-    cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
+    cost = (
+        "time b t h k v, plus b t c h (k + v + c) within chunks of c, plus b t x (2 g k + h v) for convolutions; the "
+        "state is b h k v"
+    )
     paper = (
         "Yang et al. 2024, Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv:2412.06464, equations 10 and "
         "following; the layer's gates and norms as in Qwen3-Next"
@@ -91,29 +84,16 @@ class Config(_base.Config):
     conv_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.check_positive(
-            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "chunk_size", "conv_size"
-        )
-        self.check_positive("num_key_heads")
+        super().__post_init__()
+        self.check_positive("num_key_heads", "conv_size")
         self.check_number("norm_eps", above=0.0)
         self.check_number("qk_norm_eps", above=0.0)
-        self.check_one_of("form", FORMS)
-        self.check_divisible("d_model", "num_heads", unless="head_dim")
         fits = self.num_heads % (self.num_key_heads or self.num_heads) == 0
         got = f"num_heads={self.num_heads}, num_key_heads={self.num_key_heads}"
-        _base.require(fits, self.variant, "num_heads divisible by num_key_heads", got, "change one of them")
+        self.require(fits, "num_heads divisible by num_key_heads", got, "change one of them")
 
     def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        h, v = self.num_heads, self.value_head_dim or k
-        sizes = {
-            "d": self.d_model,
-            "h": h,
-            "g": self.num_key_heads or h,
-            "k": k,
-            "v": v,
-            "o": self.output_dim or self.d_model,
-        }
+        sizes = super().sizes() | {"g": self.num_key_heads or self.num_heads}
         return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
@@ -143,13 +123,9 @@ class Config(_base.Config):
         """Initial values of `dt_bias`."""
         return step_biases(self.num_heads)
 
-    def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
-
     def cache_axes(self) -> dict[str, str]:
-        state = {"state": "b h k v"}
         windows = {"q_conv": "b x g k", "k_conv": "b x g k", "v_conv": "b x h v"}
-        return state if self.conv_size is None else state | windows
+        return super().cache_axes() | ({} if self.conv_size is None else windows)
 
     def qk_eps(self) -> float:
         """What is added under the roots of the norms of queries and keys."""
@@ -157,9 +133,6 @@ class Config(_base.Config):
 
     def meaning(self) -> dict[str, Any]:
         return super().meaning() | {"qk_norm_eps": self.qk_eps()}
-
-    def cache_slots(self) -> int | None:
-        return 1
 
 
 def log_rates(heads: int) -> tuple[float, ...]:

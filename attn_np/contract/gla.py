@@ -2,29 +2,20 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
-
-FORMS = ("auto", "parallel", "recurrent", "chunked")
+from attn_np.contract._base import Param
+from attn_np.contract._states import FORMS as FORMS
+from attn_np.contract._states import StateHeads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(StateHeads):
     """Fields of gated linear attention.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads, each with a state.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide. The
             authors' models take half of it.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
         rank: width of the latent that the decays are made from.
         temperature: a decay is a sigmoid to the power of 1 / temperature: the larger, the longer the memory.
-        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
         norm_eps: added to the mean square in the norm of each head's context.
     """
 
@@ -78,22 +69,13 @@ class Config(_base.Config):
     norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "rank", "chunk_size")
+        super().__post_init__()
+        self.check_positive("rank")
         self.check_number("temperature", above=0.0)
         self.check_number("norm_eps", above=0.0)
-        self.check_one_of("form", FORMS)
-        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        return {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "k": k,
-            "v": self.value_head_dim or k,
-            "o": self.output_dim or self.d_model,
-            "z": self.rank,
-        }
+        return super().sizes() | {"z": self.rank}
 
     def own_params(self) -> dict[str, Param]:
         return {
@@ -107,15 +89,6 @@ class Config(_base.Config):
             "w_norm": Param("v", "", init=1.0),
             "w_o": Param("h v o", "h v"),
         }
-
-    def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
-
-    def cache_axes(self) -> dict[str, str]:
-        return {"state": "b h k v"}
-
-    def cache_slots(self) -> int | None:
-        return 1
 
 
 EXAMPLES = {

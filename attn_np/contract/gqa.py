@@ -11,23 +11,8 @@ class Config(CrossAttentionConfig):
     """Fields of grouped-query attention: those of multi-head attention and the number of key/value heads.
 
     Attributes:
-        d_model: width of the queries.
         num_heads: how many query heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         num_kv_heads: how many heads of keys and values there are; must divide num_heads.
-        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
-            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
-            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
     class_name = "GroupedQueryAttention"

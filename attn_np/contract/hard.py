@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
 from attn_np.contract._base import Arg
 from attn_np.contract._heads import CrossAttentionConfig
 
@@ -12,19 +11,6 @@ class Config(CrossAttentionConfig):
     """Fields of multi-head attention with one key for each query.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         estimator: "straight_through": the gradient is that of a softmax; "argmax": the choice has no gradient, and
             queries and keys get none.
         temperature: the softmax that gives the gradient is that of scores / temperature.
@@ -74,9 +60,8 @@ class Config(CrossAttentionConfig):
         super().__post_init__()
         self.check_one_of("estimator", ("straight_through", "argmax"))
         self.check_number("temperature", above=0.0)
-        _base.require(
+        self.require(
             self.estimator == "straight_through" or self.temperature == 1.0,
-            self.variant,
             "temperature=1.0 with estimator='argmax'",
             f"temperature={self.temperature}",
             "leave it out: no softmax is computed",

@@ -12,21 +12,6 @@ class Config(gated_delta.Config):
     """Fields of Kimi delta attention: those of the gated delta rule and the width of its latents.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads, each with a state.
-        num_key_heads: how many heads of queries and keys there are; num_heads by default, which it must divide.
-            Each serves num_heads / num_key_heads neighbouring value heads.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
-        norm_eps: added under the roots of the norms of contexts, and of queries and keys.
-        qk_norm_eps: added under the roots of the norms of queries and keys instead of norm_eps.
-        conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
-            keys and values before SiLU. None: no convolution.
         rank: width of the latents that decays and output gates are made from; that of a head's values by default.
     """
 
@@ -54,7 +39,10 @@ class Config(gated_delta.Config):
         "f_proj, g_proj, b_proj, A_log of the authors' code": "w_a_down w_a_up, w_gate_down w_gate_up, w_beta, a_log",
         "W, U": "w, u: what a chunk removes from the state before it, and what it would write into an empty one",
     }
-    cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
+    cost = (
+        "time b t h k v, plus b t c h (k + v + c) within chunks of c, plus b t x (2 g k + h v) for convolutions; the "
+        "state is b h k v"
+    )
     paper = (
         "Kimi Team 2025, Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv:2510.26692, section 3, "
         "equation 1 and following"

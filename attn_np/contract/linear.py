@@ -4,23 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._states import FORMS as FORMS
+from attn_np.contract._states import StateHeads
 
-FORMS = ("auto", "parallel", "recurrent", "chunked")
 FEATURE_MAPS = ("elu", "relu", "exp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(StateHeads):
     """Fields of linear attention.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
         feature_map: phi: "elu", elu(x) + 1; "relu"; "exp", Performer's positive features of softmax attention; or a
             function of your own, queries or keys `b t h k` -> features `b t h m`, none below 0. In NumPy it has a
             backward pass as its attribute `vjp`. No weight file can hold it.
@@ -32,7 +28,6 @@ class Config(_base.Config):
             takes the sequence as one chunk. "auto" is "recurrent" for one position, "chunked" for more than
             `chunk_size`, and else "parallel", also in `torch.export` programs for any length. Without causality the
             keys are summed up once.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
         normalize: the output of a query is divided by the sum of its weights.
         eps: added to that sum.
         use_bias: biases on the four projections.
@@ -99,45 +94,31 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.check_positive(
-            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "num_features", "chunk_size"
-        )
+        super().__post_init__()
+        self.check_positive("num_features")
         self.check_number("eps")
-        self.check_one_of("form", FORMS)
         if not callable(self.feature_map):
             self.check_one_of("feature_map", FEATURE_MAPS, " or a function")
         self.check_flag("causal", "normalize", "use_bias")
-        _base.require(
-            self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
-        )
-        _base.require(
+        self.require(self.eps >= 0, "eps of at least 0", repr(self.eps), "it is added to a sum of weights")
+        self.require(
             self.eps > 0 or self.feature_map in ("elu", "exp") or not self.normalize,
-            self.variant,
             "eps above 0 for feature_map='relu' or a function",
             repr(self.eps),
             "the weights of a query may all be 0",
         )
-        _base.require(
+        self.require(
             callable(self.feature_map) or (self.feature_map == "exp") == (self.num_features is not None),
-            self.variant,
             "num_features for feature_map='exp' or a function, and for them only",
             f"num_features={self.num_features}, feature_map={self.feature_map!r}",
             "set num_features=" if self.feature_map == "exp" else "leave num_features out, or set feature_map='exp'",
         )
-        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def meaning(self) -> dict[str, Any]:
         return {name: value for name, value in super().meaning().items() if self.normalize or name != "eps"}
 
     def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        sizes = {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "k": k,
-            "v": self.value_head_dim or k,
-            "o": self.output_dim or self.d_model,
-        }
+        sizes = super().sizes()
         return sizes if self.num_features is None else sizes | {"m": self.num_features}
 
     def own_params(self) -> dict[str, Param]:
@@ -158,13 +139,19 @@ class Config(_base.Config):
         return weights | biases if self.use_bias else weights
 
     def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
+        return {name: arg for name, arg in super().arguments().items() if self.causal or name != "documents"}
+
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        fix = "set causal=True, or give each document a batch row"
+        fits = self.causal or specs.get("documents") is None
+        self.require(fits, "no documents with causal=False", "some", fix)
+        return super().check(dtype, **specs)
 
     def cache_axes(self) -> dict[str, str]:
         if not self.causal:
             return {}
         m = "k" if self.num_features is None else "m"
-        return {"state": f"b h {m} v"} | ({"key_sum": f"b h {m}"} if self.normalize else {})
+        return {"state": f"b h {m} v"} | ({"key_sum": f"b h {m}"} if self.normalize else {}) | {"documents": "b"}
 
     def check_features(self, x: Spec | None, features: Spec | None) -> None:
         """Refuse what a function returned as features.
@@ -178,13 +165,10 @@ class Config(_base.Config):
         expected = (*x[0][:-1], self.num_features or x[0][-1])
         shape, dtype = features or ((), "None")
         fix = "return one vector of features for each head and position, or set num_features="
-        _base.require(shape == expected, self.variant, f"features of shape {expected} from feature_map", shape, fix)
+        self.require(shape == expected, f"features of shape {expected} from feature_map", shape, fix)
         if dtype != x[1]:
             fix = "keep the dtype of its argument"
             raise TypeError(f"{self.variant}: expected features of dtype {x[1]} from feature_map, got {dtype}; {fix}")
-
-    def cache_slots(self) -> int | None:
-        return 1
 
 
 EXAMPLES = {

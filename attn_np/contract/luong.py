@@ -19,7 +19,6 @@ class Config(_base.Config):
         local: None: every key is seen; "m": query t sees a window around key t; "p": around a center that it predicts.
         half_window: how many keys to each side of the center a query sees; 10 in the paper.
         position_dim: width of the hidden layer that predicts centers, query_dim by default; for local="p" only.
-        dropout: share of the weights set to 0 in training.
     """
 
     class_name = "LuongAttention"
@@ -100,31 +99,27 @@ class Config(_base.Config):
         self.check_one_of("score", ("dot", "general", "concat"))
         self.check_flag("causal")
         self.check_rate("dropout")
-        _base.require(
+        self.require(
             self.score != "dot" or self.key_dim in (None, self.query_dim),
-            self.variant,
             "key_dim equal to query_dim for score='dot'",
             f"key_dim={self.key_dim}, query_dim={self.query_dim}",
             "leave key_dim out or set score='general'",
         )
-        _base.require(
+        self.require(
             self.score == "concat" or self.hidden_dim is None,
-            self.variant,
             "hidden_dim for score='concat' only",
             f"hidden_dim={self.hidden_dim}, score={self.score!r}",
             "leave hidden_dim out",
         )
         self.check_one_of("local", (None, "m", "p"))
-        _base.require(
+        self.require(
             (self.local is None) == (self.half_window is None),
-            self.variant,
             "half_window for local='m' and local='p', and for them only",
             f"half_window={self.half_window}, local={self.local!r}",
             "give both or none of them",
         )
-        _base.require(
+        self.require(
             self.local == "p" or self.position_dim is None,
-            self.variant,
             "position_dim for local='p' only",
             f"position_dim={self.position_dim}, local={self.local!r}",
             "leave position_dim out",

@@ -2,29 +2,23 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
-from attn_np.contract.gated_delta import FORMS, log_rates, step_biases
+from attn_np.contract._base import Param
+from attn_np.contract._states import FORMS as FORMS
+from attn_np.contract._states import StateHeads
+from attn_np.contract.gated_delta import log_rates, step_biases
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(StateHeads):
     """Fields of Mamba-2.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads, each with a state.
         num_key_heads: how many heads of queries and keys there are, the groups of the paper; 1 by default. Each serves
             num_heads / num_key_heads neighbouring heads.
         state_dim: width of queries and keys, rows of a state.
         head_dim: width of a head's values, columns of a state.
-        output_dim: width of the outputs; d_model by default.
-        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto" is "recurrent" for one position,
-            "chunked" for more than `chunk_size`, and else "parallel", also in `torch.export` programs for any length.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
-            keys and values, before SiLU; 4 in published models. None: no convolution.
+            keys and values, before SiLU; 4 in published models. None: no convolution, and SiLU all the same.
         conv_bias: the convolutions add a bias.
         use_norm: an RMS norm after the gate.
         norm_groups: in how many groups of neighbouring heads the norm divides them; 1 is one norm over all.
@@ -53,7 +47,10 @@ class Config(_base.Config):
         "conv1d": "w_v_conv, w_k_conv, w_q_conv and their biases, in this order",
         "n_groups, d_state, headdim, d_inner": "num_key_heads, state_dim, head_dim, num_heads * head_dim",
     }
-    cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
+    cost = (
+        "time b t h k v, plus b t c h (k + v + c) within chunks of c, plus b t x (2 g k + h v) for convolutions; the "
+        "state is b h k v"
+    )
     paper = (
         "Dao, Gu 2024, Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State "
         "Space Duality, arXiv:2405.21060, sections 2.1, 6 and 7; the norm in groups as in the authors' code for "
@@ -88,25 +85,17 @@ class Config(_base.Config):
     norm_eps: float = 0.00001
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "num_key_heads", "state_dim", "head_dim", "output_dim")
-        self.check_positive("chunk_size", "conv_size", "norm_groups")
+        super().__post_init__()
+        self.check_positive("num_key_heads", "state_dim", "conv_size", "norm_groups")
         self.check_flag("conv_bias", "use_norm")
         self.check_number("norm_eps", above=0.0)
-        self.check_one_of("form", FORMS)
         for name in ("num_key_heads", "norm_groups"):
             got = f"num_heads={self.num_heads}, {name}={getattr(self, name)}"
             fits = self.num_heads % getattr(self, name) == 0
-            _base.require(fits, self.variant, f"num_heads divisible by {name}", got, "change one of them")
+            self.require(fits, f"num_heads divisible by {name}", got, "change one of them")
 
     def sizes(self) -> dict[str, int]:
-        sizes = {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "g": self.num_key_heads,
-            "k": self.state_dim,
-            "v": self.head_dim,
-            "o": self.output_dim or self.d_model,
-        }
+        sizes = super().sizes() | {"g": self.num_key_heads, "k": self.state_dim}
         return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
@@ -125,20 +114,19 @@ class Config(_base.Config):
         }
         return params | ({"w_norm": Param("h v", "", init=1.0)} if self.use_norm else {})
 
+    def broken_relations(self) -> dict[str, str]:
+        if not self.use_norm or self.norm_groups == self.num_heads:
+            return super().broken_relations()
+        return super().broken_relations() | {"heads_stand_alone": "the norm divides several heads by one number"}
+
     def meaning(self) -> dict[str, object]:
         idle = () if self.use_norm else ("norm_groups", "norm_eps")
         idle += () if self.conv_size is not None else ("conv_bias",)
         return {name: value for name, value in super().meaning().items() if name not in idle}
 
-    def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
-
     def cache_axes(self) -> dict[str, str]:
         windows = {"q_conv": "b x g k", "k_conv": "b x g k", "v_conv": "b x h v"}
-        return {"state": "b h k v"} | ({} if self.conv_size is None else windows)
-
-    def cache_slots(self) -> int | None:
-        return 1
+        return super().cache_axes() | ({} if self.conv_size is None else windows)
 
 
 EXAMPLES = {

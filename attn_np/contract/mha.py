@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _attend, _base
+from attn_np.contract import _attend
 from attn_np.contract._base import Param, Preset
 from attn_np.contract._heads import CrossAttentionConfig, relations_broken_by_memory
 
@@ -12,22 +12,6 @@ class Config(CrossAttentionConfig):
     """Fields of multi-head attention.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
-        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
-            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
-            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do. Such a layer
             does not decode: later queries would change the weights.
     """
@@ -63,9 +47,8 @@ class Config(CrossAttentionConfig):
         super().__post_init__()
         self.check_positive("memory_keys")
         self.check_one_of("normalize_over", tuple(_attend.SOFTMAX_AXIS))
-        _base.require(
+        self.require(
             self.memory_keys is None or self.normalize_over == "keys",
-            self.variant,
             "normalize_over='keys' with memory_keys=",
             repr(self.normalize_over),
             "leave one of them out",

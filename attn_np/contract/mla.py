@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract._base import Param
-from attn_np.contract._rotary import Rotary
+from attn_np.contract._base import Param, Preset, require
+from attn_np.contract._rotary import LAYOUTS, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,40 +11,25 @@ class Config(Rotary):
     """Fields of multi-head latent attention.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads attend.
         kv_rank: width of the latent that keys and values are made from.
         nope_dim: width of the part of a head's queries and keys that is not rotated.
         rope_dim: width of the rotated part: of a head's queries, and of the one key that all heads share.
         value_head_dim: width of a head's values.
         q_rank: width of the latent that queries are made from; None makes them from the input.
-        output_dim: width of the outputs; d_model by default.
         absorbed: False computes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
             output instead and attends to the latents themselves. The numbers are the same, and so are the weights.
         use_bias: biases on the projections to the latents, to the shared key and to the output.
         norm_eps: added to the mean of squares in the norms of the latents.
         scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
         causal: a position sees itself and earlier ones.
-        dropout: share of the weights set to 0 in training.
         rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position; None: no rotation, as in Kimi Linear.
         rope_layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
-        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
-            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
-            pair (cos, sin) of `rotary_angles` as `positions`.
-        rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
-            or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
-            when decoding, and the largest position + 1 if a full pass is given positions.
-        rope_scaling_factor: how many times longer than in training; required for every kind but "longrope".
-        original_max_positions: the length in training; required for every kind but "linear".
-        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
-        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
-        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
-        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
-        yarn_truncate: "yarn": the ramp between the two begins and ends at whole pairs.
-        attention_factor: "yarn", "longrope": factor on cosines and sines; from rope_scaling_factor by default.
-        short_factor: "longrope": divides each pair's angle, up to the original length.
-        long_factor: "longrope": divides each pair's angle beyond the original length.
+        index_keys: how many keys a query attends to, which an indexer chooses (DSA of DeepSeek-V3.2); None for all.
+        index_heads: how many heads the indexer has.
+        index_dim: width of the queries of the indexer's heads, and of its key, which its heads share.
+        index_rope_layout: how their first rope_dim numbers are rotated: "half" (DeepSeek-V3.2), "interleaved" (GLM-5).
+        index_norm_eps: added to the variance in the norm of the indexer's key.
     """
 
     class_name = "MultiHeadLatentAttention"
@@ -70,14 +55,21 @@ class Config(Rotary):
         "W^O": "w_o",
         "d_c, d'_c": "Z = kv_rank, axis z; E = q_rank, axis e",
         "d_h, d_h^R": "nope_dim and value_head_dim, axes q and v; rope_dim, axis y",
+        "I_ts, q^I, k^I, w^I": "index_scores, from w_index_q, w_index_k and w_index_heads",
+        "H^I, d^I": "index_heads, axis r; index_dim, axis m",
     }
     cost = (
         "time b t t h (k + v), absorbed b t t h (2 z + y); the cache holds z + y numbers for each position, where mha "
-        "holds h (k + v)"
+        "holds h (k + v); with an indexer of n keys b t t r m for the choice and b t n h (k + v), in memory b t n, and "
+        "m more numbers in the cache"
     )
-    paper = "DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1 and equations 37 to 47"
+    paper = (
+        "DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1 and equations 37 to 47; the indexer: DeepSeek-AI "
+        "2025, DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equations 1 and 2"
+    )
     equals = (
         "absorbed=True: absorbed=False",
+        "index_keys as many as there are keys: index_keys=None",
         "its keys and values written out: rotary with rotary_dim=rope_dim, the rotated part first",
     )
     traps = (
@@ -88,6 +80,10 @@ class Config(Rotary):
         "scores",
         "DeepSeek's yarn multiplies the scale by mscale^2 and leaves cosines alone: attention_factor=1.0 and scale=",
         "the norm is of the latent alone, not of the shared key, and w_uk can't be multiplied in before it",
+        "the choice of an indexer has no gradient: its weights learn from a loss of their own, such as one between the "
+        "softmax of index_scores and the weights, both of which the tape has",
+        "where several keys have the same score of an indexer, such as 0 where no head is positive, the first is "
+        "chosen; other libraries may choose another",
     )
 
     not_in_results = ("absorbed", "max_positions")
@@ -121,6 +117,11 @@ class Config(Rotary):
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    index_keys: int | None = None
+    index_heads: int | None = None
+    index_dim: int | None = None
+    index_rope_layout: str = "half"
+    index_norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
         self.check_positive("d_model", "num_heads", "kv_rank", "nope_dim", "rope_dim", "value_head_dim", "q_rank")
@@ -130,6 +131,21 @@ class Config(Rotary):
         self.check_rate("dropout")
         self.check_flag("absorbed", "causal", "use_bias")
         self.check_optional_rotary()
+        self.check_indexer()
+
+    def check_indexer(self) -> None:
+        """The fields of an indexer stand together, and its keys have room for the rotated part."""
+        sizes = {name: getattr(self, name) for name in ("index_keys", "index_heads", "index_dim")}
+        self.check_positive(*sizes)
+        self.check_one_of("index_rope_layout", LAYOUTS)
+        self.check_number("index_norm_eps", above=0.0)
+        missing = [name for name, size in sizes.items() if size is None]
+        fits = len(missing) in (0, len(sizes))
+        expected = f"{', '.join(sizes)} together, or none of them"
+        require(fits, self.variant, expected, f"no {' and no '.join(missing)}", "set them")
+        if not missing:
+            expected, got = "index_dim of at least rope_dim", f"{self.index_dim} and {self.rope_dim}"
+            require(sizes["index_dim"] >= self.rope_dim, self.variant, expected, got, "the first rope_dim are rotated")
 
     def rotary_width(self) -> int:
         return self.rope_dim
@@ -139,6 +155,7 @@ class Config(Rotary):
         return (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
 
     def sizes(self) -> dict[str, int]:
+        indexer = {"r": self.index_heads, "m": self.index_dim}
         return {
             "d": self.d_model,
             "h": self.num_heads,
@@ -149,6 +166,7 @@ class Config(Rotary):
             "k": self.nope_dim + self.rope_dim,
             "v": self.value_head_dim,
             "o": self.output_dim or self.d_model,
+            **{letter: size for letter, size in indexer.items() if size is not None},
             **self.position_sizes(),
         }
 
@@ -165,6 +183,14 @@ class Config(Rotary):
             "w_uv": Param("z h v", "z"),
             "w_o": Param("h v o", "h v"),
         }
+        if self.index_keys is not None:
+            weights |= {
+                "w_index_q": Param("e r m", "e"),
+                "w_index_k": Param("d m", "d"),
+                "w_index_norm": Param("m", "m", init=1.0),
+                "b_index_norm": Param("m", "m", init=0.0),
+                "w_index_heads": Param("d r", "d"),
+            }
         return weights | biases if self.use_bias else weights
 
     def broken_relations(self) -> dict[str, str]:
@@ -172,7 +198,21 @@ class Config(Rotary):
         return {} if self.rope_base is None else rotated
 
     def cache_axes(self) -> dict[str, str]:
-        return {"latent": "b s z", "k_rot": "b s y"} if self.causal else {}
+        indexed = {} if self.index_keys is None else {"index_k": "b s m"}
+        return {"latent": "b s z", "k_rot": "b s y"} | indexed if self.causal else {}
+
+
+PRESETS = {
+    "dsa": Preset(
+        title="DeepSeek sparse attention (DSA)",
+        idea=(
+            "An indexer, small enough to compare every query with every key, chooses the keys that matter, and latent "
+            "attention sees these alone. Its heads share one key, and the query says how much each of them counts."
+        ),
+        paper="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556, section 2.1, equations 1 and 2; GLM-5 has it, too",
+        fields={"causal": True, "index_keys": 2048, "index_heads": 64, "index_dim": 128},
+    ),
+}
 
 
 EXAMPLES = {
@@ -230,5 +270,21 @@ EXAMPLES = {
         attention_factor=1.25,
         short_factor=(1.0, 1.5, 2.0),
         long_factor=(1.25, 3.0, 4.5),
+    ),
+    "indexed": Config(
+        d_model=13,
+        num_heads=2,
+        kv_rank=2,
+        nope_dim=3,
+        rope_dim=4,
+        value_head_dim=5,
+        q_rank=11,
+        absorbed=True,
+        causal=True,
+        index_keys=2,
+        index_heads=3,
+        index_dim=17,
+        index_rope_layout="interleaved",
+        index_norm_eps=0.125,
     ),
 }

@@ -8,18 +8,7 @@ from attn_np.contract._base import Arg
 
 @dataclass(frozen=True, kw_only=True)
 class Config(_heads.BidirectionalConfig):
-    """Fields of prefix attention.
-
-    Attributes:
-        d_model: width of the input.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
-    """
+    """Fields of prefix attention."""
 
     class_name = "PrefixAttention"
     family = "sparse"

@@ -4,25 +4,21 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, Preset
+from attn_np.contract._base import Param, Preset
 from attn_np.contract._rotary import LAYOUTS
+from attn_np.contract._states import FORMS as FORMS
+from attn_np.contract._states import StateHeads
 
-FORMS = ("auto", "parallel", "recurrent", "chunked")
 SPACINGS = ("closed", "open")
 DECAY_RULES = ("retnet", "alibi")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(StateHeads):
     """Fields of retention.
 
     Attributes:
-        d_model: width of the input.
         num_heads: how many heads, each with a decay of its own.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         activation: "silu", of queries, keys and values; None: they are the projections.
         exponent: sets the decays of "retnet": head h decays by the factor 1 - 2^-(exponent + h) per position.
@@ -30,7 +26,6 @@ class Config(_base.Config):
             scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
             as one chunk. "auto" is "recurrent" for one position, "chunked" for more than `chunk_size`, and else
             "parallel", also in `torch.export` programs for any length.
-        chunk_size: how many positions a chunk has; the last one may have fewer.
         decay: for each head the factor by which its state decays per position, instead of those of `decay_rule`.
         decay_rule: "retnet": by `exponent`; "alibi": head h of H decays by e^-m with ALiBi's slope
             m = 2^(-8 (h + 1) / H).
@@ -119,10 +114,9 @@ class Config(_base.Config):
     angle_spacing: str = "closed"
 
     def __post_init__(self) -> None:
-        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "chunk_size")
+        super().__post_init__()
         self.check_number("exponent", above=0.0)
         self.check_number("norm_eps", above=0.0)
-        self.check_one_of("form", FORMS)
         self.check_number("scale")
         if self.activation is not None:
             self.check_one_of("activation", ("silu",))
@@ -136,43 +130,37 @@ class Config(_base.Config):
         self.check_number("rope_base", above=1.0)
         self.check_one_of("rope_layout", LAYOUTS)
         self.check_one_of("angle_spacing", SPACINGS)
-        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
-        _base.require(
+        self.require(
             self.norm != "none" or (self.norm_over == "head" and self.norm_weight is None),
-            self.variant,
             "a norm for norm_over= or norm_weight=",
             "norm='none'",
             "leave them out",
         )
-        _base.require(
+        self.require(
             self.use_gate or self.gate_activation == "silu",
-            self.variant,
             "a gate for gate_activation=",
             "use_gate=False",
             "leave gate_activation out",
         )
         factors = self.decay
-        _base.require(
+        self.require(
             factors is None or self.decay_rule == "retnet",
-            self.variant,
             "decay= or decay_rule=, not both",
             f"decay={factors}, decay_rule={self.decay_rule!r}",
             "leave one of them out",
         )
         are_numbers = isinstance(factors, tuple) and all(type(x) in (int, float) for x in factors)
         are_factors = are_numbers and all(0 < x <= 1 for x in factors or ())
-        _base.require(
+        self.require(
             factors is None or (are_factors and len(factors) == self.num_heads),
-            self.variant,
             f"decay to be {self.num_heads} numbers above 0 and at most 1",
             repr(factors),
             "give one factor for each head",
         )
         width = self.sizes()["k"]
-        _base.require(
+        self.require(
             self.rope_base is None or width % 2 == 0,
-            self.variant,
             "an even head width with rope_base",
             width,
             "set head_dim=, dimensions are rotated in pairs",
@@ -203,16 +191,6 @@ class Config(_base.Config):
             return tuple(-(2 ** (-8 * (h + 1) / self.num_heads)) for h in range(self.num_heads))
         return tuple(log(1 - 2 ** -(self.exponent + h)) for h in range(self.num_heads))
 
-    def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        return {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "k": k,
-            "v": self.value_head_dim or k,
-            "o": self.output_dim or self.d_model,
-        }
-
     def own_params(self) -> dict[str, Param]:
         weights = {
             "w_q": Param("d h k", "d"),
@@ -233,15 +211,6 @@ class Config(_base.Config):
         if self.norm_weight is not None:
             weights["w_norm"] = Param("h v", "v", init=1.0)
         return weights | biases if self.use_bias else weights
-
-    def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
-
-    def cache_axes(self) -> dict[str, str]:
-        return {"state": "b h k v"}
-
-    def cache_slots(self) -> int | None:
-        return 1
 
     def broken_relations(self) -> dict[str, str]:
         reasons = {"heads_stand_alone": "each head decays at a rate of its own"}

@@ -11,38 +11,14 @@ class Config(Rotary, Heads):
     """Fields of attention with rotary positions.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position.
-        rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (the paper, GPT-J).
-        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
-            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
-            pair (cos, sin) of `rotary_angles` as `positions`.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, so that all keys in it agree, and the largest position + 1 if a full pass is given positions.
-        rope_scaling_factor: how many times longer than in training; required for every kind but "longrope".
-        original_max_positions: the length in training; required for every kind but "linear".
-        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
-        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
-        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
-        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
-        yarn_truncate: "yarn": the ramp between the two begins and ends at whole pairs.
-        attention_factor: "yarn", "longrope": factor on cosines and sines; from rope_scaling_factor by default.
-        short_factor: "longrope": divides each pair's angle, up to the original length.
-        long_factor: "longrope": divides each pair's angle beyond the original length.
     """
 
     class_name = "RotaryAttention"

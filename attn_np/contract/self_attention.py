@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, require
+from attn_np.contract._base import Arg, Param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,15 +11,12 @@ class Config(_base.Config):
     """Fields of self-attention with one head.
 
     Attributes:
-        d_model: width of the input.
         head_dim: width of queries and keys; d_model by default.
         value_head_dim: width of the values, and of the output if there is no output projection; head_dim by
             default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit.
-        softcap: scores become softcap * tanh(scores / softcap).
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
         use_output: a last projection, from value_head_dim to output_dim.
         output_dim: width of the outputs of that projection; d_model by default.
@@ -77,9 +74,8 @@ class Config(_base.Config):
         self.check_window("window")
         self.check_rate("dropout")
         self.check_flag("causal", "use_bias", "use_output")
-        require(
+        self.require(
             self.use_output or self.output_dim is None,
-            self.variant,
             "no output_dim without use_output",
             f"output_dim={self.output_dim}",
             "set use_output=True, or leave it out: the output has the width of the values",

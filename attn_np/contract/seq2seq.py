@@ -119,9 +119,8 @@ class Config(_base.Config):
         self.check_positive("input_dim", "hidden_dim", "output_dim", "vocab_size")
         self.check_num_children("num_layers")
         self.check_rate("dropout")
-        _base.require(
+        self.require(
             self.vocab_size is None or self.output_dim in (None, self.vocab_size),
-            self.variant,
             "one output for each token of the vocabulary",
             f"output_dim={self.output_dim}, vocab_size={self.vocab_size}",
             "leave output_dim out",
@@ -181,33 +180,30 @@ class Config(_base.Config):
         """
         d, o = self.input_dim, self.sizes()["o"]
         if tokens:
-            _base.require(
+            self.require(
                 self.vocab_size is not None,
-                self.variant,
                 "a vocabulary to decode into",
                 "vocab_size=None",
                 "set vocab_size=, or call generate",
             )
         else:
-            _base.require(
+            self.require(
                 self.vocab_size is None,
-                self.variant,
                 "outputs that are vectors, to be fed back",
                 f"scores for vocab_size={self.vocab_size} tokens",
                 "call greedy",
             )
-            _base.require(
+            self.require(
                 o == d,
-                self.variant,
                 "output_dim equal to input_dim, so that outputs can be fed back",
                 f"output_dim={o}, input_dim={d}",
                 "pass every target, or build with equal widths",
             )
-        _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
+        self.require(t == 1, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
         whole = is_integer(steps) and steps >= 0
-        _base.require(whole, self.variant, "steps to be an integer from 0", repr(steps), "set steps=")
+        self.require(whole, "steps to be an integer from 0", repr(steps), "set steps=")
         fix = "set stop= to the token that ends a sentence, or to -1 for none"
-        _base.require(is_integer(stop), self.variant, "stop to be an integer", repr(stop), fix)
+        self.require(is_integer(stop), "stop to be an integer", repr(stop), fix)
 
 
 EXAMPLES = {

@@ -11,17 +11,7 @@ class Config(_heads.RelativePositionConfig):
     """Fields of attention with relative position representations.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, positions included; 1/sqrt(head_dim) by default.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         max_distance: offsets beyond it, on either side, are clipped to it.
         use_values: vectors of relative positions for the values too, not for the keys alone.
     """

@@ -11,20 +11,10 @@ class Config(CrossAttentionConfig):
     """Fields of multi-head attention with sinks.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled. The sink's score is not scaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit. The sink
             is always visible.
         softcap: scores become softcap * tanh(scores / softcap); the sink's score is not capped.
-        dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections.
         sink: "learned": each head learns a score of its own; "zero": the score 0, softmax off by one.
     """
 

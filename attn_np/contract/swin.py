@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import Arg, Param, field_error, is_integer, require
+from attn_np.contract._base import Arg, Param, field_error, is_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,13 +11,6 @@ class Config(_heads.Heads):
     """Fields of Swin attention.
 
     Attributes:
-        d_model: width of the input.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        use_bias: biases on the four projections.
         height: rows of the grid; they follow each other in the sequence.
         width: columns of the grid.
         window_size: rows and columns of a window.
@@ -80,7 +73,7 @@ class Config(_heads.Heads):
             raise field_error(self.variant, f"shift to be an integer from 0 to {size - 1}", repr(shift), "set shift=")
         got, fix = f"{self.height} x {self.width}", "fill the grid up before the layer, or change the window"
         fills = self.height % size == 0 and self.width % size == 0
-        require(fills, self.variant, f"height and width that windows of {size} fill", got, fix)
+        self.require(fills, f"height and width that windows of {size} fill", got, fix)
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {

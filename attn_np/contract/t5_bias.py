@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base, _heads
+from attn_np.contract import _heads
 from attn_np.contract._base import Param
 
 
@@ -11,16 +11,7 @@ class Config(_heads.RelativePositionConfig):
     """Fields of attention with T5's relative position biases.
 
     Attributes:
-        d_model: width of the queries.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; T5 has none, so they are off by default.
         num_buckets: rows of the table; bidirectional buckets are half for earlier and half for later keys.
         max_distance: distances from this one on share the last bucket of their side.
@@ -74,16 +65,14 @@ class Config(_heads.RelativePositionConfig):
             object.__setattr__(self, "bidirectional", not self.causal)
         self.check_flag("bidirectional")
         sides = 2 if self.bidirectional else 1
-        _base.require(
+        self.require(
             self.num_buckets % (2 * sides) == 0,
-            self.variant,
             f"num_buckets to be a multiple of {2 * sides}, for {'both sides' if sides == 2 else 'one side'}",
             self.num_buckets,
             "half of a side's buckets hold one distance each",
         )
-        _base.require(
+        self.require(
             self.max_distance > self.num_buckets // (2 * sides),
-            self.variant,
             f"max_distance above {self.num_buckets // (2 * sides)}, the distances with a bucket of their own",
             self.max_distance,
             "set max_distance=",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract._base import Param, require
+from attn_np.contract._base import Param
 from attn_np.contract._heads import CrossAttentionConfig
 
 
@@ -11,19 +11,9 @@ class Config(CrossAttentionConfig):
     """Fields of talking-heads attention: those of multi-head attention, and which maps there are.
 
     Attributes:
-        d_model: width of the queries.
         num_heads: how many heads of queries, keys and values there are.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
-        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
         softcap: mixed scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training, before they are mixed.
-        use_bias: biases on the four projections.
         softmax_heads: how many softmaxes there are; num_heads by default. Mask, bias and weights have as many heads.
         mix_scores: map the scores of the heads to those of the softmaxes.
         mix_weights: map the weights of the softmaxes to those of the heads.
@@ -70,9 +60,8 @@ class Config(CrossAttentionConfig):
         super().__post_init__()
         self.check_positive("softmax_heads")
         self.check_flag("mix_scores", "mix_weights")
-        require(
+        self.require(
             self.softmax_heads in (None, self.num_heads) or (self.mix_scores and self.mix_weights),
-            self.variant,
             "as many softmax_heads as num_heads where scores or weights are not mixed",
             f"softmax_heads={self.softmax_heads}, num_heads={self.num_heads}",
             "leave softmax_heads out or mix both",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base, _heads
+from attn_np.contract import _heads
 from attn_np.contract._base import Param
 
 
@@ -12,15 +12,7 @@ class Config(_heads.RelativePositionConfig):
 
     Attributes:
         d_model: width of the queries and of the encodings of distances, an even number.
-        num_heads: how many heads attend.
-        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
-        value_head_dim: width of a head's values; head_dim by default.
-        key_dim: width of the key input; d_model by default.
-        value_dim: width of the value input; key_dim by default.
-        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores, both parts; 1/sqrt(head_dim) by default.
-        causal: query i sees the keys up to its own position, aligned at the last key.
-        dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; Transformer-XL has none, so they are off by default.
         base: the slowest sine of the encodings turns once in 2 pi base positions, or nearly.
     """
@@ -74,7 +66,7 @@ class Config(_heads.RelativePositionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_number("base", above=1.0)
-        _base.require(self.d_model % 2 == 0, self.variant, "an even d_model", self.d_model, "sines come with cosines")
+        self.require(self.d_model % 2 == 0, "an even d_model", self.d_model, "sines come with cosines")
 
     def own_params(self) -> dict[str, Param]:
         more = {"w_r": Param("d h k", "d"), "b_content": Param("h k", "d"), "b_position": Param("h k", "d")}

@@ -17,8 +17,9 @@ from attn_np.attention.row_blocks import attend_in_row_blocks_vjp
 from attn_np.contract._tape import scope
 from attn_np.frame.call import scoring
 from attn_np.frame.memory import with_memory_vjp
-from attn_np.ops import Array, Tape, dtype_name
+from attn_np.ops import Array, Tape, dtype_name, zeros
 from attn_np.ops.vjp import Grads, make_grads, prepare_dy, sum_grads, sum_to
+from attn_np.recurrence.rules import recurrence_vjp
 
 
 class LayerBackward:
@@ -72,7 +73,7 @@ class AttentionBackward(LayerBackward):
         Args:
             part: as it was passed to the call.
             memory_k: as it was passed to the call; the gradients of the memory go into `dw`.
-            relative_bias: whether the call had a `relative_bias_fn`: then the bias is not the caller's alone.
+            relative_bias: whether the call added to the bias, which then is not the caller's alone.
             more: options that replaced those of the config.
         """
         tape = self.tape if part is None else scope(self.tape, part)
@@ -126,12 +127,18 @@ class AttentionBackward(LayerBackward):
 
         return self.attend_in_rows(attend_rows_vjp, dcontext)
 
-    def end(self, dquery: Array, dkey: Array, dvalue: Array) -> Grads:  # type: ignore[override]
+    def end(self, dquery: Array, dkey: Array, dvalue: Array | None) -> Grads:  # type: ignore[override]
         """The gradients of inputs and parameters, rounded once: what was unseen gets 0, one array's uses are added."""
         axes = "bhts" if "h" in self.layer.config.sizes() else "bts"
         return self.end_with(**zero_unseen_inputs_vjp(self.tape, axes, dquery, dkey, dvalue))
 
-    def end_with(self, **dinputs: Array) -> Grads:
+    def end_shared(self, dquery: Array, dk: Array, dv: Array) -> Grads:
+        """The same of a call that got keys and values by `AttentionCall.shared_keys`."""
+        dk, dv = self.zero_unseen_keys("bhts->bsgk", dk), self.zero_unseen_keys("bhts->bsgk", dv)
+        dquery = zero_unseen("bhts->btd", self.tape.get("query_mask"), dquery)
+        return self.end_with(query=dquery, shared_k=dk, shared_v=dv)
+
+    def end_with(self, **dinputs: Array | None) -> Grads:
         """The same from gradients of the inputs themselves, of a layer that does not use `AttentionCall.inputs`."""
         return super().end(**dinputs, **self.dothers)
 
@@ -141,7 +148,15 @@ class RecurrentBackward(LayerBackward):
 
     def __init__(self, layer: Any, tape: Tape, dy: Array) -> None:
         super().__init__(layer, tape, dy)
-        self.x, self.real = tape["zeroed_query"], tape.get("real")
+        self.x, self.real, self.continues = tape["zeroed_query"], tape.get("real"), tape.get("continues")
+
+    def recurrence(
+        self, q: Array, k: Array, v: Array, beta: Array | None, decay: Array, chunk_size: int | None, delta_rule: bool,
+        dout: Array,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """The gradients of q, k, v, beta and the decay: `recurrence` in reverse, from an empty state."""
+        empty = zeros((k.shape[0], k.shape[2], k.shape[3], v.shape[3]), q)
+        return recurrence_vjp(self.tape, q, k, v, beta, decay, empty, chunk_size, delta_rule, dout, empty)[:5]
 
     def end(self, *dxs: Array) -> Grads:  # type: ignore[override]
         """The gradients of the inputs, whose uses are added and which are 0 at padding, and of the parameters."""

@@ -9,10 +9,11 @@ import numpy as np
 
 from attn_np.attention.decode import Cache, begin_step, empty_cache, end_step
 from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
+from attn_np.contract._base import shape_of
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
-from attn_np.contract._projections import Projections, refuse_modules
+from attn_np.contract._projections import Projections, refuse_module, refuse_modules
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_np.ops import DTYPES, Array, Tape, dtype_name, memoized_check, to_dtype, upcast, use_up
 from attn_np.ops.specs import checked_specs, spec_of
@@ -143,6 +144,12 @@ class Layer(DecodingMixin[Array], Generic[C]):
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
         return cls(config, rng=seed, dtype=dtype, projections=projections, _values=values).eval()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a module of another framework is refused in the place of a parameter."""
+        if callable(value) and not isinstance(value, Layer) and name in annotated_names(type(self)):
+            refuse_module(self.config, name, value, "layers of attn_torch and attn_jax take it")
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config}, dtype={self.dtype!r})"
 
@@ -209,12 +216,14 @@ class Layer(DecodingMixin[Array], Generic[C]):
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
-        use_up(cache)
+        if not step.reads:
+            use_up(cache)
         return y, cache_after
 
-    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+    def draw_keep(self, keep: Array | None, axes: str, sizes: dict[str, int], like: Array) -> Array | None:
         """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or not self.training or rate == 0:
             return keep
+        shape = shape_of(axes, sizes)
         return self.rng.random(shape) >= rate

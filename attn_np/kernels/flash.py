@@ -46,7 +46,7 @@ from attn_np.kernels.scores import (
     zero_subnormal_,
 )
 from attn_np.kernels.threads import Scratch, in_threads
-from attn_np.ops import Array, diagonals_to_pairs, pairs_to_diagonals, to_dtype, upcast
+from attn_np.ops import Array, diagonals_to_pairs, dtype_name, pairs_to_diagonals, to_dtype, upcast
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
 EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to this many queries
@@ -57,7 +57,7 @@ SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 
 SAFE_VALUES = 2.0**-80, 2.0**50  # exp(-30) times the smaller one is a normal float32
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arguments:
     """The arguments of `attend`, 16-bit types widened.
 
@@ -140,7 +140,7 @@ class ForwardResult:
 
 def supports(q: Array, k: Array, v: Array) -> bool:
     """Whether the arrays are ndarrays or memmaps: others bring their own operations, which the textbook path calls."""
-    return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
+    return {type(q), type(k), type(v)} <= {np.ndarray, np.memmap}
 
 
 def supports_diagonal_bias(q: Array, k: Array) -> bool:
@@ -169,7 +169,7 @@ def attend(
     `diagonal_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
-    dtype, q = q.dtype.name, upcast(q)
+    dtype, q = dtype_name(q), upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
     # One number per pair where it holds -inf, or for an lse, which moving the bias by a constant would change.
     if diagonal_bias is not None and (return_lse or not np.isfinite(diagonal_bias).all()):

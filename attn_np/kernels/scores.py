@@ -36,15 +36,22 @@ def hidden_to_neg_inf_(x: Array, hidden: Array | None) -> None:
         np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
 
 
+@cache
+def smallest_normal(dtype: np.dtype) -> np.floating:
+    """The smallest normal number of a dtype."""
+    return np.finfo(dtype).tiny
+
+
+@cache
 def underflow_score(dtype: np.dtype) -> float:
     """The score whose weight is the smallest normal number, and a little more: what is below weighs nothing."""
-    return log(np.finfo(dtype).tiny) + 0.5
+    return log(smallest_normal(dtype)) + 0.5
 
 
 def zero_subnormal_(x: Array) -> None:
     """Set what is below the normal numbers to 0, in place: products with such numbers are slow."""
     bits = x.view(f"u{x.itemsize}")
-    np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
+    np.copyto(bits, 0, where=bits < smallest_normal(x.dtype).view(bits.dtype))
 
 
 def add_to_diagonal_sums(skewed_sums: Array, dscores: Array, queries: Span, keys: Any, t: int) -> None:

@@ -70,8 +70,8 @@ def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]
         with np.errstate(invalid="ignore", over="ignore"):  # each thread has its own; hidden numbers may be anything
             work(task)
 
-    if len(plan(1)) == 1:
-        work(*plan(1))
+    if len(tasks := plan(1)) == 1:
+        work(*tasks)
         return
     with one_blas_thread() as threads, ThreadPoolExecutor(threads) as pool:
         list((pool.map if threads > 1 else map)(quietly, plan(threads)))

@@ -1,1 +1,1 @@
-"""Weights from scores: softmax, sparsemax, entmax, and the one key of hard attention."""
+"""Weights from scores: softmax, sparsemax, entmax, and the one key of hard attention; and norms of what heads hold."""

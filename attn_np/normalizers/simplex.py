@@ -21,7 +21,6 @@ from attn_np.ops import (
     dtype_name,
     exp,
     iterate,
-    largest_first,
     log1p,
     maximum,
     to_dtype,
@@ -29,6 +28,7 @@ from attn_np.ops import (
     where,
     zeros,
 )
+from attn_np.ops.choices import largest_first
 from attn_np.ops.specs import checked_specs
 from attn_np.ops.vjp import defvjp, entmax15_vjp, softmax_vjp, sparsemax_vjp
 

@@ -12,6 +12,8 @@ from attn_np.contract import check_index, device_error, record, tap_step
 from attn_np.contract import float_dtype_name as float_dtype_name
 from attn_np.contract import memoized_check as memoized_check
 from attn_np.contract import scope as scope
+from attn_np.ops.pages import group_heads as group_heads
+from attn_np.ops.pages import split_rows as split_rows
 from attn_np.ops.pages import take_pages as take_pages
 from attn_np.ops.pages import write_entries as write_entries
 
@@ -70,11 +72,6 @@ def amin_detached(x: Array, axis: int) -> Array:
 def detach(x: Array) -> Array:
     """The array itself, without a gradient."""
     return x
-
-
-def largest_first(x: Array) -> Array:
-    """The entries of the last axis from the largest to the smallest, without a gradient."""
-    return np.sort(x, axis=-1)[..., ::-1]
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:

@@ -294,9 +294,9 @@ def diagonals_to_pairs_vjp(shape: tuple[int, ...], dy: Array) -> Array:
 
 
 @dispatches_on_array_type
-def sum_grads(*terms: Array) -> Array:
-    """The sum of the gradients that reach one array on several paths."""
-    return sum(terms[1:], start=terms[0])
+def sum_grads(first: Array, *others: Array | None) -> Array:
+    """The sum of the gradients that reach one array on several paths; a path that does not exist gives None."""
+    return sum((x for x in others if x is not None), start=first)
 
 
 # Of a whole layer or function -----------------------------------------------------------------------------------------

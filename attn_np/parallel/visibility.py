@@ -68,6 +68,8 @@ def check_masking(
 
 def pattern_of_rows(who: str, pattern: Pattern, sizes: dict[str, int]) -> Pattern:
     """A pattern with the arrays of all devices, `n b t`, `n b s` and `b`, as that of the rows of one batch."""
+    if not isinstance(pattern, Pattern):
+        check_pattern(who, pattern, sizes, spec_of)  # which refuses it
     check_class(pattern)
 
     def of_rows(axes: str, x: Any) -> Array:

@@ -78,7 +78,8 @@ def rotary_angles(
     name = float_dtype_name("rotary_angles", dtype)
     spec = functions_contract.integer_positions(checked_specs("rotary_angles", positions=positions)["positions"])
     positions = signed(positions)
-    low, high = known_range(positions) or (0, 0)
+    known = known_range(positions)
+    low, high = known or (0, 0)
     limit = max(int(high), 0) + 1 if max_positions is None else functions_contract.numpy_scalar_to_python(max_positions)
     config = functions_contract.RotaryAnglesOptions(
         width=functions_contract.numpy_scalar_to_python(width), rope_base=rope_base, max_positions=limit,
@@ -90,9 +91,9 @@ def rotary_angles(
     )  # fmt: skip
     config.check_positions(spec, max_positions is not None or concrete(positions))
     config.check_position_range(low, high)
-    cos_sin_table = rotary.cos_sin_table_for(config, positions, name, like=positions)
+    cos_sin_table = rotary.cos_sin_table_for(config, positions, known, name, like=positions)
     if xpos is not None:
-        cos_sin_table = cos_sin_table * xpos_scales(config, config.max_positions, name, like=positions)
+        cos_sin_table = cos_sin_table * xpos_scales(config, cos_sin_table.shape[1], name, like=positions)
     cos, sin = take(cos_sin_table[0], positions), take(cos_sin_table[1], positions)
     if sections is None:
         return cos, sin

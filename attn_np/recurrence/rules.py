@@ -11,6 +11,7 @@ from attn_np.ops import (
     arange,
     concatenate,
     einsum,
+    group_heads,
     is_longer,
     record,
     remat,
@@ -334,7 +335,7 @@ def recurrence(
     """
     b, t, h, _ = q.shape
     erase_key = k if delta_rule and erase_key is None else erase_key
-    beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
+    beta, q = None if beta is None else beta[..., None], group_heads(q, k.shape[2])
     if chunk_size is None:
         out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, erase_key, tape)
     else:
@@ -450,9 +451,11 @@ def recurrence_vjp(
     """The gradients of q, k, v, beta, the decays, the first state and an erased key that is not k, from those of the
     outputs and the last state.
     """
-    (b, t, h, width), kv_heads = q.shape, k.shape[2]
-    beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, kv_heads, h // kv_heads, width)
-    dout = dout.reshape(b, t, kv_heads, h // kv_heads, v.shape[3])
+    beta, grouped, dout = (
+        None if beta is None else beta[..., None],
+        group_heads(q, k.shape[2]),
+        group_heads(dout, k.shape[2]),
+    )
     erased = k if delta_rule and erase_key is None else erase_key
     if chunk_size is None:
         grads = recurrent_form_vjp(tape, grouped, k, v, beta, decay, initial_state, erased, dout, dfinal_state)

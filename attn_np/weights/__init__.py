@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attn_np.weights._check import LayerWeights as LayerWeights
     from attn_np.weights._check import check as check
     from attn_np.weights._check import requested_dtype as requested_dtype
+    from attn_np.weights._check import require_config as require_config
     from attn_np.weights._check import require_layer_of as require_layer_of
     from attn_np.weights._convert import convert as convert
     from attn_np.weights._draw import draw as draw
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # The names of each file, loaded when one is asked for: making a layer needs `draw` alone.
 NAMES = {
-    "_check": ("LayerWeights", "check", "requested_dtype", "require_layer_of"),
+    "_check": ("LayerWeights", "check", "requested_dtype", "require_config", "require_layer_of"),
     "_convert": ("convert",),
     "_draw": ("draw",),
     "_io": ("read", "write"),

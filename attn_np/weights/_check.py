@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from os import PathLike
 from typing import Any
 
@@ -91,6 +92,43 @@ def require_layer_of(base: type, layer: Any, expected: str, fix: str) -> None:
         raise TypeError(f"{expected}, got {kind}; {fix}, of the layer's own package")
 
 
+# Arguments of other libraries and of each other that `load` and `load_pretrained` do not have.
+OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "load": {"torch_dtype": "write dtype=", "device_map": "write device="},
+    "load_pretrained": {
+        "torch_dtype": "write dtype=",
+        "device_map": "write device=",
+        "into": "call load(file, layout=, layer=, into=layer)",
+        "config": "leave it out, as config.json says it",
+        "variant": "leave it out, as config.json says it",
+    },
+}
+
+
+# Those that both have, and those of each.
+SHARED_ARGUMENTS = ("layout", "layer", "part", "prefix", "dtype", "cast", "finite", "device", "projections")
+OWN_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "load": (*SHARED_ARGUMENTS, "into", "config", "variant"),
+    "load_pretrained": (*SHARED_ARGUMENTS, "allow", "dequantize", "report"),
+}
+
+
+def refuse_other_arguments(who: str, fields: Mapping[str, Any]) -> None:
+    """Refuse fields that are arguments of another function, or nearly those of this one, each with what to write.
+
+    Raises:
+        TypeError: naming the first.
+    """
+    for name in fields:
+        fix = OTHER_ARGUMENTS[who].get(name, "")
+        if not fix and get_close_matches(name, OWN_ARGUMENTS[who], n=1, cutoff=0.6):
+            known = [field for variant in contract.variants() for field in contract.get(variant).Config.fields()]
+            close = get_close_matches(name, dict.fromkeys((*OWN_ARGUMENTS[who], *known)), n=1, cutoff=0.6)
+            fix = f"did you mean {close[0]}=?" if close[0] in OWN_ARGUMENTS[who] else ""
+        if fix:
+            raise TypeError(f"{who}: expected its own arguments or fields of the Config, got {name}=; {fix}")
+
+
 def check_prefix(prefix: Any) -> None:
     """Refuse a prefix of names that is not a string.
 
@@ -118,6 +156,23 @@ def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any
         fix = "leave dtype= out, or load a new layer"
         raise ValueError(f"{variant}: expected dtype {dtypes[0]!r}, the layer's, got {argument!r}; {fix}")
     return dtypes[0] if dtypes else argument
+
+
+def require_config(own: Config | None, config: Any, fields: Mapping[str, Any]) -> Config | None:
+    """The config that a file must have: that of the layer to load into, or the caller's; None if there is neither.
+
+    Raises:
+        TypeError: a caller's that is no Config.
+        ValueError: a caller's beside the layer's or beside fields.
+    """
+    if config is None:
+        return own
+    if not isinstance(config, Config):
+        raise TypeError(f"load: expected config= to be a Config, got {type(config).__name__}; pass its fields by name")
+    if own is not None or fields:
+        got = "into=" if own is not None else ", ".join(f"{name}=" for name in fields)
+        raise ValueError(f"load: expected config= without into= and fields, got {got}; leave one of them out")
+    return config
 
 
 def require_agreement(path: str, config: Config, request: Request) -> None:

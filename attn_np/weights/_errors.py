@@ -1,5 +1,6 @@
 """Why a weight file is refused: one exception class per reason, each naming what is wrong and what to do."""
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from os import PathLike, fspath
@@ -17,8 +18,12 @@ __all__ = [
 
 # How many names an error message lists.
 LISTED_NAMES = 8
-# What to look at where a file lacks keys of the layer.
-CHECK_CALL = "check variant=, layout= and the layer's config"
+# What to check of a call where a file has other keys than it asks for: with our own names, and with foreign ones.
+CHECK_OWN, CHECK_FOREIGN = "check variant= and the layer's config", "check layout=, prefix= and the layer's config"
+
+# Parts of the names that peft gives to tensors: of its adapters, and of what they stand beside.
+OF_ADAPTERS = re.compile(r"(^|\.)(base_layer|original_module|modules_to_save|(lora|vera|ia3|oft|hada|lokr)_\w+)(\.|$)")
+MERGE_ADAPTERS = "merge the adapters into the model first, model.merge_and_unload() of peft, and save what that returns"
 
 
 class WeightFileError(ValueError):
@@ -148,13 +153,16 @@ def require_same_keys(
         UnexpectedKeysError: naming the first few.
     """
     missing, unknown = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    check = CHECK_FOREIGN if config is None else CHECK_OWN
+    if missing and has_adapters(got):
+        raise MissingKeysError(path, missing[0], f"the {key_names(missing)}", "keys of adapters", MERGE_ADAPTERS)
     if missing:
         if unknown:
-            present, fix = f"the unknown {key_names(unknown)}", rename_or_add(missing, unknown)
+            present, fix = f"the unknown {key_names(unknown)}", rename_or_add(missing, unknown, check)
         elif len(got) > LISTED_NAMES:
-            present, fix = f"only the {len(got)} others", add(missing)
+            present, fix = f"only the {len(got)} others", add(missing, check)
         else:
-            present, fix = f"only {first_names(sorted(got))}" if got else "no tensor", add(missing)
+            present, fix = f"only {first_names(sorted(got))}" if got else "no tensor", add(missing, check)
         if config is not None and set(got) == {prefix + name for name in names_without_bias(config)}:
             fix = f"set use_bias=False, or {fix}"
         raise MissingKeysError(path, missing[0], f"the {key_names(missing)}", present, fix)
@@ -162,8 +170,13 @@ def require_same_keys(
         layer = f"the layer's {len(expected)} key{'s' * (len(expected) > 1)} and no other"
         rule = layer if expected else "no key, as the layer has no parameters"
         them = "it" if len(unknown) == 1 else "them"
-        fix = f"delete {them}, or check variant=, layout=, prefix= and the layer's config"
+        fix = MERGE_ADAPTERS if has_adapters(unknown) else f"delete {them}, or {check}"
         raise UnexpectedKeysError(path, unknown[0], rule, f"also the {key_names(unknown)}", fix)
+
+
+def has_adapters(keys: Iterable[str]) -> bool:
+    """Whether some keys are of adapters that are not merged."""
+    return any(OF_ADAPTERS.search(key) for key in keys)
 
 
 def key_names(names: Sequence[str]) -> str:
@@ -171,18 +184,18 @@ def key_names(names: Sequence[str]) -> str:
     return f"key{'s' * (len(names) > 1)} {first_names(names)}"
 
 
-def add(missing: Sequence[str]) -> str:
+def add(missing: Sequence[str], check: str) -> str:
     """The fix for keys that are missing where no unknown one could be theirs."""
-    return f"add {'it' if len(missing) == 1 else 'them'}, or {CHECK_CALL}"
+    return f"add {'it' if len(missing) == 1 else 'them'}, or {check}"
 
 
-def rename_or_add(missing: Sequence[str], unknown: Sequence[str]) -> str:
+def rename_or_add(missing: Sequence[str], unknown: Sequence[str], check: str) -> str:
     """The fix for keys that are missing beside unknown ones: to rename the one nearest to the first that is missing."""
     nearest = get_close_matches(missing[0], unknown[: LISTED_NAMES * 4], n=1, cutoff=0.5)
     if not nearest:
-        return add(missing)
+        return add(missing, check)
     others = ", and the others likewise" if min(len(missing), len(unknown)) > 1 else ""
-    return f"rename {nearest[0]!r} to {missing[0]!r} if it is this tensor{others}, or {CHECK_CALL}"
+    return f"rename {nearest[0]!r} to {missing[0]!r} if it is this tensor{others}, or {check}"
 
 
 def names_without_bias(config: Config) -> tuple[str, ...]:

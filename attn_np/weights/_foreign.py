@@ -173,8 +173,8 @@ def find_table_name(
 ) -> str:
     """The name of the table for a variant; `variant` may be None if the layout has one or sets `variant_from_tensors`.
 
-    Of the tables whose required keys are all in the file, the one that requires most; with `variant_from_tensors` the
-    sizes must agree as well. If none fits, the first.
+    Of the tables whose required keys are all in the file, the one that requires most; of those that require as many,
+    and with `variant_from_tensors` of all, the sizes must agree as well. If none fits, the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
@@ -189,17 +189,21 @@ def find_table_name(
         fix = fix if file is not None or variant is None else other_layout_fix(variant, variants)
         raise ValueError(f"weights: expected a variant that layout {layout_name} has, got {variant!r}; {fix}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
-    fitting: dict[str, int] = {}
+    fitting: dict[str, dict[str, str]] = {}
     for table_name in table_names:
-        table = layout.tables[table_name]
-        key_of = {end: next((key for key in keys if key.endswith(end)), "") for end in table.required_keys()}
-        if file is None or not all(key_of.values()):
-            continue
-        if not layout.variant_from_tensors or letter_sizes_agree(
-            table, {end: file.entries[key].shape for end, key in key_of.items()}
-        ):
-            fitting[table_name] = len(key_of)
-    return max(fitting, key=fitting.__getitem__, default=table_names[0])
+        key_of = {
+            end: next((key for key in keys if key.endswith(end)), "")
+            for end in layout.tables[table_name].required_keys()
+        }
+        if file is not None and all(key_of.values()):
+            fitting[table_name] = key_of
+    most = max(map(len, fitting.values()), default=0)
+    best = [name for name, key_of in fitting.items() if len(key_of) == most]
+    asked = [*fitting] if layout.variant_from_tensors else best if len(best) > 1 else []
+    if file is not None and asked:
+        shapes = {name: {end: file.entries[key].shape for end, key in fitting[name].items()} for name in asked}
+        best = [name for name in asked if letter_sizes_agree(layout.tables[name], shapes[name])]
+    return max(best, key=lambda name: len(fitting[name]), default=table_names[0])
 
 
 def rules_or_mismatch(path: str, layout_name: str, table: Table, config: Config) -> list[AppliedRule]:

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from attn_np import contract
 from attn_np.contract import Config
+from attn_np.contract._base import is_integer
 from attn_np.weights._check import Request, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, WeightFileError, require_same_keys
 from attn_np.weights._layer_prefixes import LayerPrefixes
@@ -16,6 +18,10 @@ from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Fields, beside TRAINING_FIELDS, in which `load` lets a caller differ from the `config.json` beside the file.
 OVERRIDABLE_FIELDS = ("max_positions",)
+# Fields of which a family's reader that does not state them says nothing: a decoder may serve as an encoder.
+UNSTATED_FIELDS = ("causal",)
+# What families call the number of their positions.
+MAX_POSITIONS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 
 
 def table_name_and_config(
@@ -54,16 +60,28 @@ def table_name_and_config(
     assumed = assumed_fields(hf, layout, layer, part, table_name, config) if foreign else {}
     refuse_assumed_fields(hf, config, {ours: key for ours, key in assumed.items() if ours not in caller_fields})
     complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
-    model_fields = {*fields, *layout.tables[table_name].fixed} - {*TRAINING_FIELDS}
+    model_fields = {*fields, *layout.tables[table_name].fixed}
     # A family that states rope_base states rotary_dim too: left out, the whole head is rotated.
     model_fields |= {"rotary_dim"} if "rope_base" in fields else set()
-    model_fields -= set(assumed)
+    if not foreign:  # of its own family a file says everything, with what it leaves out
+        model_fields |= {*config.fields()} - {*UNSTATED_FIELDS, *config.not_in_results}
+    model_fields -= {*TRAINING_FIELDS, *OVERRIDABLE_FIELDS, *assumed}
     for name in differences(config, complete):
         if name in model_fields:
             fix = f"leave {name}= out, or change it in a copy of the layer"
             expected = f"{getattr(config, name)!r}, as the model has it"
             raise ConfigMismatchError(hf.path, name, expected, repr(caller_fields[name]), fix)
     return table_name, complete
+
+
+def with_max_positions(hf: HFConfig, table: Table, config: Config) -> Config:
+    """A config that takes the positions that the model has, so that a call may pass them, if it uses positions."""
+    uses = any(getattr(config, name, None) is not None for name in ("rope_base", "temperature_growth"))
+    if not uses or "max_positions" not in table.fields() or getattr(config, "max_positions", 0) is not None:
+        return config
+    counts = (hf.get(key) for key in MAX_POSITIONS if key in hf)
+    count = next((x for x in counts if is_integer(x) and x > 0), None)
+    return replace(config, max_positions=count)
 
 
 def described(hf: HFConfig, layout: Layout, layer: int, part: str) -> tuple[str, Config, dict[str, Any]]:
@@ -139,6 +157,7 @@ def read_family_sidecar(path: str, layout: Layout, layer: int, part: str) -> tup
     if hf.get("model_type") not in layout.model_types:
         return None
     table_name, config = table_name_and_config(hf, layout, layer, part)
+    config = with_max_positions(hf, layout.tables[table_name], config)
     hf.refuse_unread(fix="name those that leave attention as it is to load_pretrained, as allow=")
     return table_name, config, hf.model_type() in layout.kin
 

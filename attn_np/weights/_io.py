@@ -8,7 +8,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._check import LayerWeights, Request, check, check_prefix
+from attn_np.weights._check import LayerWeights, Request, check, check_prefix, refuse_other_arguments
 from attn_np.weights._foreign import read_foreign, write_foreign
 from attn_np.weights._native import read_native, write_native
 from attn_np.weights._paths import PathArg, path_text
@@ -40,6 +40,7 @@ def read(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
+    refuse_other_arguments("load", fields)
     if variant is not None:
         contract.get(variant)
     if variant in contract.presets():

@@ -1,13 +1,20 @@
 """Where a layer's keys are in a foreign file: the prefix, the layer's number, and the keys that are ignored."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from attn_np.contract._base import is_integer
-from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, first_names, require_same_keys
+from attn_np.weights._errors import (
+    MERGE_ADAPTERS,
+    MissingKeysError,
+    UnexpectedKeysError,
+    first_names,
+    has_adapters,
+    require_same_keys,
+)
 from attn_np.weights._shards import OpenFile
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple, expand_rules
@@ -50,8 +57,25 @@ def locate_layer(
     Raises:
         MissingKeysError, UnexpectedKeysError, ValueError: as `match_prefix`.
     """
-    keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
-    return layer_prefixes_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
+    keys, templates = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)], layout.prefixes_of(part)
+    if prefix and not layers_by_prefix(templates, keys_in_layer(table), keys):
+        others = prefixes_with_layers(templates, keys_in_layer(table), file.entries)
+        if others:
+            fix = "leave prefix= out" if others == [""] else "pass what stands before them as prefix="
+            got = f"them after {first_names(others)}" if others != [""] else "them without a prefix"
+            raise MissingKeysError(file.path, prefix, "the keys of layers after prefix=", got, fix)
+    return layer_prefixes_for(prefix, *match_prefix(file.path, templates, table, layer, keys))
+
+
+def prefixes_with_layers(templates: Sequence[str], table_keys: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """What stands before the layers of a file, each found by the first template that it has."""
+    patterns = [re.compile("(.*?)" + re.escape(x).replace(re.escape("{layer}"), "[0-9]{1,6}")) for x in templates]
+    samples, found = tuple(key.format(n=0) for key in table_keys), {}
+    for key in keys:
+        start = next((key.removesuffix(sample) for sample in samples if key.endswith(sample)), None)
+        matches = [] if start is None else [match for x in patterns if (match := x.fullmatch(start))]
+        found |= {matches[0][1]: None} if matches else {}
+    return list(found)
 
 
 def first_prefix(file: OpenFile, layout: Layout, table: Table, layer: int, part: str, prefixes: Sequence[str]) -> str:
@@ -108,6 +132,7 @@ def match_prefix(
         got = f"layers {', '.join(map(str, numbers))}" if numbers else f"keys {first_names(keys)}"
         expected = templates[0].format(layer="*" if layer is None else layer) + table_keys[0].format(n=0)
         fix = "pass the number of one of these" if numbers else "check layout= and prefix="
+        fix = MERGE_ADAPTERS if not numbers and has_adapters(keys) else fix
         raise MissingKeysError(path, expected, "a key of this name", got, fix)
     if len({number_and_template[prefix][0] for prefix in matching_prefixes}) == 1:
         fix = "take the other keys out of the file"

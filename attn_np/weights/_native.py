@@ -2,15 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config, did_you_mean
+from attn_np.contract._projections import all_projections
 from attn_np.weights import layouts
 from attn_np.weights._check import LayerWeights, Request, checked_cast, common_dtype, digest, require_agreement
 from attn_np.weights._convert import conversions, convert_unchecked
@@ -21,6 +22,7 @@ from attn_np.weights._errors import (
     HeaderSyntaxError,
     MissingKeysError,
     first_names,
+    has_adapters,
     require_same_keys,
     require_shape,
 )
@@ -53,23 +55,23 @@ def read_native(file: OpenFile, file_variant: str | None, prefix: str, request: 
         config = metadata_config(file, metadata, file_variant, request)
     else:
         config = caller_config(file, metadata, file_variant, prefix, request)
-    keys = locate_params(file, config, prefix)
-    shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
-    for name, key in keys.items():
-        require_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
-    dtypes = {key: file.entries[key].dtype for key in keys.values()}
+    stored, shapes = locate_params(file, config, prefix), config.shapes()
+    for entry in stored.values():
+        require_shape(file.path, entry.key, entry.shape, file.entries[entry.key].shape, entry.axes)
+    dtypes = {entry.key: file.entries[entry.key].dtype for entry in stored.values()}
     dtype = common_dtype(file.path, dtypes, request)
     same_variant = request.target_variant in (None, config.variant)
     if same_variant:
         require_agreement(file.path, config, request)
     digests = metadata_digests(file, metadata) if tagged else {}
     values = {}
-    for name, key in keys.items():
-        x = file.read(key)
+    for name, entry in stored.items():
+        key, x = entry.key, file.read(entry.key)
         if tagged and digest(x) != digests[key]:
             fix = "get the file again, or write it again from the layer"
             raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), fix)
-        values[name] = checked_cast(file.path, key, x, dtype, request.finite)
+        x = checked_cast(file.path, key, x, dtype, request.finite)
+        values[name] = (x.T if entry.transposed else x).reshape(shapes[name])
     if not same_variant:
         config, values = convert_unchecked(file.path, config, values, str(request.target_variant))
         require_agreement(file.path, config, request if tagged else Request(request.into_config))
@@ -110,16 +112,45 @@ def header_digest(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, 
 # Where the layer is, and its config -----------------------------------------------------------------------------------
 
 
-def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]:
-    """The key of every parameter.
+class Stored(NamedTuple):
+    """How a file has a parameter: under which key, of which shape and axes, and whether outputs come first."""
+
+    key: str
+    shape: tuple[int, ...]
+    axes: str
+    transposed: bool = False
+
+
+def stored_params(config: Config, prefix: str, keys: Container[str]) -> dict[str, Stored]:
+    """Every parameter as a file has it: an array, or part of a module of PyTorch or Flax where the keys say so."""
+    shapes, params = config.shapes(), config.params()
+    stored = {name: Stored(prefix + name, shapes[name], param.axes) for name, param in params.items()}
+    for within, projection in all_projections(config):
+        module, sizes = f"{prefix}{within}{projection.name}", (projection.in_features, projection.out_features)
+        inputs, outputs = (" ".join(x) for x in (projection.input_letters, projection.output_letters))
+        if f"{module}.weight" in keys:
+            weight = Stored(f"{module}.weight", sizes[::-1], f"({outputs}) ({inputs})", transposed=True)
+        elif f"{module}.kernel" in keys:
+            weight = Stored(f"{module}.kernel", sizes, f"({inputs}) ({outputs})")
+        else:
+            continue
+        stored[within + projection.name] = weight
+        if projection.bias is not None:
+            stored[within + projection.bias] = Stored(f"{module}.bias", sizes[1:], f"({outputs})")
+    return stored
+
+
+def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, Stored]:
+    """Where and how the file has every parameter.
 
     Raises:
         MissingKeysError: no such prefix, with the nearest of the file; or a parameter that is not there.
         UnexpectedKeysError: a key with the prefix that is not a parameter.
     """
-    keys = {name: prefix + name for name in config.shapes()}
+    stored = stored_params(config, prefix, file.entries)
+    keys = {name: entry.key for name, entry in stored.items()}
     present = [key for key in file.entries if key.startswith(prefix)]
-    if keys and not set(keys.values()) & set(present):
+    if keys and not has_adapters(present) and not set(keys.values()) & set(present):
         first, expected = next(iter(keys)), f"the parameters of {config.variant}"
         expected += f" after the prefix {prefix!r}" if prefix else ""
         prefixes = prefixes_before(first, list(file.entries))
@@ -129,12 +160,14 @@ def locate_params(file: OpenFile, config: Config, prefix: str) -> dict[str, str]
         got, fix = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
         raise MissingKeysError(file.path, prefix + first, expected, got, fix)
     require_same_keys(file.path, list(keys.values()), present, config, prefix)
-    return keys
+    return stored
 
 
 def prefixes_before(name: str, keys: Sequence[str]) -> list[str]:
     """The prefixes before a parameter's name among some keys, one for each layer of a model."""
-    return [key.removesuffix(name) for key in keys if key == name or key.endswith(f".{name}")]
+    names = (name, f"{name}.weight", f"{name}.kernel")  # as an array, or in a module
+    ends = {key: next((end for end in names if f".{key}".endswith(f".{end}")), None) for key in keys}
+    return [key.removesuffix(end) for key, end in ends.items() if end is not None]
 
 
 def metadata_prefix(file: OpenFile, metadata: Mapping[str, str], prefix: str) -> str:
@@ -224,7 +257,7 @@ def caller_config(
     if file_variant is not None:
         return contract.config(file_variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"
-    fix = f"{ours}, else name its layout=, one of {', '.join(layouts.names())}"
+    fix = f"{ours}, else name its layout=, such as 'llama' or 'torch_mha', of the {len(layouts.names())} in the docs"
     raise FormatMismatchError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), fix)
 
 

@@ -9,12 +9,18 @@ from typing import Any
 from attn_np.contract import Config
 from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
-from attn_np.weights._check import LayerWeights, Request, check_prefix
+from attn_np.weights._check import LayerWeights, Request, check_prefix, refuse_other_arguments
 from attn_np.weights._dequantize import DequantizedFile
-from attn_np.weights._errors import ConfigMismatchError, NoAttentionError, ShardIndexError, first_names
+from attn_np.weights._errors import (
+    MERGE_ADAPTERS,
+    ConfigMismatchError,
+    NoAttentionError,
+    ShardIndexError,
+    first_names,
+)
 from attn_np.weights._foreign import read_by_table
-from attn_np.weights._foreign_config import table_name_and_config
-from attn_np.weights._known_types import KNOWN_TYPES
+from attn_np.weights._foreign_config import table_name_and_config, with_max_positions
+from attn_np.weights._known_types import KNOWN_TYPES, NO_LAYOUT_YET
 from attn_np.weights._layer_prefixes import find_part, first_prefix, keys_in_layer, layers_by_prefix, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files_hint, path_text
 from attn_np.weights._progress import progress
@@ -25,8 +31,8 @@ from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 from attn_np.weights.layouts.meta_llama import MODEL_TYPE
 
-# What stands beside Meta's own files.
-PARAMS = "params.json"
+# What stands beside Meta's own files, and beside peft's.
+PARAMS, ADAPTER_CONFIG = "params.json", "adapter_config.json"
 # Weights that can contain code or are of other libraries.
 OTHER_SUFFIXES = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
@@ -129,6 +135,7 @@ def read_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     check_prefix(prefix)
+    refuse_other_arguments("load_pretrained", fields)
     found = described_layer(config_of(path, layout), layer, part, layout, allow, dequantize, fields)
     with open_tensors(find_weights(path_text(path), layout)) as file:
         return read_described(file, found, prefix, Request(None, found.config.variant, {}, dtype, cast, finite))
@@ -156,6 +163,7 @@ def read_pretrained_layers(
         NoAttentionError: no layer attends.
     """
     check_prefix(prefix)
+    refuse_other_arguments("load_pretrained", fields)
     whole, refusals = config_of(path, layout), []
 
     def described(number: int) -> DescribedLayer | None:
@@ -171,6 +179,12 @@ def read_pretrained_layers(
             count = stored_layers(file, layers[0], prefix)
     layers += [described(number) for number in range(1, count or 1)]
     if not any(layers):
+        if count is None:
+            expected, fix = (
+                "this field, as layer 0 does not attend",
+                "write it into a copy of this file, or pass layer=",
+            )
+            raise ConfigMismatchError(whole.path, "num_hidden_layers", expected, "none", fix)
         raise refusals[0]
     with open_tensors(find_weights(path_text(path), layout)) as file, progress("load_pretrained") as tell:
         for number, found in enumerate(layers):
@@ -213,7 +227,8 @@ def described_layer(
         ConfigMismatchError: a field that our layer cannot represent.
         ValueError, TypeError: arguments that cannot be right.
     """
-    sees = part == VISION and whole.model_type() in TEXT_MODELS
+    named = layout is not None and "vision_config" in whole and whole.model_type() not in layout_of_model_type()
+    sees = part == VISION and (named or whole.model_type() in TEXT_MODELS)
     hf, prefixes = vision_model(whole) if sees else text_model(whole, named=layout is not None)
     stated = hf if "quantization_config" in hf else whole
     layout_name, family_layout = find_layout(hf, layout)
@@ -226,6 +241,8 @@ def described_layer(
         require_direction(whole, fields)
     foreign = hf.get("model_type") not in family_layout.model_types
     table_name, config = table_name_and_config(hf, family_layout, layer, part, fields, foreign=foreign)
+    if "max_positions" not in fields:
+        config = with_max_positions(hf, family_layout.tables[table_name], config)
     # Read by a family whose attention is not quantised where the rest of the model is.
     quantized = "quantization_config" in stated and f"{stated.prefix}quantization_config" in stated.unread()
     if quantized and not dequantize:
@@ -307,8 +324,7 @@ def find_weights(path: str, layout: str | None) -> str:
             got, fix = "none", "get it"
             if others:
                 got = f"{first_names(others)}, which is not read"
-                how = "as save_pretrained(folder, safe_serialization=True) does"
-                fix = f"have the model's library write it again, {how}"
+                fix = "have the model's library write it again, as save_pretrained(folder) of transformers does"
                 if own_files(folder, layout):
                     fix = "write what torch.load(file, weights_only=True) gives with safetensors.torch.save_file"
             raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {fix}")
@@ -320,6 +336,7 @@ def find_weights(path: str, layout: str | None) -> str:
         path = os.path.join(folder, candidates[0])
     if not own_files(folder, layout) and not os.path.isfile(os.path.join(folder, CONFIG)):
         fix = "get it, or read the file with load, layout= and the fields of its Config"
+        fix = MERGE_ADAPTERS if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) else fix
         raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {fix}")
     return path
 
@@ -345,18 +362,20 @@ def find_layout(hf: HFConfig, name: str | None) -> tuple[str, Layout]:
         return name, layout
     if model_type not in layout_of:
         refuse_known_to_differ(hf, None)
-        key = f"{hf.prefix}model_type"
-        raise ConfigMismatchError(
-            hf.path, key, "the name of a known family", repr(model_type), nearest_families(model_type)
-        )
+        expected, got, fix = "the name of a known family", repr(model_type), nearest_layouts(model_type)
+        if model_type in NO_LAYOUT_YET:
+            expected, got = "a family that a layout reads", f"{got}, which is known and has no layout yet"
+        raise ConfigMismatchError(hf.path, f"{hf.prefix}model_type", expected, got, fix)
     return layout_of[model_type], layouts.get(layout_of[model_type])
 
 
-def nearest_families(model_type: Any) -> str:
-    """What to do with a model of an unknown type: the known types with the nearest names, and how to name a layout."""
-    known = [*layout_of_model_type(), *TEXT_MODELS]
-    close = difflib.get_close_matches(model_type, known, n=3, cutoff=0.6) if isinstance(model_type, str) else []
-    hint = f"did you mean {' or '.join(map(repr, close))}? Else " if close else ""
+def nearest_layouts(model_type: Any) -> str:
+    """What to do with a model of an unknown type: the layouts of types with the nearest names, and how to name one."""
+    layout_of, close = layout_of_model_type(), []
+    if isinstance(model_type, str) and model_type not in NO_LAYOUT_YET:
+        close = difflib.get_close_matches(model_type, layout_of, n=3, cutoff=0.6)
+    nearest = " or ".join(f"layout={name!r}" for name in dict.fromkeys(layout_of[kind] for kind in close))
+    hint = f"did you mean {nearest}? Else " if nearest else ""
     return f"{hint}name a layout as layout= if the model has its names and numbers, or use the model's own library"
 
 

@@ -7,6 +7,19 @@ from typing import Any
 # Codes of safetensors for numbers of eight bits, by the type that a scheme names.
 CODES: Mapping[str, tuple[str, ...]] = {"float": ("F8_E4M3", "F8_E5M2"), "int": ("I8",)}
 # What libraries call their schemes of four and fewer bits, by the field that says which one it is.
+# What else the fields of a scheme may say without changing what the stored weights stand for.
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "fp8": ("fmt", "weight_block_size", "activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize"),
+    "compressed-tensors": (
+        "format", "config_groups", "ignore", "quantization_status", "global_compression_ratio", "kv_cache_scheme",
+        "version",
+    ),
+    "fbgemm_fp8": ("activation_scale_ub", "modules_to_not_convert"),
+    "modelopt": (
+        "quant_algo", "producer", "ignore", "exclude_modules", "kv_cache_quant_algo", "kv_cache_scheme",
+        "config_groups", "targets",
+    ),
+}  # fmt: skip
 KINDS = ("bnb_4bit_quant_type", "quant_algo", "format", "quant_type", "version")
 
 
@@ -42,6 +55,9 @@ def scheme_of(fields: Any) -> Scheme | str:
         bits = "4 bits" if fields.get("load_in_4bit") else "8 bits" if fields.get("load_in_8bit") else ""
         bits = f"{fields['bits']} bits" if type(fields.get("bits")) is int else bits
         return ", ".join(filter(None, (str(method), *kinds, bits)))
+    unknown = [key for key, x in fields.items() if x and key not in ("quant_method", *ELSEWHERE[str(method)])]
+    if unknown:  # such as rotations of the weights
+        return f"{method} with {', '.join(sorted(unknown))}"
     block, kind = block_and_kind
     return Scheme(str(method), CODES[kind], block)
 

@@ -9,12 +9,16 @@ from attn_np.contract._decode import (
     cache_shapes,
     check_at_least_0,
     check_crop,
+    check_has_read,
     check_lengths,
+    check_no_pattern,
+    check_reads_one,
     check_room,
     check_rows,
     check_rows_fit,
     check_some_rows,
     check_unspent,
+    reads_cache,
     slot_count,
 )
 from attn_torch.attention.masks import broadcast_mask, in_window
@@ -34,6 +38,8 @@ from attn_torch.ops import (
     note_lengths,
     pytree,
     read_lengths,
+    reverse_cumsum,
+    scan,
     signed,
     take_rows,
     to_dtype,
@@ -205,6 +211,8 @@ class DecodeStep:
         ring: there, `attend` over the keys of all devices.
         recur: there, what passes the state of a recurrence on from device to device: (form, values, first state).
         before: there, the last entries before this device's positions: (entries, how many).
+        pattern: there, who may attend to whom besides, with this device's arrays; the ring alone knows it.
+        reads: whether another layer's step has written these positions into the cache, which stays as it is.
         arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
@@ -225,6 +233,8 @@ class DecodeStep:
     ring: Any = None
     recur: Any = None
     before: Any = None
+    pattern: Any = None
+    reads: bool = False
     arrays: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -249,7 +259,9 @@ def empty_cache(
     zero = 0 * arange(batch_size, like)
     likes = {name: zero if arg.kind == "integers" else like for name, arg in config.arguments().items()}
     arrays = {
-        name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state_like)
+        name: empty_slots(shape, likes.get(name, like))
+        if "s" in axes[name].split()
+        else zeros(shape, likes.get(name, state_like))
         for name, shape in shapes.items()
     }
     num_slots = slot_count(config, max_length)
@@ -266,6 +278,8 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     Raises:
         ValueError: no room in the cache, if the lengths are known.
     """
+    if reads_cache(config):
+        return begin_reading(config, cache, query, valid)
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     max_filled = None
     lengths_after = None
@@ -294,25 +308,56 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if concatenated
         else slot_positions[:, :max_filled]
     )
-    mask = config.arguments().get("mask")
-    head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
         cache, None, max_filled, length, is_appended, is_real & ~is_appended, slot, slot_positions,
-        query_positions, key_positions, concatenated, head_axis, lengths_after,
+        query_positions, key_positions, concatenated, has_head_axis(config), lengths_after,
+    )  # fmt: skip
+
+
+def has_head_axis(config: Any) -> bool:
+    """Whether attention matrices are `b h t s`, not `b t s`."""
+    mask = config.arguments().get("mask")
+    return mask is not None and "h" in mask.axes.split()
+
+
+def begin_reading(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
+    """The step of a layer that reads what another layer's step of the same positions wrote into its cache.
+
+    Raises:
+        ValueError: fewer positions in the cache, if that is known; several new ones where the last of them may have
+            overwritten keys that the first see.
+    """
+    b, t, num_slots = *query.shape[:2], cache.positions.shape[1] - SPARE
+    max_filled = None
+    if allows_data_dependent_shapes(cache.length):
+        lengths = read_lengths(cache)
+        shortest, longest = min(lengths), max(lengths)
+        check_has_read(config.variant, t if valid is None else 0, shortest)
+        max_filled = min(longest, num_slots)
+        if valid is None and shortest == longest <= num_slots:
+            return DecodeStep(cache, longest - t, longest, cache.length, reads=True)
+    check_reads_one(config.variant, t, num_slots, cache.max_length)
+    is_real = broadcast_mask(valid, (b, t), query)
+    before = cache.length - is_real.sum(1) - 1
+    query_positions = before[:, None] + cumsum(is_real, 1)
+    return DecodeStep(
+        cache, None, max_filled, cache.length, is_real, query_positions=query_positions,
+        key_positions=cache.positions[:, :max_filled], head_axis=has_head_axis(config), reads=True,
     )  # fmt: skip
 
 
 def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     """The outputs, NaN for positions without room, and the cache after the step."""
     old_cache = step.cache
+    if step.reads:
+        return y, old_cache
+    arrays = {name: step.arrays[name] for name in old_cache.arrays}  # in this order: exported programs know it
     if step.start is not None:
         positions = write_positions(old_cache.positions, step.start, step.start + y.shape[1])
-        after = replace(old_cache, arrays=step.arrays, positions=positions, length=step.length)
+        after = replace(old_cache, arrays=arrays, positions=positions, length=step.length)
         return y, note_lengths(after, step.lengths)
     overflowed = old_cache.overflowed | (step.overflowing.sum(1) > 0)
-    after = replace(
-        old_cache, arrays=step.arrays, positions=step.slot_positions, length=step.length, overflowed=overflowed
-    )
+    after = replace(old_cache, arrays=arrays, positions=step.slot_positions, length=step.length, overflowed=overflowed)
     after = note_lengths(after, step.lengths)
     return to_dtype(where(step.overflowing[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
@@ -328,6 +373,7 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
     results = ()
     for name, x in new.items():
         if step.gather is not None:
+            check_no_pattern(step.pattern)
             step.arrays[name] = x
             results += (step.gather(x),)
             continue
@@ -338,6 +384,13 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
         step.arrays[name] = slots_after
         results += (to_dtype(slots_after[:, : step.max_filled] if old_and_new is None else old_and_new, dtype_name(x)),)
     return results[0] if len(results) == 1 else results
+
+
+def read_cached(step: DecodeStep, like: Array, *names: str) -> Any:
+    """The entries of the cache under these names that new positions may see, in the compute dtype of `like`."""
+    step.arrays.update({name: step.cache.arrays[name] for name in names})
+    dtype = dtype_name(upcast(like))
+    return tuple(to_dtype(step.arrays[name][:, : step.max_filled], dtype) for name in names)
 
 
 def real_mask(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
@@ -372,8 +425,50 @@ def run_form(step: DecodeStep | None, form: Form, v: Array, initial_state: Array
     return step.recur(lambda v, state: form(v, state, None), v, initial_state)
 
 
-def read_window(step: DecodeStep | None, name: str, x: Array, size: int) -> Array:
-    """The last entries before the first position of x, `b x ...`: from the cache or from other devices; else 0."""
-    if step is not None and step.before is not None:
-        return step.before(x, size)
-    return read_state(step, name, zeros((x.shape[0], size, *x.shape[2:]), x))
+def read_window(step: DecodeStep | None, name: str, x: Array, size: int, continues: Array | None) -> Array:
+    """The last entries before the first position of x, `b x ...`: from the cache or from other devices; else 0.
+
+    Entries from other devices are 0 where a document begins behind them, by `continues` of `continued_documents`.
+    """
+    if step is None or step.before is None:
+        return read_state(step, name, zeros((x.shape[0], size, *x.shape[2:]), x))
+    window = step.before(x, size)
+    if continues is None:
+        return window
+    begins = step.before(where(continues, zeros(continues.shape, x), 1.0), size)
+    is_last_document = reverse_cumsum(begins) - begins < 0.5
+    return where(is_last_document.reshape(*window.shape[:2], *(1 for _ in window.shape[2:])), window, 0.0)
+
+
+def continued_documents(step: DecodeStep | None, documents: Array | None, real: Array | None) -> Array | None:
+    """The positions that go on with the document of the real position before them, `b t`; None where all do.
+
+    Padding goes on, and its numbers play no part. Without a cache the first position is as if one of its document stood
+    before it; in an empty cache the document is 0, and without `documents` a step goes on with the last one.
+    """
+    before = None if step is None else step.before
+    cache = None if step is None or before is not None else step.cache
+    if documents is None:
+        if cache is not None:
+            write_state(step, documents=cache.arrays["documents"])
+        return None
+    numbers: Any = signed(documents)
+    if cache is not None:
+        last = cache.arrays["documents"]
+        numbers = to_dtype(numbers, dtype_name(last))
+    else:
+        last = numbers[:, 0] if before is None else before(numbers, 1)[:, 0]
+    if real is None:
+        continues = numbers == concatenate([last[:, None], numbers[:, :-1]], 1)
+        last = numbers[:, -1]
+    else:
+
+        def body(last, xs):
+            document, real = xs
+            return where(real, document, last), ((document == last) | (real ^ True),)
+
+        xs = numbers, broadcast_mask(real, numbers.shape, numbers)
+        last, (continues,) = scan(body, last, xs, names=("continues",))
+    if cache is not None:
+        write_state(step, documents=last)
+    return continues

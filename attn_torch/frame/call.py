@@ -12,13 +12,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_np.contract._tape import scope
 from attn_torch.attention.attend import attend_checked, softmax_takes_fast_path
-from attn_torch.attention.decode import DecodeStep, Form, append, read_state, real_mask, run_form, write_state
+from attn_torch.attention.decode import (
+    DecodeStep,
+    Form,
+    append,
+    continued_documents,
+    read_cached,
+    read_state,
+    real_mask,
+    run_form,
+    write_state,
+)
 from attn_torch.attention.masks import attention_mask, query_and_key_masks, zero_unseen, zero_unseen_inputs
 from attn_torch.attention.row_blocks import AttendRows, attend_in_row_blocks
 from attn_torch.frame.layer import Output, cast_output
@@ -38,6 +48,18 @@ class StateOptions(TypedDict, total=False):
     mask: Bool[Array, "..."] | None
     tape: Tape
     step: DecodeStep | None
+
+
+class RecurrentOptions(StateOptions, total=False):
+    """Options of a call of a layer whose state sums up the positions so far.
+
+    Attributes:
+        documents: the number of each position's document, of several that are packed into one sequence: where it
+            changes, from a real position to the next, state and convolutions begin anew. A step goes on with the
+            cache's document, which is 0 at first, where the number is the same, or where none are passed.
+    """
+
+    documents: Int[Array, "b t"] | None
 
 
 class ShownOptions(TypedDict, total=False):
@@ -111,7 +133,7 @@ class LayerCall:
 
     def keep_mask(self, keep: Array | None, axes: str) -> Array | None:
         """A keep-mask with these axes: the caller's, in training a random one, or None."""
-        return self.layer.draw_keep(keep, tuple(self.sizes[letter] for letter in axes.split()), like=self.like)
+        return self.layer.draw_keep(keep, axes, self.sizes, like=self.like)
 
     def end(self, y: Array, **states: Array) -> Output:
         """The output of the call: y, and states behind it, taped and rounded once; then the weights, if returned."""
@@ -146,6 +168,8 @@ class AttentionCall(LayerCall):
         **others: Any,
     ) -> None:
         arrays = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "keep": keep}
+        if step is not None and step.reads:  # what lies in the cache is not passed
+            others = {name: x for name, x in others.items() if x is not None}
         super().__init__(layer, tape=tape, return_weights=return_weights, **arrays, **others)
         self.passed, self.mask, self.bias, self.keep = (query, key, value), mask, bias, keep
         self.step, self.implementation = step, implementation
@@ -179,6 +203,8 @@ class AttentionCall(LayerCall):
         c = self.layer.config
         causal = getattr(c, "causal", False) if causal is None else causal
         window = getattr(c, "window", None) if window is None else window
+        if self.step is not None and self.step.pattern is not None:
+            pattern = self.step.pattern if pattern is None else pattern & self.step.pattern
         self.masking = {"mask": self.mask, "causal": causal, "window": window, "pattern": pattern, "step": self.step}
         return self.masking
 
@@ -189,6 +215,13 @@ class AttentionCall(LayerCall):
         t, s = self.like.shape[1], x.shape[1]
         masking: Any = {name: option for name, option in self.masking.items() if name != "step"}
         return zero_unseen(subscripts, query_and_key_masks(t=t, s=s, like=x, **masking)[1], x)
+
+    def shared_keys(self, k: Any, v: Any) -> tuple[Array, Array]:
+        """Keys and values of another layer, upcast, 0 where unseen; in a step those that its cache holds."""
+        if self.step is not None and self.step.reads:
+            return read_cached(self.step, self.like, "k", "v")
+        k, v = record(self.tape, shared_k=upcast(k), shared_v=upcast(v))
+        return self.zero_unseen_keys("bhts->bsgk", k), self.zero_unseen_keys("bhts->bsgk", v)
 
     def cached(self, **new: Array) -> Any:
         """The entries of the cache under these names, and the new ones behind them; without a cache the new alone."""
@@ -235,8 +268,10 @@ class AttentionCall(LayerCall):
             names = ("causal", "window", "pattern", "scale", "softcap", "sinks")
             return self.step.ring(q, k, v, **{name: asked.get(name) for name in names})  # type: ignore[union-attr]
         k, v = self.with_cached(k, v)
-        options: Any = self.masking | {"bias": self.bias, "keep": self.draw_keep()} | scoring(self.layer.config)
-        options |= {"tape": self.tape, "implementation": self.implementation, "return_weights": self.shows_weights}
+        options: Any = {
+            **self.masking, **scoring(self.layer.config), "bias": self.bias, "keep": self.draw_keep(),
+            "tape": self.tape, "implementation": self.implementation, "return_weights": self.shows_weights,
+        }  # fmt: skip
         if part is not None:  # one cast of the bias for all parts: their gradients are added before they are rounded
             self.bias, self.keep = upcast(self.bias), record(self.tape, keep=self.keep)
             options |= {"bias": self.bias, "tape": scope(self.tape, part)}
@@ -255,13 +290,17 @@ class AttentionCall(LayerCall):
         is_plain = self.tape is None and not self.shows_weights and self.implementation == "auto"
         return is_plain and more.keys() <= {"scale", "sinks"}
 
-    def takes_fast_path(self, q: Array, k: Array, v: Array) -> bool:
-        """Whether `attend` with a softmax of these arrays never forms the weights."""
-        shown: Any = {"tape": self.tape, "return_weights": self.shows_weights}
-        return softmax_takes_fast_path(q, k, v, keep=self.draw_keep(), implementation=self.implementation, **shown)
+    def takes_fast_path(self, q: Array, k: Array, v: Array, softmax_fn: Any = None) -> bool:
+        """Whether `attend` with a softmax of these arrays, or these weights, never forms the weights."""
+        options: Any = {"tape": self.tape, "return_weights": self.shows_weights, "softmax_fn": softmax_fn}
+        return softmax_takes_fast_path(q, k, v, keep=self.draw_keep(), implementation=self.implementation, **options)
 
-    def attend_in_rows(self, attend_rows: AttendRows, q: Array, k: Array, v: Array, **more: Any) -> Array:
+    def attend_in_rows(
+        self, attend_rows: AttendRows, q: Array, k: Array, v: Array, softmax_fn: Any = None, **more: Any
+    ) -> Array:
         """The context of a variant that says how some rows of queries attend: see `attend_in_row_blocks`."""
+        if self.implementation != "auto":
+            self.takes_fast_path(q, k, v, softmax_fn)  # of a short call and a long one, the same is refused
         k, v = self.with_cached(k, v)
         options: Any = {name: x for name, x in self.masking.items() if name != "pattern"}
         options |= {"bias": self.bias, "keep": self.draw_keep(), "implementation": self.implementation} | more
@@ -286,7 +325,12 @@ class AttentionCall(LayerCall):
                 q, k, v, mask=allowed, bias=bias, keep=keep, softmax_fn=softmax_fn, **options, **shown
             )
 
-        return self.attend_in_rows(attend_rows, q, k, v, **more)
+        return self.attend_in_rows(attend_rows, q, k, v, weigh, **more)
+
+
+def emptying_decay(continues: Array, v: Array) -> Array:
+    """The decay of a state that does not decay, but is empty where a document begins, `b t h 1`."""
+    return zero_unseen("bt->bthk", continues, 1.0 + zeros((*v.shape[:3], 1), v))
 
 
 class RecurrentCall(LayerCall):
@@ -295,6 +339,7 @@ class RecurrentCall(LayerCall):
     Attributes:
         x: the inputs, upcast, 0 at padding.
         real: the positions that are no padding, broadcastable to `b t`; None for all.
+        continues: the positions that begin no document, `b t`; None for all.
     """
 
     def __init__(
@@ -303,12 +348,14 @@ class RecurrentCall(LayerCall):
         query: Array,
         *,
         mask: Array | None = None,
+        documents: Array | None = None,
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> None:
-        super().__init__(layer, tape=tape, query=query, mask=mask)
+        super().__init__(layer, tape=tape, query=query, mask=mask, documents=documents)
         self.step = step
         x, self.real = record(tape, x=upcast(query), real=real_mask(mask, step))
+        self.continues = record(tape, continues=continued_documents(step, documents, self.real))
         self.x = record(tape, zeroed_query=zero_unseen("bt->btd", self.real, x))
 
     def run(self, form: Form, v: Array) -> Array:

@@ -7,14 +7,22 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 
 from attn_np.contract import Config, annotated_names, float_dtype_name, under_prefix
+from attn_np.contract._base import shape_of
 from attn_np.contract._call import call_error, config_of, described, spelled_out
 from attn_np.contract._decode import DecodingMixin, arguments_to_check, check_step
 from attn_np.contract._params import checked_params
-from attn_np.contract._projections import Projection, Projections, check_projections, projections_of_child
+from attn_np.contract._projections import (
+    Projection,
+    Projections,
+    check_projections,
+    projections,
+    projections_of_child,
+    refuse_module,
+)
 from attn_np.contract._rotary import unpack_positions_pair
 from attn_torch.attention.decode import Cache, begin_step, empty_cache, end_step
 from attn_torch.ops import DTYPES, Array, Tape, autocast_dtype, dtype_name, memoized_check, to_dtype, upcast, use_up
-from attn_torch.ops.modules import linear_arrays, linear_module, mark
+from attn_torch.ops.modules import linear_arrays, linear_module, mark, read_other_form
 from attn_torch.ops.specs import checked_specs, spec_of
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
@@ -124,8 +132,15 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         """Set an attribute; what replaces the module of a projection is told which one, or refused."""
         for projection in self.projections:
             if projection.name == name:
-                mark(projection, value)
+                mark(projection, value, self.dtype)
+        if isinstance(value, torch.nn.Module) and name in self._parameters:
+            refuse_module(self.config, name, value)
         super().__setattr__(name, value)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Read a state whose projections have the other form, arrays or modules, as if they had this one."""
+        read_other_form(projections(self.config), bool(self.projections), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def reset_parameters(self) -> None:
         """Draw every parameter again in place, as the constructor does: after `to_empty` of a layer made on "meta"."""
@@ -166,8 +181,10 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     @property
     def dtype(self) -> str | None:
         """Name of the parameters' dtype; None for a layer without parameters."""
-        own_param = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
-        return next((dtype_name(p) for p in self.parameters()), None) if own_param is None else dtype_name(own_param)
+        for param in self._parameters.values():  # its own first: the walk over all is slow
+            if param is not None:
+                return dtype_name(param)
+        return next((dtype_name(p) for p in self.parameters() if p.is_floating_point()), None)
 
     def extra_repr(self) -> str:
         return f"{self.config}, dtype={self.dtype!r}"
@@ -206,7 +223,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype
-        if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
+        if dtype not in (None, "float32") and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
         return memoized_check(
             config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
@@ -228,12 +245,14 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
         step = begin_step(config, cache, query, valid)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
-        use_up(cache)
+        if not step.reads:
+            use_up(cache)
         return y, cache_after
 
-    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+    def draw_keep(self, keep: Array | None, axes: str, sizes: dict[str, int], like: Array) -> Array | None:
         """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or not self.training or rate == 0:
             return keep
+        shape = shape_of(axes, sizes)
         return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate

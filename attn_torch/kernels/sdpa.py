@@ -32,7 +32,7 @@ def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel computes the same function, does not form all scores, and is no slower than blocks."""
-    empty = any(statically_true(x.numel() == 0) for x in (q, k, v))
+    empty = statically_true(q.numel() == 0) or statically_true(k.numel() == 0) or statically_true(v.numel() == 0)
     if empty or under_transform(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]

@@ -16,7 +16,6 @@ from attn_torch.ops import (
     dtype_name,
     exp,
     iterate,
-    largest_first,
     log1p,
     maximum,
     to_dtype,
@@ -24,6 +23,7 @@ from attn_torch.ops import (
     where,
     zeros,
 )
+from attn_torch.ops.choices import largest_first
 from attn_torch.ops.specs import checked_specs
 
 # After this many halvings an interval of length log n is shorter than a rounding error.

@@ -24,9 +24,11 @@ from attn_torch.ops.autocast import autocast_dtype as autocast_dtype
 from attn_torch.ops.autocast import without_autocast as without_autocast
 from attn_torch.ops.caches import note_lengths as note_lengths
 from attn_torch.ops.caches import read_lengths as read_lengths
-from attn_torch.ops.caches import refuse_plain_cache
+from attn_torch.ops.caches import refuse_part, refuse_plain_cache
 from attn_torch.ops.caches import use_up as use_up
 from attn_torch.ops.modules import call_module
+from attn_torch.ops.pages import group_heads as group_heads
+from attn_torch.ops.pages import split_rows as split_rows
 from attn_torch.ops.pages import take_pages as take_pages
 from attn_torch.ops.pages import write_entries as write_entries
 from attn_torch.ops.pytrees import pytree as pytree
@@ -59,11 +61,6 @@ def amax_detached(x: Array, axis: int) -> Array:
 def amin_detached(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return torch.amin(x.detach(), dim=axis)
-
-
-def largest_first(x: Array) -> Array:
-    """The entries of the last axis from the largest to the smallest, without a gradient."""
-    return torch.sort(x.detach(), dim=-1, descending=True).values
 
 
 def detach(x: Array) -> Array:
@@ -299,7 +296,8 @@ def from_numpy(x: np.ndarray, device: Device = None) -> Array:
 
 
 def to_numpy(x: Array) -> np.ndarray:
-    """A tensor as a NumPy array, bit by bit: bfloat16 travels as its bits."""
+    """A tensor as a NumPy array, bit by bit: bfloat16 travels as its bits. A DTensor is refused: `refuse_part`."""
+    refuse_part(x)
     x = x.detach().cpu().contiguous()
     return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 

@@ -1,4 +1,4 @@
-"""What a cache says of itself outside compiled programs: that it is used up, and its lengths."""
+"""What a cache says of itself outside compiled programs, and what is refused of tensors split over processes."""
 
 from typing import Any
 
@@ -37,10 +37,22 @@ def refuse_plain_cache(buffer: torch.Tensor, entry: torch.Tensor) -> None:
         ValueError: if it is one.
     """
     if hasattr(entry, "device_mesh") and not hasattr(buffer, "device_mesh"):
+        split = f"distribute_tensor(x, mesh, {list(getattr(entry, 'placements', ()))})"
         raise ValueError(
-            "cache: expected DTensors, as the new keys are, got plain tensors; distribute its arrays as the keys are "
-            "and pass dataclasses.replace(cache, arrays=...)"
+            "cache: expected DTensors, as the new keys are, got plain tensors; pass dataclasses.replace(cache, "
+            f"arrays={{name: {split} for name, x in cache.arrays.items()}})"
         )
+
+
+def refuse_part(x: torch.Tensor) -> None:
+    """Refuse a DTensor, of which this process may hold a part.
+
+    Raises:
+        ValueError: if it is one.
+    """
+    if hasattr(x, "full_tensor"):
+        fix = "call x.full_tensor() of each parameter x in every process, and set_params of a layer that is whole"
+        raise ValueError(f"expected whole tensors, got a DTensor of shape {tuple(x.shape)}; {fix}")
 
 
 def version_of(x: torch.Tensor) -> int:

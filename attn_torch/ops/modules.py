@@ -1,5 +1,6 @@
 """Projections as modules: `torch.nn.Linear`s that tools find, replace and change, and that a layer calls."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def linear_arrays(projection: Projection, module: torch.nn.Module) -> dict[str, 
     """
     params: Any = dict(module.named_parameters()) | dict(module.named_buffers())
     projection.check_plain([*params], "weight", params["weight"].shape if "weight" in params else (), rows=True)
-    if type(module).forward not in (Linear.forward, torch.nn.Linear.forward):
+    if type(module).forward not in (Linear.forward, torch.nn.Linear.forward) or "forward" in vars(module):
         raise projection.not_plain("be a plain Linear", module)
     try:
         weight = params["weight"].T.unflatten(1, projection.outputs).unflatten(0, projection.inputs)
@@ -52,9 +53,26 @@ def linear_arrays(projection: Projection, module: torch.nn.Module) -> dict[str, 
     return arrays if projection.bias is None else arrays | {projection.bias: params["bias"].view(projection.outputs)}
 
 
-def mark(projection: Projection, module: Any) -> None:
-    """Tell a module which projection it computes, for `call_module`; what cannot be it is refused."""
-    projection.check_module(module, torch.nn.Module)
+def read_other_form(projections: tuple[Projection, ...], in_modules: bool, state: dict[str, Any], prefix: str) -> None:
+    """Give entries of a `state_dict` the names and shapes of modules where they are those of arrays, or the reverse."""
+    for projection in projections:
+        name, bias = prefix + projection.name, None if projection.bias is None else prefix + projection.bias
+        sizes = projection.in_features, projection.out_features
+        if in_modules and name in state and state[name].numel() == prod(sizes):
+            state[f"{name}.weight"] = state.pop(name).reshape(sizes).T
+            if bias in state:
+                state[f"{name}.bias"] = state.pop(bias).reshape(-1)
+        elif not in_modules and f"{name}.weight" in state and state[f"{name}.weight"].shape == sizes[::-1]:
+            state[name] = state.pop(f"{name}.weight").T.reshape(*projection.inputs, *projection.outputs)
+            if bias is not None and f"{name}.bias" in state:
+                state[bias] = state.pop(f"{name}.bias").reshape(projection.outputs)
+
+
+def mark(projection: Projection, module: Any, dtype: str | None) -> None:
+    """Tell a module which projection it computes, for `call_module`; what cannot be it in this dtype is refused."""
+    weight = getattr(module, "weight", None)
+    got = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) and weight.is_floating_point() else ""
+    projection.check_module(module, torch.nn.Module, (got, dtype or ""))
     module.projection = projection
 
 

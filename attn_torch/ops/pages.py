@@ -1,4 +1,4 @@
-"""Pages of a pool: reading those of a table, and writing entries into them."""
+"""Arrays in parts: pages of a pool, rows of sequences, heads that share one of keys."""
 
 import torch
 from torch import Tensor, where
@@ -18,6 +18,9 @@ def write_entries(pool: Tensor, page: Tensor, place: Tensor, x: Tensor, is_writt
     first of these does, or what there was.
     """
     refuse_plain_cache(pool, x)
+    if is_written.numel() == 0:
+        return pool
+    is_written = is_written & (page >= 0) & (page < pool.shape[0])  # known pages have been checked
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or pool.requires_grad)
     own, x = is_written.flatten(), x.flatten(0, 1)
     order = torch.arange(own.shape[0], device=own.device)
@@ -32,3 +35,13 @@ def write_entries(pool: Tensor, page: Tensor, place: Tensor, x: Tensor, is_writt
 def along_first(x: Tensor, like: Tensor) -> Tensor:
     """An array `n` with as many axes as `like`, `n ...`."""
     return x.reshape(x.shape[0], *(1,) * (like.ndim - 1))
+
+
+def split_rows(x: Tensor, rows: int) -> Tensor:
+    """Batch rows as sequences of some rows each: `(b h) ...` -> `b h ...`."""
+    return x.reshape(x.shape[0] // rows, rows, *x.shape[1:])
+
+
+def group_heads(x: Tensor, heads: int) -> Tensor:
+    """Query heads by the head of keys that they share: `b t (g r) k` -> `b t g r k`."""
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3])

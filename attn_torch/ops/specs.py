@@ -20,4 +20,5 @@ def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
     dtype = dtype_name(x)
-    return tuple(x.shape), "float32" if dtype == autocast_dtype(x) else dtype  # autocast mixes both
+    # Autocast mixes float32 and a dtype of its own.
+    return tuple(x.shape), "float32" if dtype != "float32" and dtype == autocast_dtype(x) else dtype

@@ -25,8 +25,8 @@ class Heads(ParallelStyle):
 
     Raises, as it is applied:
         TypeError: a module that is no layer of attn_torch.
-        ValueError: a layer without heads, or none of whose heads the processes divide; in a call, dropout in training
-            without a keep-mask.
+        ValueError: a layer that is sharded already, one without heads, or none of whose heads the processes divide; in
+            a call, dropout in training without a keep-mask, or `parallel.apply`.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -34,6 +34,11 @@ class Heads(ParallelStyle):
             raise TypeError(
                 f"Heads: expected a layer of attn_torch, got {type(module).__name__}; name the layer in the plan of "
                 "parallelize_module"
+            )
+        if any(isinstance(param, DTensor) for param in module.parameters()):
+            raise ValueError(
+                f"Heads: expected a layer with plain tensors, got {module.config.variant} with DTensors; name each "
+                "layer once in the plan, and call fully_shard after parallelize_module"
             )
         size, where = device_mesh.size(), {}
 
@@ -68,7 +73,19 @@ class Heads(ParallelStyle):
             part = distribute_tensor(param.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank)
             owner.register_parameter(name, nn.Parameter(part, requires_grad=param.requires_grad))
 
-        def take(layer: nn.Module, given: Any, options: Any) -> Any:
+        def take(layer: Any, given: Any, options: Any) -> Any:
+            states = [name for name, axes in layer.config.cache_axes().items() if "s" not in axes.split()]
+            step = options.get("step")
+            if step is not None and step.gather is not None:
+                raise ValueError(
+                    f"apply: {layer.config.variant}: expected a layer that each process has whole, got one with Heads; "
+                    "call parallel.ring_attend with each process's heads, or leave the heads whole"
+                )
+            if step is not None and states:
+                raise ValueError(
+                    f"Heads: expected a step of a layer that caches keys, got one of {layer.config.variant} with a "
+                    "state; decode with a whole layer that got x.full_tensor() of each parameter x by set_params"
+                )
             dropout = getattr(layer.config, "dropout", 0)
             if layer.training and dropout and options.get("keep") is None:
                 raise ValueError(

@@ -11,7 +11,7 @@ from attn_np.contract import _parallel as contract
 from attn_np.contract._base import check_present
 from attn_torch.attention.functions import to_python_scalar
 from attn_torch.ops.specs import checked_specs
-from attn_torch.parallel.messages import gather, group_of
+from attn_torch.parallel.messages import described, gather, group_of, same_call
 
 
 def positions(t: int, *, group: Any = None, layout: str = "contiguous", device: Any = None) -> Tensor:
@@ -58,13 +58,17 @@ def from_devices(x: Tensor, *, group: Any = None, layout: str = "contiguous") ->
     """The whole tensor in every process, from the parts of all: `b t ...` -> `b (n t) ...`, without a gradient.
 
     Raises:
-        ValueError: an unknown layout, an odd length in a zigzag, or no processes.
+        ValueError: an unknown layout, an odd length in a zigzag, no processes, or another call in another process.
         TypeError: no tensor or no group.
     """
     group = group_of("from_devices", group)
-    shape = check_present("from_devices", "x", checked_specs("from_devices", x=x)["x"])[0]
-    contract.check_parts("from_devices", shape, layout, "b t")
-    return in_order(x.detach(), group, layout)
+
+    def checked() -> tuple[str, Tensor]:
+        shape = check_present("from_devices", "x", checked_specs("from_devices", x=x)["x"])[0]
+        contract.check_parts("from_devices", shape, layout, "b t")
+        return f"{described('x', x.detach())}; {layout=}", x.detach()
+
+    return in_order(same_call("from_devices", group, getattr(x, "device", "cpu"), checked), group, layout)
 
 
 def in_order(x: Tensor, group: ProcessGroup, layout: str) -> Tensor:

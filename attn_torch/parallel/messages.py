@@ -1,6 +1,7 @@
 """What processes send each other, and the check that all of them make the same call."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from attn_np.contract._base import field_error
+from attn_np.contract._patterns import Pattern
 
 # How many bytes of a call's description are compared.
 DESCRIPTION_BYTES = 2048
@@ -58,8 +60,7 @@ def same_call(who: str, group: ProcessGroup, device: Any, describe: Callable[[],
         refusal = error
     n, every = dist.get_world_size(group), [words]
     if n > 1 and not torch.compiler.is_compiling():
-        words = f"{who}; {words}".encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
-        own = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(fixed_size(f"{who}; {words}".encode())), dtype=torch.uint8)
         gathered = torch.empty(n * DESCRIPTION_BYTES, dtype=torch.uint8, device=device)
         all_gather(gathered, own.to(device), group)
         every = [bytes(x.tolist()).decode(errors="replace").rstrip() for x in gathered.reshape(n, -1).cpu()]
@@ -71,6 +72,22 @@ def same_call(who: str, group: ProcessGroup, device: Any, describe: Callable[[],
             got = f"{first} in process 0 and {other} in process {i} of the group"
             raise field_error(who, "the same call in every process", got, "give all of them the same arguments")
     return found  # type: ignore[return-value]
+
+
+def described(name: str, x: Any) -> str:
+    """An argument in words: of a tensor what must be the same in every process, its values apart."""
+    if isinstance(x, Tensor):
+        grad = " with a gradient" if x.requires_grad and torch.is_grad_enabled() else ""
+        return f"{name} of shape {tuple(x.shape)} and {x.dtype}{grad}"
+    return f"{name}={x.as_text() if isinstance(x, Pattern) else repr(x)}"
+
+
+def fixed_size(words: bytes) -> bytes:
+    """A description in `DESCRIPTION_BYTES`; of a longer one the beginning, and a digest of all."""
+    if len(words) > DESCRIPTION_BYTES:
+        digest = f"; more, with the digest {sha256(words).hexdigest()}".encode()
+        words = words[: DESCRIPTION_BYTES - len(digest)] + digest
+    return words.ljust(DESCRIPTION_BYTES)
 
 
 def difference(first: str, other: str) -> tuple[str, str]:

@@ -11,10 +11,9 @@ from torch.distributed import ProcessGroup
 
 from attn_np.contract import _recur as recur_contract
 from attn_torch.attention.functions import to_python_scalar
-from attn_torch.ops import dtype_name, einsum, to_dtype, upcast
+from attn_torch.ops import dtype_name, einsum, group_heads, to_dtype, upcast
 from attn_torch.ops.specs import checked_specs
-from attn_torch.parallel.messages import Gather, group_of, same_call
-from attn_torch.parallel.visibility import described
+from attn_torch.parallel.messages import Gather, described, group_of, same_call
 from attn_torch.recurrence.functions import recur as local_recur
 
 
@@ -91,7 +90,7 @@ def run_form(
     own, reads = y.split([value_width, width], 3)
     B, A = change.split([value_width, width], 3)
     before, last = States.apply(A, B, first, group)
-    return own + einsum("btgrk,bgkv->btgrv", reads.unflatten(2, (g, -1)), before).reshape(own.shape), last
+    return own + einsum("btgrk,bgkv->btgrv", group_heads(reads, g), before).reshape(own.shape), last
 
 
 def of_this_process(
@@ -100,7 +99,7 @@ def of_this_process(
     """What this process finds alone: the outputs from an empty state, `b t h v`, what the queries would read of a
     state, `b t g r k`, A and B.
     """
-    (b, t, g, width), h, value_width = k.shape, q.shape[2], v.shape[3]
+    (b, _, g, width), value_width = k.shape, v.shape[3]
     q, k, v = (upcast(x) for x in (q, k, v))
     identity = torch.eye(width, dtype=k.dtype, device=k.device).expand(b, g, width, width)
     start = torch.cat([k.new_zeros((b, g, width, value_width)), identity], 3)
@@ -108,7 +107,7 @@ def of_this_process(
     y, change = local_recur(q, k, wide, beta=beta, decay=decay, state=start, **options)
     own, reads = y.split([value_width, width], 3)
     B, A = change.split([value_width, width], 3)
-    return own, reads.reshape(b, t, g, h // g, width), A, B
+    return own, group_heads(reads, g), A, B
 
 
 class States(torch.autograd.Function):

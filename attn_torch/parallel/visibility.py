@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -14,7 +13,7 @@ from attn_torch.attention.functions import to_python_scalar
 from attn_torch.ops import known_range
 from attn_torch.ops.specs import checked_specs, spec_of
 from attn_torch.parallel.layouts import positions
-from attn_torch.parallel.messages import gather, group_of, same_call
+from attn_torch.parallel.messages import described, gather, group_of, same_call
 
 
 def visible_by_position(
@@ -36,14 +35,6 @@ def visible_by_position(
         return "; ".join(described(name, x) for name, x in given.items()), visible
 
     return group, same_call(who, group, getattr(q, "device", None), checked)
-
-
-def described(name: str, x: Any) -> str:
-    """An argument in words: of a tensor what must be the same in every process, its values apart."""
-    if isinstance(x, Tensor):
-        grad = " with a gradient" if x.requires_grad and torch.is_grad_enabled() else ""
-        return f"{name} of shape {tuple(x.shape)} and {x.dtype}{grad}"
-    return f"{name}={x.as_text() if isinstance(x, Pattern) else repr(x)}"
 
 
 def checked_pattern(

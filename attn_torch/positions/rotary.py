@@ -51,20 +51,30 @@ def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> 
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
-def cos_sin_table_for(config: Any, positions: Array, dtype: str, *, like: Array, length: int | None = None) -> Array:
+def cos_sin_table_for(
+    config: Any,
+    positions: Array,
+    known: tuple[Any, Any] | None,
+    dtype: str,
+    *,
+    like: Array,
+    length: int | None = None,
+) -> Array:
     """Cosines and sines of positions 0 .. max_positions - 1. "longrope" and "dynamic" depend on the length of the pass:
-    `length`, or else the largest position and one more.
+    `length`, or else the largest position and one more; `known` is the `known_range` of the positions.
 
     Raises:
         ValueError: "dynamic" in a compiled program, which does not know its positions.
     """
     count = config.max_positions
+    # A model's max_positions may be millions: where the largest position is known, rows up to a power of 2 above it.
+    rows = count if known is None else min(count, 1 << int(known[1]).bit_length())
     if not config.depends_on_length(count):
-        return cos_sin_table(config, count, count, dtype, like=like)
+        return cos_sin_table(config, rows, count, dtype, like=like)
     if length is None and concrete(positions):
-        length = int((known_range(positions) or (0, 0))[1]) + 1
+        length = int((known or (0, 0))[1]) + 1
     if length is not None:
-        return cos_sin_table(config, count, length, dtype, like=like)
+        return cos_sin_table(config, rows, length, dtype, like=like)
     config.check_traced_length()
     original = config.original_max_positions
     short, long = (cos_sin_table(config, count, n, dtype, like=like) for n in (original, count))
@@ -97,7 +107,7 @@ def cos_sin_for(
     By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
     `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
     largest of them and one more. With `real`, `b t`, only real positions are counted. Positions on axes, `a b t`,
-    rotate a section of the pairs each. A pair (cos, sin), `t r` or `b t r`, comes back as it is.
+    rotate a section of the pairs each. Of a pair (cos, sin), `t r` or `b t r`, each angle comes back once.
 
     Raises:
         ValueError: positions beyond the tables, if their values are known.
@@ -106,25 +116,46 @@ def cos_sin_for(
         return None, None
     if isinstance(positions, tuple):
         cos, sin = (x if x.ndim == 3 else x[None] for x in positions)
-        return cos, sin
+        return (cos, sin) if 2 * cos.shape[-1] == config.rotary_width() else angles_once(config, cos, sin)
     if positions is None:
         length = max(t, 1) if step is None else step.cache.max_length
+        cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
+        if real is None and (step is None or step.like_full_pass):  # positions that follow each other: views
+            start: Any = 0 if step is None else step.start
+            return cos_sin[0][None, start : start + t], cos_sin[1][None, start : start + t]
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
         positions = clip(unclipped, 0, length - 1)
-        cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
     else:
         positions = signed(positions)
         known = known_range(positions)
         if known is not None:
             config.check_position_range(*known)
         length = None if step is None else step.cache.max_length
-        cos_sin = cos_sin_table_for(config, positions, dtype_name(like), like=like, length=length)
+        cos_sin = cos_sin_table_for(config, positions, known, dtype_name(like), like=like, length=length)
     cos, sin = (take(table, positions, fits=True) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin
     sections, interleaved = config.rope_sections, config.rope_sections_interleaved
     cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
     return cos, sin
+
+
+def angles_once(config: Any, cos: Array, sin: Array) -> tuple[Array, Array]:
+    """Each angle once, of cosines and sines that have it twice, as models have them: in two halves (Llama) or as
+    neighbours (Cohere). Their values say which of the two.
+
+    Raises:
+        ValueError: copies that differ, or whose values are not known.
+    """
+    n = config.rotary_width() // 2
+    copies = [[split_pairs(x, n, layout) for x in (cos, sin)] for layout in ("half", "interleaved")]
+    if 0 in cos.shape:
+        return copies[0][0][0], copies[0][1][0]
+    differences = [[known_range(a - b) for a, b in pair] for pair in copies]
+    equal = [pair for pair, ranges in zip(copies, differences, strict=True) if ranges == [(0, 0)] * 2]
+    same = all(known_range(x[0] - y[0]) == (0, 0) for x, y in zip(equal[0], equal[-1], strict=True)) if equal else False
+    config.check_copies(known=None not in differences[0], equal=bool(equal), same=same)
+    return equal[0][0][0], equal[0][1][0]
 
 
 def split_pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:

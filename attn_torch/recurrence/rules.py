@@ -8,6 +8,7 @@ from attn_torch.ops import (
     arange,
     concatenate,
     einsum,
+    group_heads,
     is_longer,
     record,
     remat,
@@ -248,7 +249,7 @@ def recurrence(
     """
     b, t, h, _ = q.shape
     erase_key = k if delta_rule and erase_key is None else erase_key
-    beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
+    beta, q = None if beta is None else beta[..., None], group_heads(q, k.shape[2])
     if chunk_size is None:
         out, final_state = recurrent_form(q, k, v, beta, decay, initial_state, erase_key, tape)
     else:

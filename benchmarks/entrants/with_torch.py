@@ -43,7 +43,7 @@ def passes(work: Work, call: Callable[[], torch.Tensor], inputs_: Sequence[torch
 
     def both(_: Any) -> Any:
         y = call()
-        return y, *torch.autograd.grad(y, inputs_, dy)
+        return y, *(x for x in torch.autograd.grad(y, inputs_, dy, allow_unused=True) if x is not None)
 
     return Runner(both, output=lambda result: wide(result[0]), kept=lambda result: sum(size(x) for x in result))
 

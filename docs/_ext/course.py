@@ -134,7 +134,8 @@ def names_apart(names: dict[str, object]) -> dict[str, object]:
 def optional_lines(text: str) -> frozenset[int]:
     """The lines of the blocks that need more than NumPy: by what they import, or by a name of such a block alone.
 
-    A name that a block binds itself is taken for bound before it is read; the test that runs the others would see.
+    A name that a block binds itself, or has as a parameter, is taken for bound before it is read; the test that runs
+    the others would see.
     """
     tainted: set[str] = set()
     known: set[str] = set(dir(builtins))
@@ -147,8 +148,8 @@ def optional_lines(text: str) -> frozenset[int]:
                 modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         beyond = any(module == name or module.startswith(f"{name}.") for module in modules for name in BEYOND_NUMPY)
         read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        own = set(bound(nodes))
-        if beyond or read & tainted - own:
+        own, parameters = set(bound(nodes)), {node.arg for node in nodes if isinstance(node, ast.arg)}
+        if beyond or read & tainted - own - parameters:
             found.add(block.line)
             tainted |= own - known
         else:

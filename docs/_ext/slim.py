@@ -1,5 +1,5 @@
-"""Pages at half their size: a glyph of formulas and an icon once for each page, and no marks around words of code
-without a colour.
+"""Pages at half their size: a glyph of formulas and an icon once for each page, no marks around operators and around
+words of code without a colour, no empty space between tags, and pictures of pixels with a palette.
 
 A page of a variant has a hundred formulas and the same code in three trees.
 """
@@ -9,10 +9,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 FORMULA = re.compile(r'(<svg class="formula[^>]*>)<path d="([^"]*)" fill="currentColor"/></svg>')
 GLYPH = re.compile(r"M(-?\d+) (-?\d+)([^M]+)")
 ICON = re.compile(r'(<svg [^>]*class="sd-octicon [^>]*>)<path d="([^"]*)"></path></svg>')
 SYMBOL = re.compile(r'\s*<symbol id="([^"]+)".*?</symbol>', re.DOTALL)
+# Where space counts, and where it is as good as one line's end.
+SPACE = re.compile(r"(<(pre|script|style|textarea)\b.*?</\2>)|\s*\n\s*", re.DOTALL)
+COLOURS = 256
+# The marks of operators are a twelfth of all pages, and only light pages have a colour for them.
+OPERATOR = "o"
 RULE = re.compile(r"^(.*?)\.highlight(?: \.(\w+))? \{ ([^}]*) \}", re.MULTILINE)
 
 
@@ -72,13 +79,21 @@ def slimmer(page: str, classes: set[str]) -> str:
     page = re.sub(rf'<span class="(?:{plain})">([^<]*)</span>', r"\1", page) if classes else page
     page = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", page.replace("<pre><span></span>", "<pre>"))
     page = page.replace('<code class="docutils literal notranslate">', '<code class="literal notranslate">')
-    return with_shared_icons(with_shared_glyphs(page))
+    page = page.replace('class="reference internal"', 'class="reference"')  # no style asks for the other
+    return SPACE.sub(lambda found: found[1] or "\n", with_shared_icons(with_shared_glyphs(page)))
+
+
+def with_palette(picture: Path) -> None:
+    """Write an opaque picture of pixels anew, with so many colours that it looks the same."""
+    with Image.open(picture) as image:
+        pixels = image.convert("RGB")
+    pixels.quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def write(app: Any, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
-    classes = without_colour((Path(app.outdir) / "_static" / "pygments.css").read_text("utf-8"))
+    classes = without_colour((Path(app.outdir) / "_static" / "pygments.css").read_text("utf-8")) | {OPERATOR}
     for sources in (Path(app.outdir) / "_static").rglob("*.map"):
         sources.unlink()  # what the theme's own files were made from
     pages = [page for page in Path(app.outdir).rglob("*.html") if page.parent.name != "viewer"]
@@ -88,6 +103,8 @@ def write(app: Any, exception: Exception | None) -> None:
     for image in (Path(app.outdir) / "_images").iterdir():
         if f"_static/{image.name}" not in text:  # the copy that pages show is the one in _images
             (Path(app.outdir) / "_static" / image.name).unlink(missing_ok=True)
+        if image.suffix == ".png":
+            with_palette(image)
 
 
 def setup(app: Any) -> dict[str, Any]:

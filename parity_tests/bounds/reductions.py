@@ -135,7 +135,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
 @rule(FUNCTIONS, vjp.sum_grads)
 def sum_grads(*terms: Any) -> ErrArray:
     """A sum of a few terms in any order: every partial sum is rounded."""
-    lifted = [lift(x) for x in terms]
+    lifted = [lift(x) for x in terms if x is not None]
     v, b = np.sum([x.v for x in lifted], axis=0), np.sum([x.b for x in lifted], axis=0)
     most = np.sum([magnitude(x) for x in lifted], axis=0)
     return rounded(v, b + len(lifted) * promised().u * most, 0.0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np.attention import masks
+from attn_np.attention import chosen
 from attn_np.normalizers import simplex, sparse
 from attn_np.ops import vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
@@ -286,12 +286,12 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     return ErrArray(hard, np.where(lost, np.inf, b))
 
 
-@rule(FUNCTIONS, masks.top_k_indices)
+@rule(FUNCTIONS, chosen.top_k_indices)
 def top_k_indices(scores: Any, allowed: Any, count: int) -> np.ndarray:
     """A decision by the values. Scores of random inputs are hardly ever as near as their bounds; where they are, two
     candidates may choose differently, and one of them is alarmed.
     """
-    return plain(masks.top_k_indices)(lift(scores).v, allowed, count)
+    return plain(chosen.top_k_indices)(lift(scores).v, allowed, count)
 
 
 @rule(FUNCTIONS, sparse.straight_through)

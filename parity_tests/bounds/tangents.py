@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from attn_np import ops
-from attn_np.attention import masks
+from attn_np.attention import chosen, masks
 from attn_np.normalizers import sparse
 from attn_np.ops import vjp
 from parity_tests.bounds.error_array import ErrArray, lift, magnitude, rounded, rule
@@ -230,7 +230,7 @@ def einsum(spec: str, x: Any, y: Any) -> Dual:
 
 @rule(FUNCTIONS, vjp.sum_grads)
 def sum_grads(*terms: Any) -> Dual:
-    terms = tuple(map(dual, terms))
+    terms = tuple(dual(x) for x in terms if x is not None)
     return Dual(vjp.sum_grads(*(x.v for x in terms)), vjp.sum_grads(*(x.d for x in terms)))
 
 
@@ -316,10 +316,10 @@ def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     return dual(sparse.hardmax(scores.v, allowed))
 
 
-@rule(FUNCTIONS, masks.top_k_indices)
+@rule(FUNCTIONS, chosen.top_k_indices)
 def top_k_indices(scores: Dual, allowed: Any, count: int) -> Any:
     """Numbers of places, which have no tangent."""
-    return masks.top_k_indices(scores.v, allowed, count)
+    return chosen.top_k_indices(scores.v, allowed, count)
 
 
 @rule(FUNCTIONS, sparse.straight_through)

@@ -59,5 +59,7 @@ def main(
     show_pairs(console, found)
     if inputs is not None and not found.recorded:
         console.print(f"[yellow]no recording[/] {inputs} holds no output to compare with: only the three were compared")
+    if found.note:
+        console.print(f"[yellow]float32[/] {found.note}", soft_wrap=True, highlight=False)
     say_written(picture, json, html)
     raise typer.Exit(1 if result.failed or result.errors else 0)

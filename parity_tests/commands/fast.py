@@ -1,70 +1,58 @@
-"""attn-parity fast: the fast paths of `attend`, whatever a call asks for."""
+"""attn-parity fast: the fast paths of `attend`, judged as kernels."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import Overwrite, console, listed, needs_clone, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, needs_clone, writable
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How many seeds: the even ones with small blocks.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    share: Annotated[int, typer.Option(min=1, help="One combination in so many.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to ask each kernel.")] = 60.0,
+    cases: Annotated[int | None, typer.Option(min=1, help="How many cases at most.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
     dtypes: Annotated[str | None, typer.Option(help="float64,float32,bfloat16,float16 or some of them.")] = None,
     frameworks: Annotated[str, typer.Option(help="numpy,torch,jax or some; JAX compiles every call.")] = "numpy,torch",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    only: Annotated[str, typer.Option(help="Kernels with this in their names, such as BLOCK_KEYS.")] = "",
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Judge `attend(implementation="fused")`: every combination of what a call may ask for, forward and backward.
+    """Judge `attend(implementation="fused")` of each tree, as `attn-parity kernel` judges a kernel.
 
-    Masks and biases of every shape, causality, windows, softcap, sinks, grouped heads and no heads, fewer and more
-    queries than keys; lengths, widths, scales and how hard the numbers are on the arithmetic are drawn by the seed.
-    In a clone of the project.
+    Each with the constants of its blocks and with others, so small that short sequences fill several blocks; with an
+    axis for heads and without. Right is what holds in the narrowest class of arithmetic of each type. In a clone of the
+    project.
     """
     needs_clone()
-    from concurrent.futures import as_completed
-    from dataclasses import asdict
-
-    from rich.table import Table
-
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
-    from parity_tests.judge.kernels import Judged, combinations, work
-    from parity_tests.judge.workers import workers
+    from parity_tests.judge.kernels import ATTEND, HEADLESS, Fast, judged, settings
     from parity_tests.report.plain import dumps
 
     writable(json, overwrite=overwrite)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")
-    numbers = range(0, len(combinations()), share)
-    pieces = [tuple(numbers[i : i + 12]) for i in range(0, len(numbers), 12)]
-    total = Judged()
-    with progress() as bar, workers(jobs) as pool:
-        task = bar.add_task("judging", total=rounds * len(numbers))
-        tasks = [(places, types, seed + n, piece) for n in range(rounds) for piece in pieces]
-        futures = {pool.submit(work, given): len(given[3]) for given in tasks}
-        for future in as_completed(futures):
-            total.add(future.result())
-            bar.advance(task, futures[future])
-    table = Table(title=f"fast paths of attend, {len(numbers)} combinations, {rounds} rounds", title_justify="left")
-    for head in ("", "type", "calls", "arrays", "numbers", "with a bound that says little", "worst error / bound"):
-        table.add_column(head, justify="left" if head in ("", "type") else "right")
-    for name in places:
-        for kind in types:
-            held = total.figures.get((name, kind))
-            if held is not None:
-                loose = f"{held.loose / max(held.numbers, 1):.2%}"
-                counts = (f"{held.calls:,}", f"{held.arrays:,}", f"{held.numbers:,}", loose, f"{held.worst:.3g}")
-                table.add_row(name, kind, *counts)
-    console.print(table)
-    for line in total.alarms[:20]:
-        console.print(f"[bold red]alarm[/] {line}", soft_wrap=True, markup=True)
-    judged = [sum(getattr(held, name) for held in total.figures.values()) for name in ("calls", "arrays", "numbers")]
-    word = "[bold red]ALARMS[/]" if total.alarms else "[bold green]NO ALARM[/]"
-    console.print("{}: {:,} in {:,} calls, {:,} arrays, {:,} numbers".format(word, len(total.alarms), *judged))
+    kernels = [Fast(tree, setting) for tree in places for setting in settings(tree)]
+    verdicts = []
+    for kernel, like in [(kernel, like) for kernel in kernels for like in (ATTEND, HEADLESS)]:
+        if only in kernel.__name__:
+            # A call of JAX is compiled first.
+            given = {"seconds": seconds, "cases": cases, "seed": seed, "call_seconds": 120.0}
+            verdicts.append(judged(kernel, like, types, **given))
+            console.print(str(verdicts[-1]), soft_wrap=True, markup=False)
+    wrong = [verdict for verdict in verdicts if not verdict.agrees]
+    asked, numbers = (sum(sum(getattr(x, name).values()) for x in verdicts) for name in ("cases", "numbers"))
+    word = "[bold red]ALARMS[/]" if wrong or not verdicts else "[bold green]NO ALARM[/]"
+    console.print(f"{word}: {len(wrong)} of {len(verdicts)} kernels differ; {asked:,} cases, {numbers:,} numbers")
     if json is not None:
-        held = {" ".join(key): asdict(found) for key, found in sorted(total.figures.items())}
-        json.write_text(dumps({"alarms": total.alarms, "figures": held}, indent=1) + "\n", encoding="utf-8")
+        figures = [
+            {
+                "kernel": x.name, "like": x.like, "cases": x.cases, "numbers": x.numbers, "unjudged": x.unjudged,
+                "classes": {dtype: str(held) for dtype, held in x.classes.items()}, "seconds": x.seconds,
+            }
+            for x in verdicts
+        ]  # fmt: skip
+        json.write_text(
+            dumps({"alarms": [str(x) for x in wrong], "figures": figures}, indent=1) + "\n", encoding="utf-8"
+        )
         console.print(f"written: {json}")
-    raise typer.Exit(1 if total.alarms else 0)
+    raise typer.Exit(1 if wrong or not verdicts else 0)

@@ -6,8 +6,8 @@ import typer
 from rich.table import Table
 
 from attn_np import contract
+from attn_np.contract import _names as names
 from parity_tests.commands._shared import behind_preset, console, listed
-from parity_tests.report import names
 
 
 def main(

@@ -17,7 +17,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or accelerator: every one that is found.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
-    calls: Annotated[str | None, typer.Option(help="plain,full,shared or some of them.")] = None,
+    calls: Annotated[str | None, typer.Option(help="plain,full,shared,packed or some of them.")] = None,
     products: Annotated[
         str, typer.Option(help="full, or tf32: matrix products of float32 may round their factors to TF32.")
     ] = "full",
@@ -33,7 +33,7 @@ def main(
     By default the first example of each variant, with all of its arguments, in float64 and float32.
     """
     from parity_tests.judge import runner
-    from parity_tests.judge.cases import CALLS
+    from parity_tests.judge.cases import ALL_CALLS
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.result import Result
     from parity_tests.report import summary
@@ -51,7 +51,7 @@ def main(
         device=device,
         seed=seed,
         repeat=repeat,
-        calls=listed(calls, CALLS, "a kind of call") if calls or everything else ("full",),
+        calls=listed(calls, ALL_CALLS, "a kind of call") if calls or everything else ("full",),
         everything=everything,
         real=real and device == "cpu",
         products=products,

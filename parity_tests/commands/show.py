@@ -19,7 +19,7 @@ def main(
     ] = None,
     key_tokens: Annotated[str | None, typer.Option(help="Words of the keys, where they are others.")] = None,
     example: Annotated[str | None, typer.Option(help="Which example of the variant; its first by default.")] = None,
-    call: Annotated[str, typer.Option(help="plain, full or shared: which arguments are given.")] = "plain",
+    call: Annotated[str, typer.Option(help="plain, full, shared or packed: which arguments are given.")] = "plain",
     seed: Annotated[int, typer.Option(min=0, help="Of inputs and weights.")] = 0,
     trace: Annotated[Path | None, typer.Option(help="A trace to show, beside the same call here.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A weight file, or a model's folder.")] = None,
@@ -36,15 +36,15 @@ def main(
     layer of a weight file.
     """
     from attn_np import contract
-    from parity_tests.judge.cases import CALLS, Case, draw
+    from parity_tests.judge.cases import ALL_CALLS, Case, draw
     from parity_tests.judge.checkpoint import load as load_layer
     from parity_tests.judge.frameworks import FRAMEWORKS
     from parity_tests.ports import trace as traces
     from parity_tests.viewer.data import frameworks_here
     from parity_tests.viewer.page import page_of
 
-    if call not in CALLS:
-        raise typer.BadParameter(f"expected one of {', '.join(CALLS)}, got {call!r}; set --call")
+    if call not in ALL_CALLS:
+        raise typer.BadParameter(f"expected one of {', '.join(ALL_CALLS)}, got {call!r}; set --call")
     if (variant or weights or trace) is None or (trace is not None and (variant or weights) is not None):
         raise typer.BadParameter("expected one of VARIANT, --weights and --trace, got none or several; give one")
     chosen = frameworks_here() if frameworks is None else listed(frameworks, FRAMEWORKS, "a framework")

@@ -23,7 +23,7 @@ def main(
     layout: Annotated[str | None, typer.Option(help="Whose names the weight file uses, such as bert.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the weight file.")] = None,
     like: Annotated[Path | None, typer.Option(help="A trace whose config, weights and inputs to use again.")] = None,
-    call: Annotated[str, typer.Option(help="plain, full or shared: which arguments are given.")] = "full",
+    call: Annotated[str, typer.Option(help="plain, full, shared or packed: which arguments are given.")] = "full",
     dtype: Annotated[str | None, typer.Option(help="float64, float32, bfloat16 or float16.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or the framework's name of an accelerator.")] = "cpu",
     jit: Annotated[bool, typer.Option(help="Compile with jax.jit.")] = False,
@@ -38,7 +38,7 @@ def main(
     import json
 
     from attn_np import contract
-    from parity_tests.judge.cases import CALLS, Case, draw
+    from parity_tests.judge.cases import ALL_CALLS, Case, draw
     from parity_tests.judge.checkpoint import load as load_layer
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
     from parity_tests.ports import trace
@@ -55,7 +55,7 @@ def main(
             raise refuse("the config's fields as a JSON object", text, "--config '{\"num_heads\": 3}'")
         return fields
 
-    for value, known, option in ((framework, FRAMEWORKS, "--framework"), (call, CALLS, "--call")):
+    for value, known, option in ((framework, FRAMEWORKS, "--framework"), (call, ALL_CALLS, "--call")):
         if value not in known:
             raise refuse(f"one of {', '.join(known)}", value, option)
     if dtype is not None and dtype not in DTYPES:

@@ -1,6 +1,7 @@
 """The judge as a teacher: calls a reader's function as it wants to be called and names the mistake of its answer."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def ways(function: Function, one: Exercise) -> Iterator[Callable[[Mapping[str, A
                 }
                 before = {name: np.array(numbers(x)) for name, x in given.items() if isinstance(call[name], np.ndarray)}
                 positional, named = bind(given)
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
                     result = function(*positional, **named)
                 changed = [name for name, x in before.items() if not np.array_equal(x, numbers(given[name]))]
                 if changed:

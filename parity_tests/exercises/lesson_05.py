@@ -7,7 +7,8 @@ from parity_tests.exercises._exercise import Exercise, arrays
 
 
 def additive_scores(q, k, w_q, w_k, w_score):
-    e = np.tanh(einsum("tk,ke->te", q, w_q)[:, None] + einsum("sd,de->se", k, w_k)[None])
+    a, b = einsum("tk,ke->te", q, w_q), einsum("sd,de->se", k, w_k)
+    e = np.tanh(a[:, None] + b[None])
     return einsum("tse,e->ts", e, w_score)
 
 

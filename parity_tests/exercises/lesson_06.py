@@ -86,7 +86,8 @@ EXERCISES = (
     ),
     Exercise(
         "6.5",
-        "The biases of ALiBi, (heads, length, length), both directions alike; the number of heads is a power of two.",
+        "The biases of ALiBi, (heads, length, length), both directions alike; the number of heads is a power of two "
+        "(for others the paper has another rule).",
         alibi,
         lambda rng: {"length": 7 + int(rng.integers(4)), "heads": 4},
         {

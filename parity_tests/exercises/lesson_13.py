@@ -10,16 +10,16 @@ from parity_tests.exercises._exercise import Exercise, arrays
 def ported_mha(x, w_q, w_k, w_v, w_o):
     b, t, d = x.shape
     heads = w_q.shape[1]
-    q, k, v = (
-        einsum("btd,de->bte", x, w.reshape(d, -1)).reshape(b, t, heads, -1).swapaxes(1, 2) for w in (w_q, w_k, w_v)
-    )
+    projected = (einsum("btd,de->bte", x, w.reshape(d, -1)) for w in (w_q, w_k, w_v))
+    q, k, v = (y.reshape(b, t, heads, -1).swapaxes(1, 2) for y in projected)
     p = softmax(einsum("bhtk,bhsk->bhts", q, k) / np.sqrt(k.shape[-1]))
     merged = einsum("bhts,bhsv->bhtv", p, v).swapaxes(1, 2).reshape(b, t, -1)
     return einsum("bte,ed->btd", merged, w_o.reshape(-1, d))
 
 
 def ported_additive(q, k, v, w_q, w_k, w_score):
-    e = np.tanh(einsum("tk,ke->te", q, w_q)[:, None] + einsum("sd,de->se", k, w_k)[None])
+    a, b = einsum("tk,ke->te", q, w_q), einsum("sd,de->se", k, w_k)
+    e = np.tanh(a[:, None] + b[None])
     p = softmax(einsum("tse,e->ts", e, w_score))
     return einsum("ts,sv->tv", p, v)
 

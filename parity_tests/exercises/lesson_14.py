@@ -12,7 +12,8 @@ def project(x, weight, bias, heads):
 
 
 def padded_attention(q, k, v, real):
-    p = softmax(einsum("tk,sk->ts", q, k) / np.sqrt(k.shape[-1]), np.broadcast_to(real, (len(q), len(k))))
+    allowed = np.broadcast_to(real, (len(q), len(k)))
+    p = softmax(einsum("tk,sk->ts", q, k) / np.sqrt(k.shape[-1]), allowed)
     return einsum("ts,sv->tv", p, v)
 
 

@@ -6,9 +6,9 @@ from parity_tests.exercises._exercise import Exercise, normal
 
 
 def heads_of_joint(in_proj_weight, heads):
-    q, k, v = (in_proj_weight[i * len(in_proj_weight) // 3 : (i + 1) * len(in_proj_weight) // 3] for i in range(3))
     d = in_proj_weight.shape[1]
-    return tuple(w.swapaxes(0, 1).reshape(d, heads, d // heads) for w in (q, k, v))
+    w = in_proj_weight.reshape(3, d, d)
+    return tuple(w[i].swapaxes(0, 1).reshape(d, heads, d // heads) for i in range(3))
 
 
 def written(cache, row, at):
@@ -84,8 +84,8 @@ EXERCISES = (
     Exercise(
         "16.5",
         (
-            "Write `row` (k) into `cache` (s, k) at position `at` as JAX does it: the result is a new array, and the "
-            "old one stays what it was."
+            "Write `row` (k) into `cache` (s, k) at position `at`, from 0 to s - 1, as JAX does it: the result is a "
+            "new array, and the old one stays what it was."
         ),
         written,
         draw_cache,

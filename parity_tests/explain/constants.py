@@ -151,7 +151,7 @@ def effective(config: Any, name: str) -> float | None:
     if name != "scale" or width is None:
         return None
     terms = 1 + len(getattr(config, "score_terms", ()))  # each is scaled as the content's scores are
-    return 1.0 if getattr(config, "norm", None) == "l2" else 1 / sqrt(width * terms)
+    return config.scale_or_default(width) if getattr(config, "norm", None) == "l2" else 1 / sqrt(width * terms)
 
 
 def follows(config: Any, other: str, name: str) -> bool:

@@ -17,6 +17,7 @@ from attn_np.ops import DTYPES
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 CALLS = ("plain", "full", "shared")
+ALL_CALLS = (*CALLS, "packed")
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class Case:
     """One judged call: a variant's example, which arguments are given, the dtype and the seed of everything random.
 
     Calls: "plain" gives what must be given; "full" gives every argument, with t != s, a mask that hides whole rows and
-    whole keys, a bias and a keep-mask; "shared" gives a key that serves as value too and a mask for all heads. "self",
-    which is for implementations that are not ours, gives the query with mask, bias and keep-mask.
+    whole keys, a bias and a keep-mask, but documents that are packed into a sequence with a state: these and all others
+    are in "packed"; "shared" gives a key that serves as value too and a mask for all heads. "self", which is for
+    implementations that are not ours, gives the query with mask, bias and keep-mask.
     """
 
     variant: str
@@ -96,10 +98,12 @@ def given(config: Config, call: str) -> tuple[str, ...]:
         want, have = arg.axes.split()[-1], arguments[arg.falls_back_to].axes.split()[-1]
         return want not in sizes or have not in sizes or sizes[want] == sizes[have]
 
-    if call == "full":
+    if call == "packed":
         return tuple(arguments)
+    if call == "full":
+        return tuple(n for n, arg in arguments.items() if not arg.packed)
     if call == "self":
-        return tuple(n for n in arguments if not (replaceable(n) and arguments[n].kind == "array"))
+        return tuple(n for n, arg in arguments.items() if not (replaceable(n) and (arg.kind == "array" or arg.packed)))
     left_out = {name for name in arguments if replaceable(name)}
     if call == "shared":
         left_out -= {"key", "mask"}
@@ -191,7 +195,7 @@ def cases(
     for variant in variants or contract.variants():
         for example, config in contract.examples(variant).items():
             seen = set()
-            for call in ("full", *CALLS):
+            for call in ("full", *ALL_CALLS):
                 key = given(config, call)
                 if key in seen:
                     continue

@@ -37,6 +37,7 @@ class RealLayer:
         inputs: the file of activations; None where the inputs were drawn.
         report: of a model's folder, what was read of it and what was left out.
         results: the outputs of each candidate, as they were judged.
+        note: why a recording may differ, in words.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class RealLayer:
     report: str = ""
     inputs: Path | None = None
     results: dict[str, Outcome] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def variant(self) -> str:
@@ -119,7 +121,8 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     held = weights.tensors(path)
     arguments = config.arguments()
     first = next(iter(arguments))
-    known = tuple(dict.fromkeys((*arguments, *QUERY, "attention_mask", *OUTPUT, *WEIGHTS)))
+    masks = ("attention_mask",) if "mask" in arguments else ()
+    known = tuple(dict.fromkeys((*arguments, *QUERY, *masks, *OUTPUT, *WEIGHTS)))
     unknown = sorted(set(held) - set(known))
     if unknown:
         raise ValueError(f"{path}: expected names among {', '.join(known)}, got {', '.join(unknown)}; rename them")
@@ -146,7 +149,8 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     mask = None
     if "attention_mask" in held:  # b s, 1 = a real token
         mask = held["attention_mask"] == 1
-        inputs["mask"] = mask[:, None, None, :] if "h" in arguments["mask"].axes else mask[:, None, :]
+        axes = len(arguments["mask"].axes.split())  # b h t s, b t s, or the b t of a layer with a state
+        inputs["mask"] = mask.reshape(mask.shape[0], *(1,) * (axes - 2), *mask.shape[1:])
     elif "mask" in held:
         inputs["mask"] = held["mask"] == 1
     recorded = {}
@@ -173,7 +177,21 @@ def judge_layer(found: RealLayer, result: Result, frameworks: tuple[str, ...] = 
     for name, got in found.recorded.items():
         if name in want:
             verdict = compare(widened(got), want[name], found.dtype)
-            result.rows.append(Row("the recording", found.case, "output", name, **verdict))
+            result.rows.append(row := Row("the recording", found.case, "output", name, **verdict))
+            if not row.ok and found.dtype == "float64":
+                found.note = found.note or of_float32(found, name, got)
+
+
+def of_float32(found: RealLayer, name: str, got: np.ndarray) -> str:
+    """In words, that a recording of a layer in float64 is as near as a layer in float32 comes; "" where it is not."""
+    want, _ = reference(found.case, found.drawn, {}, precision_of("float32"), backward=False)
+    verdict = compare(widened(got), want[name], "float32")
+    if verdict["ratio"] > 1:
+        return ""
+    return (
+        f"the recorded {name} is within the bound of float32 (error/bound {verdict['ratio']:.3g}), not of float64: "
+        "models in float64 often compute norms, angles or the softmax in float32; load and record the model in float32"
+    )
 
 
 def keeping(found: RealLayer, candidate: Candidate) -> Any:

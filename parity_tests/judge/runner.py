@@ -11,7 +11,7 @@ from parity_tests.bounds.precision import Precision, fast_precision_of, precisio
 from parity_tests.explain.causes import explain
 from parity_tests.judge import checkpoint
 from parity_tests.judge.candidates import accelerators, attends, candidates, untaped
-from parity_tests.judge.cases import CALLS, Case, cases
+from parity_tests.judge.cases import ALL_CALLS, Case, cases
 from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, NEEDS, prepare
 from parity_tests.judge.judging import judge, judge_call
 from parity_tests.judge.result import Result
@@ -31,7 +31,7 @@ class Plan:
         seed: of all random numbers.
         everything: all examples, not the first of each variant.
         real: also the real layer in examples/, where its variant is among those to judge.
-        calls: which of "plain", "full" and "shared".
+        calls: which of "plain", "full", "shared" and "packed".
         repeat: how many seeds, from `seed` on.
         products: "full", or "tf32": matrix products of float32 may round their factors to TF32, and are judged so.
     """
@@ -43,7 +43,7 @@ class Plan:
     seed: int = 0
     everything: bool = False
     real: bool = False
-    calls: tuple[str, ...] = CALLS
+    calls: tuple[str, ...] = ALL_CALLS
     repeat: int = 1
     products: str = "full"
 
@@ -73,6 +73,8 @@ def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
         return first
     if framework != "jax":
         return case.dtype == "float64" or case.call == "full"
+    if case.call == "packed" and mode == "jit":
+        return case.dtype == "float64"
     if case.call != "full":
         return False
     if mode == "eager":

@@ -41,6 +41,8 @@ def by_heads(x: Array, axis: int, group: int, back: bool) -> Array:
 def laid(x: Array, name: str, layout: str, limits: Limits, group: int) -> Array:
     """A case's array in a kernel's layout."""
     letters, layout = letters_of(name, layout), layout_of(name, layout, limits)
+    if x.ndim != len(letters):
+        return x
     if limits.head_map == "interleaved" and name in OF_HEADS:
         x = by_heads(x, letters.index("h"), group, back=False)
     gone = tuple(i for i, letter in enumerate(letters) if letter not in layout)

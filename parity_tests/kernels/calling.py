@@ -57,7 +57,7 @@ class Kernel:
 def room_of(kernel: Kernel, spec: Spec) -> dict[str, Any]:
     """What the expressions of a signature know."""
     case, limits = case_of(spec, kernel.limits), kernel.limits
-    x, wide = dict(arrays(spec)), np.float64 if spec.dtype == "float64" else np.float32
+    x, wide = dict(arrays(spec, kernel.limits)), np.float64 if spec.dtype == "float64" else np.float32
     for name in ("q", "k", "v", "bias", "slopes", "sinks", "beta", "state", "log_decay"):
         value = getattr(case, name, None)
         if value is not None:
@@ -150,6 +150,8 @@ class Call:
             name = value[0] if isinstance(value, tuple) else ""
             x = typed(x, name, spec.dtype)
             views = spec.strided and isinstance(value, tuple)
+            if hasattr(x, "map"):  # of a pattern the arrays in it
+                x = x.map(lambda _, part: self.framework.array(part, False, device))
             self.arguments[parameter] = self.framework.array(x, views, device) if isinstance(x, np.ndarray) else x
         self.room, self.named = room, False
 
@@ -205,7 +207,7 @@ class Call:
         return found
 
     def with_gradients(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Outputs, and gradients by parameter."""
+        """Outputs, and gradients by parameter where they are asked for."""
         return getattr(self, f"by_{self.kernel.framework}")()
 
     def by_numpy(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -218,6 +220,8 @@ class Call:
         more = {f"d{name}": x for name, x in given.items() if name != "y"}
         got = self.kernel.backward(dy, *(x for _, x in split[:n]), **dict(split[n:]), **more)
         self.named = isinstance(got, dict)
+        if not isinstance(got, (dict, tuple, list)):
+            raise ReturnedError(f"backward: expected gradients in order or by parameter, got {type(got).__name__}")
         return outputs, dict(got) if isinstance(got, dict) else dict(zip(self.inputs, got, strict=False))
 
     def by_torch(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -314,7 +318,7 @@ def call(kernel: Kernel, spec: Spec, names: dict[str, Any]) -> Answer:
             answer.complaints.append(f"{name}: expected the shape {made.shape_of(name)} by b t h d, got {got.shape}")
             continue
         answer.results[name] = got * (np.log(2) if name == "lse" and kernel.limits.lse_base == "2" else 1.0)
-    for parameter in made.wanted if grads else ():
+    for parameter in made.wanted:
         name, layout = made.inputs[parameter]
         x, want = grads.get(parameter), made.arguments[parameter]
         if x is None:

@@ -22,18 +22,23 @@ START_SECONDS = 300.0
 CRASHED = "assert_kernel: expected a kernel that loads, got a process that ends; import its module to see why"
 
 
+def named(module: str, name: str) -> Any:
+    """What a module has by a name; None where there is no such thing."""
+    found: Any = sys.modules.get(module) or import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def importable(f: Any) -> bool:
-    """Whether another process gets the function by its name."""
-    if f.__module__ in (None, BY_VALUE):
+    """Whether another process gets the function, or what wraps one as `jax.jit` does, by its name."""
+    if getattr(f, "__module__", None) in (None, BY_VALUE) or not isinstance(getattr(f, "__qualname__", None), str):
         return False
-    found: Any = sys.modules.get(f.__module__)
-    for name in f.__qualname__.split("."):
-        found = getattr(found, name, None)
     try:
         spec = import_module("importlib.util").find_spec(f.__module__)
     except (ValueError, ModuleNotFoundError):
         spec = None
-    return found is f and spec is not None
+    return spec is not None and named(f.__module__, f.__qualname__) is f
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -64,7 +69,11 @@ class Pickler(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, types.ModuleType):
             return import_module, (x.__name__,)
-        if not isinstance(x, types.FunctionType) or importable(x):
+        if not isinstance(x, types.FunctionType):
+            # What wraps a function, as `jax.jit` does, may have no form of its own.
+            wraps = not isinstance(x, (type, types.BuiltinFunctionType)) and importable(x)
+            return (named, (x.__module__, x.__qualname__)) if wraps else NotImplemented
+        if importable(x):
             return NotImplemented
         known = {name: x.__globals__[name] for name in names_in(x.__code__) if name in x.__globals__}
         cells = [cell.cell_contents for cell in x.__closure__ or ()]

@@ -1,6 +1,8 @@
 """What a kernel returned, held against the reference by the bounds of a class of arithmetic."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -63,12 +65,24 @@ def of_empty_rows(spec: Spec, limits: Limits, want: Results, bound: Results, ari
     want.pop("lse", None)  # of which nothing is promised there
 
 
+@lru_cache(maxsize=4)
 def expected(spec: Spec, limits: Limits, arithmetic: Arithmetic) -> tuple[Results, Results]:
     """The right results of a case by a kernel's promises, and their bounds."""
     case: Case = case_of(spec, limits)
     want, bound = dict(arithmetics.reference(case)), dict(arithmetics.bounds(case, arithmetic, grads=spec.grads))
     of_empty_rows(spec, limits, want, bound, arithmetic)
     return want, bound
+
+
+def unjudged(spec: Spec, limits: Limits, answer: Answer, arithmetic: Arithmetic) -> Counter[str]:
+    """How many numbers of each result have no bound: a kernel of the class may overflow there, or promises nothing."""
+    want, bound = expected(spec, limits, arithmetic)
+    return Counter(
+        {
+            name: int(np.sum(np.isposinf(bound[name]))) if name in want else int(got.size)
+            for name, got in answer.results.items()
+        }
+    )
 
 
 def differences(spec: Spec, limits: Limits, answer: Answer, arithmetic: Arithmetic) -> list[Difference]:

@@ -7,6 +7,7 @@ input with a layout. Numbers have the kernel's type; `wide(x)` is in float32 or 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from parity_tests.kernels.limits import Limits, Sizes
 from parity_tests.kernels.specs import Spec
@@ -37,6 +38,7 @@ class Like:
         rules: of a recurrence.
         packs: whether a recurrence takes packed sequences; with `packed` the parameters for them.
         same_lengths: whether there is one length for queries and keys.
+        unasked: parameters that change the result, which no case passes.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Like:
     rules: tuple[str, ...] = ()
     packs: Mapping[str, Value] = field(default_factory=dict)
     same_lengths: bool = False
+    unasked: tuple[str, ...] = ()
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -104,11 +107,23 @@ ATTEND = Like(
         "sinks": {"sinks": ("sinks", "h")},
         "dropout": {"keep": "keep", "rate": "rate"},
         "lengths": {"lengths": "lengths", "offset": "lengths - t"},
+        "pattern": {"pattern": "pattern"},
         **shapes(scale={"scale": "scale"}),
     },
     {"y": ("out[0]", "bthd")},
-    Limits(dtypes=("float64", "float32"), lse_gradient=True, queries=Sizes(0), keys=Sizes(0)),
+    Limits(
+        dtypes=("float64", "float32"),
+        lse_gradient=True,
+        queries=Sizes(0),
+        keys=Sizes(0),
+        block=64,  # about so many keys at a time the fast paths ask a pattern (`kernels/flash.py`)
+        scales=(0.375, 1.0, -0.5, 0.0),
+        broadcast=True,
+        bias_holds=("-inf", "large"),
+        apart=(("pattern", "lengths"),),
+    ),
     lse=("out[2]", {"return_lse": "True"}),
+    unasked=("terms", "normalize_over", "softmax_fn"),
 )
 
 RECUR = Like(
@@ -124,11 +139,12 @@ RECUR = Like(
         **shapes(but=("unequal lengths",), scale={"scale": "scale"}),
     },
     {"y": ("out[0]", "bthd"), "last": ("out[1]", "ngkv")},
-    Limits(dtypes=("float64", "float32"), gate="linear"),
+    Limits(dtypes=("float64", "float32"), gate="linear", block=64),  # `chunk_size`
     kinds=("recurrent",),
     more=lambda spec, limits: {"rule": repr(spec.rule)},
     rules=("linear", "gated", "delta", "gated_delta"),
     same_lengths=True,
+    unasked=("documents", "erase_key"),
 )
 
 SDPA = Like(
@@ -147,8 +163,12 @@ SDPA = Like(
     Limits(
         dtypes=("float32", "float64", "bfloat16", "float16"),
         corner="top-left",
+        block=128,  # most that its kernels for GPUs take at once; that for CPUs takes 512 keys
+        broadcast=True,
+        bias_holds=("-inf", "large"),
         apart=(("causal", "mask"), ("causal", "bias"), ("mask", "bias")),
     ),
+    unasked=("dropout_p",),
 )
 
 
@@ -171,7 +191,7 @@ def mods(spec: Spec, limits: Limits) -> dict[str, str]:
     left, right = spec.window or (None, None)
     seen += [f"(j >= i + {shift} - {left})"] if left is not None else []
     seen += [f"(j <= i + {shift} + {right})"] if right is not None else []
-    seen += [f"of_pairs[{'i, j' if spec.mask == 'pairs' else 'b, h, i, j'}]"] if spec.mask else []
+    seen += [f"of_pairs[{'i, j' if spec.mask == 'ts' else 'b, h, i, j'}]"] if spec.mask else []
     if seen:
         mask = f"lambda b, h, i, j: {' & '.join(seen)}"
         found["block_mask"] = f"create_block_mask({mask}, b, h, t, s, device='cpu')"
@@ -189,7 +209,7 @@ FLEX = Like(
         "grouped": {"enable_gqa": "True"},
     },
     {"y": ("out", "bhtd")},
-    Limits(gradients=("q", "k", "v")),
+    Limits(gradients=("q", "k", "v"), block=128),  # blocks of a `BlockMask`
     imports="from torch.nn.attention.flex_attention import create_block_mask",
     more=mods,
 )
@@ -208,7 +228,13 @@ JAX_NN = Like(
         **shapes(scale={"scale": "scale"}, but=("value width",)),
     },
     {"y": ("out", "bthd")},
-    Limits(dtypes=("float32", "bfloat16", "float16"), corner="top-left", value_dims=None, empty_rows="undefined"),
+    Limits(
+        dtypes=("float32", "bfloat16", "float16"),
+        corner="top-left",
+        value_dims=None,
+        empty_rows="undefined",
+        block=128,  # of cuDNN's kernels; XLA's take everything at once
+    ),
 )
 
 KERAS = Like(
@@ -227,6 +253,7 @@ KERAS = Like(
         corner="top-left",
         empty_rows="mean",  # hidden scores are a large negative number
         value_dims=None,
+        block=128,  # of those that it calls, PyTorch's and JAX's
         apart=(("causal", "mask"), ("causal", "bias"), ("mask", "bias")),
     ),
 )
@@ -240,7 +267,12 @@ FLASH_OPTIONS: dict[str, Mapping[str, Value]] = {
 }
 FLASH_SOURCE = "https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/flash_attn_interface.py"
 FLASH_LIMITS = Limits(
-    dtypes=("float16", "bfloat16"), value_dims=None, head_dims=Sizes(8, 256, 8), gradients=Q_K_V, block=64
+    # 128 queries and 64 to 128 keys at once, by the width (`run_mha_fwd_hdim*` in csrc/flash_attn).
+    dtypes=("float16", "bfloat16"),
+    value_dims=None,
+    head_dims=Sizes(8, 256, 8),
+    gradients=Q_K_V,
+    block=128,
 )
 FLASH = Like(
     "flash_attn_func", FLASH_SOURCE, "torch", inputs("bthd", "q", "k", "v"), FLASH_OPTIONS,
@@ -292,6 +324,7 @@ XFORMERS = Like(
     {"y": ("out", "bthd")},
     Limits(
         dtypes=("float16", "bfloat16"), corner="top-left", empty_rows="undefined", head_dims=Sizes(8, 256, 8),
+        block=128,  # of CUTLASS' kernels: 32 or 64 queries, 64 or 128 keys
         apart=(("causal", "bias"), ("window", "bias"), ("causal", "window")),
     ),
     kinds=("dense", "packed"), imports="import xformers.ops.fmha.attn_bias as fmha", more=xformers_bias,
@@ -305,7 +338,7 @@ PALLAS_GPU = Like(
     Limits(
         corner="top-left", default_scale=1.0, value_dims=None, groups=Sizes(1, 1), empty_rows="undefined",
         queries=Sizes(16, multiple=16), keys=Sizes(16, multiple=16), head_dims=Sizes(16),
-        apart=(("unequal lengths", "gradients"),),
+        apart=(("unequal lengths", "gradients"),), block=128,  # `BlockSizes.get_default()`
     ),
     always={"segment_ids": "None"}, positional=4,
 )  # fmt: skip
@@ -321,7 +354,7 @@ PALLAS_TPU = Like(
     Limits(
         corner="top-left", default_scale=1.0, value_dims=None, groups=Sizes(1, 1), empty_rows="mean",
         order=("bias", "scale", "cap"), scales=(0.25, 0.5), gradients=Q_K_V, head_dims=Sizes(128, 128),
-        queries=Sizes(128, multiple=128), keys=Sizes(128, multiple=128), block=128,
+        queries=Sizes(128, multiple=128), keys=Sizes(128, multiple=128), block=128,  # `BlockSizes.get_default`
     ),
 )  # fmt: skip
 
@@ -350,7 +383,7 @@ SPLASH = Like(
     {"y": ("out", "bhtd")},
     Limits(
         default_scale=1.0, empty_rows="undefined", queries=Sizes(128, multiple=128), keys=Sizes(128, multiple=128),
-        head_dims=Sizes(128, 128), value_dims=None, block=128,
+        head_dims=Sizes(128, 128), value_dims=None, block=128,  # `BlockSizes.get_default`
     ),
     imports="from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks",
     call="jax.vmap(f(**kw))(*a)", more=splash_mask,
@@ -366,13 +399,18 @@ PAGED = Like(
     {"y": ("out[:, None]", "bthd")},
     Limits(
         default_scale=1.0, forward_only=True, queries=Sizes(1, 1), head_dims=Sizes(128, 128), value_dims=None,
-        unread=("pages",), page_sizes=(16,),
+        unread=("pages",), page_sizes=(16,), block=128,  # 8 pages of 16
     ),
     kinds=("paged",), positional=5,
 )  # fmt: skip
 
 
-def fla(name: str, rules: tuple[str, ...], options: Mapping[str, Mapping[str, Value]]) -> Like:
+def fla(
+    name: str,
+    rules: tuple[str, ...],
+    options: Mapping[str, Mapping[str, Value]],
+    always: Mapping[str, Value] = MappingProxyType({}),
+) -> Like:
     """One of flash-linear-attention's functions."""
     return Like(
         name, "https://github.com/fla-org/flash-linear-attention/tree/main/fla/ops", "torch",
@@ -380,8 +418,8 @@ def fla(name: str, rules: tuple[str, ...], options: Mapping[str, Mapping[str, Va
         {**options, "state": {"initial_state": ("state", "ngkv")},
          **shapes(but=("unequal lengths", "grouped"), scale={"scale": "scale"})},
         {"y": ("out[0]", "bthd"), "last": ("out[1]", "ngkv")},
-        Limits(empty_sequences=False, groups=Sizes(1, 1), batch=Sizes(1, 2)),
-        always={"output_final_state": "True"}, kinds=("recurrent",), rules=rules, same_lengths=True,
+        Limits(empty_sequences=False, groups=Sizes(1, 1), batch=Sizes(1, 2), block=64),  # `chunk_size` in fla/ops
+        always={"output_final_state": "True", **always}, kinds=("recurrent",), rules=rules, same_lengths=True,
         packs={"cu_seqlens": "cu_q.astype(np.int64)"},
     )  # fmt: skip
 
@@ -392,7 +430,8 @@ CHANNELS: dict[str, Mapping[str, Value]] = {"channel gate": {"g": ("log_decay", 
 # Of `fused_recurrent_gla` alone under another name.
 FUSED_CHANNELS: dict[str, Mapping[str, Value]] = {"channel gate": {"gk": ("log_decay", "btgk")}}
 FLA = tuple(
-    fla(f"{form}_{name}", rules, options)
+    # Linear attention is normalized by default in one of its two forms.
+    fla(f"{form}_{name}", rules, options, {"normalize": "False"} if name == "linear_attn" else {})
     for form in ("chunk", "fused_recurrent")
     for name, rules, options in (
         ("linear_attn", ("linear",), {}),

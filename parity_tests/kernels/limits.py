@@ -8,7 +8,7 @@ from typing import Any
 
 OPTIONS = (
     "causal", "window", "mask", "bias", "slopes", "softcap", "sinks", "dropout", "scale", "grouped", "lengths", "state",
-    "beta", "gate", "channel gate", "value width", "unequal lengths",
+    "beta", "gate", "channel gate", "value width", "unequal lengths", "pattern",
 )  # fmt: skip
 CORNERS = ("top-left", "bottom-right")
 EMPTY_ROWS = ("zero", "nan", "mean", "undefined")
@@ -16,27 +16,31 @@ EMPTY_ROWS = ("zero", "nan", "mean", "undefined")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of an axis: from the least to the most, multiples of a number."""
+    """Sizes of an axis: from the least to the most, multiples of a number; or some alone, such as powers of 2."""
 
     least: int = 1
     most: int = 10**6
     multiple: int = 1
+    only: tuple[int, ...] = ()
 
     def __contains__(self, n: int) -> bool:
-        return self.least <= n <= self.most and n % self.multiple == 0
+        return n in self.only if self.only else self.least <= n <= self.most and n % self.multiple == 0
+
+    @property
+    def largest(self) -> int:
+        return max(self.only) if self.only else self.most // self.multiple * self.multiple
 
     def among(self, wanted: Any) -> tuple[int, ...]:
         """The sizes nearest to what is wanted, each once, in its order."""
         found: dict[int, None] = {}
         for n in wanted:
-            least = -(-self.least // self.multiple) * self.multiple
-            near = max(least, min(-(-n // self.multiple) * self.multiple, self.most // self.multiple * self.multiple))
+            if self.only:
+                near = min((x for x in self.only if x >= n), default=self.largest)
+            else:
+                least = -(-self.least // self.multiple) * self.multiple
+                near = max(least, min(-(-n // self.multiple) * self.multiple, self.largest))
             found[near] = None
         return tuple(found)
-
-    def __str__(self) -> str:
-        multiple = f", multiples of {self.multiple}" if self.multiple > 1 else ""
-        return f"{self.least} to {self.most}{multiple}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Limits:
         head_map: "consecutive": query head i reads key head i // r; "interleaved": i % g.
         batch: sizes of it.
         queries, keys: lengths.
-        block: how many queries and keys the kernel takes at once; lengths around it are asked first.
+        block: how many queries and keys the kernel takes at once; cases with lengths around it are among the first, and
+            one in four.
         options: what may be asked for, of `OPTIONS`; None for all that the signature has.
         apart: sets of options that no call may combine; "gradients" may be one of them.
         forward_only: whether there is no backward pass.
@@ -68,7 +73,10 @@ class Limits:
         lse_layout: letters of its axes, b h t.
         lse_gradient, last_gradient: whether it has a gradient, and whether the last state has.
         strides: whether inputs may be views with strides.
-        unread: what may hold NaN, since it is never read: "padding" behind lengths, unused "pages".
+        unread: what may hold NaN, since it is never read: "padding" behind lengths, unused "pages", "hidden" keys that
+            no query sees and queries that see none.
+        broadcast: whether masks and biases may have axes of length 1.
+        bias_holds: what a bias may hold: "-inf", which hides, and "large": numbers beyond what an exp takes.
         empty_sequences: whether packed sequences may be empty.
         packed_alike: whether packed queries and keys have the same sequences.
         gate: "log" or "linear": what the gate's numbers are.
@@ -105,6 +113,8 @@ class Limits:
     last_gradient: bool = True
     strides: bool = True
     unread: tuple[str, ...] = ()
+    broadcast: bool = False
+    bias_holds: tuple[str, ...] = ()
     empty_sequences: bool = True
     packed_alike: bool = False
     gate: str = "log"
@@ -129,7 +139,7 @@ class Limits:
             raise ValueError(f"Limits: expected an order of scale, cap and bias, got {self.order}; name each once")
 
     def but(self, **given: Any) -> "Limits":
-        """These limits with some fields as given; a number or a pair or triple stands for `Sizes`.
+        """These limits with some fields as given; a number, a pair or triple, or a mapping stands for `Sizes`.
 
         Raises:
             ValueError: a field that there is none of.
@@ -144,5 +154,12 @@ class Limits:
                 given[name] = Sizes(given[name], given[name])
             elif isinstance(given.get(name), (tuple, list)):
                 given[name] = Sizes(*given[name])
+            elif isinstance(given.get(name), dict):
+                unknown = sorted(set(given[name]) - {field.name for field in fields(Sizes)})
+                if unknown:
+                    rule = "least, most, multiple or only"
+                    raise ValueError(f"limits: expected {name} with {rule}, got {', '.join(unknown)}; use those")
+                of: dict[str, Any] = {key: tuple(x) if key == "only" else x for key, x in given[name].items()}
+                given[name] = Sizes(**of)
         given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
         return replace(self, **given)

@@ -126,12 +126,14 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     moved, sink_moved = up / down[..., None], sink_up / down
 
     # y: by columns of the values, so that errors act on what differs from the mean.
-    rounded = np.zeros_like(y)
+    rounded, most_away, largest = np.zeros_like(y), np.zeros_like(y), np.zeros_like(y)
     centred = sink_moved.swapaxes(1, 2)[..., None] * np.abs(y)
     for c in range(depth):
         values = factor * v[..., c].swapaxes(1, 2)[:, :, None]
         away = np.where(ok, np.abs(values - y[..., c].swapaxes(1, 2)[..., None]), 0.0)
         centred[..., c] += np.sum(moved * away, axis=3).swapaxes(1, 2)
+        most_away[..., c] = np.max(away, axis=3, initial=0.0).swapaxes(1, 2)
+        largest[..., c] = np.max(np.where(ok, np.abs(values), 0.0), axis=3, initial=0.0).swapaxes(1, 2)
         if n.narrow:
             # The normaliser may be the sum of the rounded weights, too.
             rounded[..., c] = n.narrow * np.sum(p * np.maximum(np.abs(values), away), axis=3).swapaxes(1, 2)
@@ -140,13 +142,26 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     dropped = 0.0 if case.keep is None else 2 * u
     by = centred + rounded + (length + n.product + dropped + (parts + 1) * n.several) * size_y
     by = by + (length + 6 * u) * np.abs(y) + (n.eta + n.eta_narrow) * visible
+    # Whatever the exponents' errors, an average lies among what it is of, 0 with the weight of a sink.
+    most_away = most_away if case.sinks is None else np.maximum(most_away, np.abs(y))
+    roundings = 2 * length + n.product + dropped + 2 * n.narrow + (parts + 1) * n.several + 6 * u
+    among = most_away + roundings * largest + (n.eta + n.eta_narrow) * visible
+    among = np.where(np.all(np.isfinite(e), axis=3).swapaxes(1, 2)[..., None], among, np.inf)
+    by = np.fmin(by, among)
     by = np.where(size_y > 0, by + (parts + 1) * n.eta_several, by)
     found = {"y": n.returned(y, by)}
 
     # The log-sum-exp is in float32 or better, whatever the type of the kernel.
     live = np.isfinite(f["lse"])
     lse = np.where(live, f["lse"], 0.0)
-    blse = np.log1p(np.sum(up, axis=3) + sink_up) + length + 8 * u + 3 * u * (np.abs(f["top"]) + np.abs(lse))
+    # It moves by no more than the score that moves most.
+    moves = np.maximum(np.max(e, axis=3, initial=0.0), sink_e)
+    blse = (
+        np.fmin(np.log1p(np.sum(up, axis=3) + sink_up), moves)
+        + length
+        + 8 * u
+        + 3 * u * (np.abs(f["top"]) + np.abs(lse))
+    )
     blse = np.where(live, blse + 6 * u * np.abs(lse - f["top"]), 0.0)
     blse = np.where(np.isnan(blse), np.inf, blse)
     found["lse"] = blse

@@ -7,6 +7,7 @@ Those of Triton need the package and TRITON_INTERPRET=1; `make kernels` sets up 
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -116,15 +117,37 @@ def one_launch() -> None:
     tuner.do_bench = staticmethod(lambda call, quantiles: (0.0,) * len(quantiles))
 
 
+class Counted(int):
+    """A loop's counter in Triton's interpreter, where it is Python's own number; compiled, it is a scalar of Triton."""
+
+    def to(self, dtype: Any) -> "Counted":
+        return self
+
+
+@cache
+def prepared() -> Any:
+    """The module of flash-linear-attention's functions, whose loops count as compiled ones do."""
+    one_launch()
+    found = import_module("fla.ops")
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fla.ops"):
+            vars(module)["range"] = lambda *bounds: map(Counted, range(*bounds))
+    return found
+
+
 class Fla:
     """A function of flash-linear-attention in Triton's interpreter."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process that it runs in: the import takes half a minute, which no case should pay."""
+        self.__dict__.update(state)
+        prepared()
+
     def __call__(self, *args: Any, **options: Any) -> Any:
-        one_launch()
-        return getattr(import_module("fla.ops"), self.__name__)(*args, **options)
+        return getattr(prepared(), self.__name__)(*args, **options)
 
 
 @dataclass(frozen=True)
@@ -150,17 +173,19 @@ TORCH, ALL = ("torch",), ("float64", "float32", "bfloat16", "float16")
 SMALL = {"heads": (1, 2), "batch": (1, 2)}
 FORWARD = {"forward_only": True}
 FLA: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("fused_recurrent_gated_delta_rule", FORWARD),
-    ("fused_recurrent_delta_rule", {}),
-    ("fused_recurrent_gla", {}),
-    ("fused_recurrent_simple_gla", {}),
+    *((f"fused_recurrent_{name}", {}) for name in ("linear_attn", "simple_gla", "gla", "delta_rule")),
+    # Which have no backward pass.
+    *((f"fused_recurrent_{name}", FORWARD) for name in ("gated_delta_rule", "kda")),
+    *((f"chunk_{name}", {}) for name in ("linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda")),
+    ("chunk_delta_rule", {"dtypes": ("float16",)}),  # which refuses float32
 )
 ENTRIES = (
     Entry("PyTorch SDPA, math", sdpa_math, "scaled_dot_product_attention", {"dtypes": ALL}, TORCH),
     Entry(
         "PyTorch SDPA, flash", sdpa_flash, "scaled_dot_product_attention",
         {"dtypes": ALL, "value_dims": None, "gradients": ("q", "k", "v"),
-         "options": ("causal", "mask", "bias", "scale", "grouped", "unequal lengths")},
+         "options": ("causal", "mask", "bias", "scale", "grouped", "unequal lengths"),
+         "block": 512},  # keys at once, of 32 to 256 queries
         TORCH,
     ),
     Entry("PyTorch flex_attention, compiled", flex, "flex_attention", FORWARD | SMALL, TORCH, times=3.0),

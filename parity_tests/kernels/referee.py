@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from time import monotonic
 from typing import Any
@@ -16,8 +16,8 @@ from parity_tests.kernels.calling import Answer, Kernel
 from parity_tests.kernels.canonical import Case, Results
 from parity_tests.kernels.causes import BLOCKS, causes, explaining
 from parity_tests.kernels.child import Child
-from parity_tests.kernels.drawing import allowed, options_of, specs
-from parity_tests.kernels.judging import Difference, differences
+from parity_tests.kernels.drawing import SHORT, allowed, options_of, specs
+from parity_tests.kernels.judging import Difference, differences, unjudged
 from parity_tests.kernels.likes import Like, like_of
 from parity_tests.kernels.limits import OPTIONS, Limits
 from parity_tests.kernels.shrinking import smaller
@@ -25,10 +25,13 @@ from parity_tests.kernels.snippet import snippet
 from parity_tests.kernels.specs import Spec, case_of
 
 ALL_SECONDS = 1800.0
+# A class by this name: of each type its narrowest.
+NARROWEST = "narrowest"
 # Failures after which a run ends: more of them say no more.
 FAILURES = 12
 SHRINK_SECONDS = 30.0
 WORDS = {"numbers": "wrong numbers", "complaint": "a broken promise", "error": "an error"}
+WORDS_OF = {"queries": "queries", "keys": "keys", "head_dims": "widths of keys", "value_dims": "widths of values"}
 # Small cases, right and wrong, that a cause must explain.
 EXPLAINED = 6
 # How many more are asked where several causes explain these.
@@ -62,6 +65,7 @@ class Verdict:
         name, like: of the kernel and of the signature.
         classes: by dtype the narrowest class of arithmetic that holds in every row of every case.
         cases, numbers: by dtype how many were judged.
+        unjudged: by dtype and result how many numbers had no bound in the class that held.
         not_asked: what the signature has and the kernel does not take, or was not asked in the time.
         failures: cases that it got wrong.
         smallest: the first of them, shrunk.
@@ -75,6 +79,7 @@ class Verdict:
     classes: dict[str, Arithmetic] = field(default_factory=dict)
     cases: Counter[str] = field(default_factory=Counter)
     numbers: Counter[str] = field(default_factory=Counter)
+    unjudged: dict[str, Counter[str]] = field(default_factory=dict)
     not_asked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     smallest: Failure | None = None
@@ -88,10 +93,15 @@ class Verdict:
         return not self.failures and sum(self.cases.values()) > 0
 
     def __str__(self) -> str:
-        found = [f"{self.name} as {self.like}: {'agrees' if self.agrees else 'differs'}"]
+        word = "agrees" if self.agrees else "differs" if self.failures else "not judged"
+        found = [f"{self.name} as {self.like}: {word}"]
         for dtype, count in self.cases.items():
             held = f", within {self.classes[dtype]}" if dtype in self.classes else ""
             found.append(f"  {dtype}: {count:,} cases, {self.numbers[dtype]:,} numbers{held}")
+            open_ones = +self.unjudged.get(dtype, Counter())
+            if open_ones:
+                each = ", ".join(f"{n:,} of {name}" for name, n in sorted(open_ones.items()))
+                found.append(f"  {dtype}: {open_ones.total():,} numbers without a bound, not judged: {each}")
         if not self.cases:
             found.append("  no case was judged: the limits leave none")
         if self.smallest is not None:
@@ -136,13 +146,13 @@ class Referee:
         kept: small cases and their results, for the search for a cause.
     """
 
-    def __init__(self, kernel: Kernel, arithmetic: Arithmetic | None) -> None:
+    def __init__(self, kernel: Kernel, arithmetic: Arithmetic | str | None) -> None:
         self.kernel, self.kept = kernel, list[tuple[Spec, Answer]]()
         self.classes: dict[str, list[Arithmetic]] = {}
         for dtype in kernel.limits.dtypes:
             every = classes_of(dtype)
             widest = every.index(arithmetic) if arithmetic in every else len(every) - 1
-            self.classes[dtype] = list(every[: widest + 1])
+            self.classes[dtype] = list(every[: 1 if arithmetic == NARROWEST else widest + 1])
         self.verdict = Verdict(name_of(kernel.f), kernel.like.name)
 
     def widest(self, dtype: str) -> Arithmetic:
@@ -164,16 +174,22 @@ class Referee:
         """Count an answer, and narrow down the classes that hold."""
         failure, dtype = self.wrong(spec, answer), spec.dtype
         self.verdict.cases[dtype] += 1
-        self.verdict.numbers[dtype] += sum(x.size for x in answer.results.values())
-        if spec.t * spec.s * spec.h <= 3 * self.kernel.limits.block**2 or failure is not None:
+        if spec.t * spec.s * spec.h <= 3 * min(self.kernel.limits.block, SHORT) ** 2 or failure is not None:
             self.kept.append((spec, answer))
+        held = self.classes[dtype]
         if failure is not None:
             self.verdict.failures.append(failure)
-            return failure
-        held = self.classes[dtype]
-        while len(held) > 1 and differences(spec, self.kernel.limits, answer, held[0]):
-            held.pop(0)
-        return None
+        else:
+            while len(held) > 1 and differences(spec, self.kernel.limits, answer, held[0]):
+                held.pop(0)
+        self.count(spec, answer, held[0] if failure is None else held[-1])
+        return failure
+
+    def count(self, spec: Spec, answer: Answer, arithmetic: Arithmetic) -> None:
+        """Count the numbers that a class has a bound for, and those that it has none for."""
+        unbounded = unjudged(spec, self.kernel.limits, answer, arithmetic)
+        self.verdict.unjudged.setdefault(spec.dtype, Counter()).update(unbounded)
+        self.verdict.numbers[spec.dtype] += sum(x.size for x in answer.results.values()) - unbounded.total()
 
     def explain(self, ask: Callable[[Spec], Answer], more: Iterable[Spec]) -> None:
         """Say the cause, where a known mistake explains what is wrong and what is right.
@@ -183,9 +199,12 @@ class Referee:
         failing = [f for f in self.verdict.failures if f.kind == "numbers" and f.spec.dtype == self.dtype_of_failures]
         if not failing:
             return
+        # Simulated kernels have no promise about NaN at hidden keys.
+        failing = [f for f in failing if "hidden" not in f.spec.poison] or failing
         failing = sorted(failing, key=lambda f: size(f.spec))[:EXPLAINED]
         wrong = {f.spec for f in self.verdict.failures}
-        right = [(s, a) for s, a in self.kept if s not in wrong and s.dtype == self.dtype_of_failures]
+        same_type = [(s, a) for s, a in self.kept if s.dtype == self.dtype_of_failures]
+        right = [(s, a) for s, a in same_type if s not in wrong and "hidden" not in s.poison]
         right = sorted(right, key=lambda x: (-len(x[0].options), size(x[0])))[:EXPLAINED]
         results: list[tuple[Case, Results]] = [
             (case_of(s, self.kernel.limits), a.results) for s, a in [*((f.spec, f.answer) for f in failing), *right]
@@ -195,6 +214,7 @@ class Referee:
         for spec in more:
             if len(found) < 2:
                 break
+            spec = replace(spec, poison=())
             if spec.dtype == self.dtype_of_failures and (answer := ask(spec)).results and not answer.complaints:
                 found = explaining(case_of(spec, self.kernel.limits), answer.results, widest, blocks, found)
         if len(found) == 1:
@@ -251,14 +271,28 @@ def name_of(f: Any) -> str:
     return getattr(f, "__name__", None) or getattr(inner, "__name__", type(f).__name__)
 
 
-def not_asked(like: Like, limits: Limits, asked: Counter[str]) -> list[str]:
+def sizes_of(spec: Spec) -> dict[str, int]:
+    """The largest sizes that a case has, by the fields of `Limits`."""
+    of_q, of_k = (max(np.diff(starts), default=0) if starts else 0 for starts in (spec.of_q, spec.of_k))
+    lengths = (of_q, of_k) if spec.of_q else (spec.t, max(spec.lengths) if spec.page and spec.lengths else spec.s)
+    return {"queries": int(lengths[0]), "keys": int(lengths[1]), "head_dims": spec.d, "value_dims": spec.dv}
+
+
+def not_asked(like: Like, limits: Limits, asked: Counter[str], largest: Mapping[str, int]) -> list[str]:
     """What stays open: what the kernel does not take, and what no case has asked for."""
     has = options_of(like, limits)
     found = [f"{name} (not taken)" for name in like.takes if name not in has]
     found += [f"{name} (no case)" for name in like.takes if name in has and not asked[name]]
     found += [f"{' with '.join(pair)} (not taken)" for pair in limits.apart]
+    found += [f"{parameter}= (in no case)" for parameter in like.unasked]
+    for name, n in largest.items():
+        sizes = None if name == "keys" and like.same_lengths else getattr(limits, name)
+        if sizes is not None and n < sizes.largest:
+            found.append(f"{WORDS_OF[name]} beyond {n}")
     if limits.forward_only:
         found.append("gradients (not taken)")
+    elif not asked["gradients"]:
+        found.append("gradients (no case)")
     elif limits.gradients is not None:
         found.append(f"gradients of others than {', '.join(limits.gradients)}")
     if like.lse is not None and not limits.lse:
@@ -269,18 +303,18 @@ def not_asked(like: Like, limits: Limits, asked: Counter[str]) -> list[str]:
     return [*found, *(f"{name} (not in the signature)" for name in none if like.kinds != ("recurrent",))]
 
 
-def arithmetic_of(arithmetic: "str | Arithmetic | None") -> Arithmetic | None:
+def arithmetic_of(arithmetic: "str | Arithmetic | None") -> Arithmetic | str | None:
     """A class by its name.
 
     Raises:
         ValueError: an unknown one.
     """
-    if arithmetic is None or isinstance(arithmetic, Arithmetic):
+    if arithmetic in (None, NARROWEST) or isinstance(arithmetic, Arithmetic):
         return arithmetic
     for known in arithmetics.CLASSES:
         if known.name == arithmetic:
             return known
-    names = "; ".join(known.name for known in arithmetics.CLASSES)
+    names = "; ".join((*(known.name for known in arithmetics.CLASSES), NARROWEST))
     raise ValueError(f"arithmetic: expected one of {names}, got {arithmetic!r}; use one of them")
 
 
@@ -308,6 +342,7 @@ def judge_kernel(
     referee = Referee(kernel, arithmetic_of(arithmetic))
     verdict = referee.verdict
     asked: Counter[str] = Counter()
+    largest: dict[str, int] = {}
     drawn: Iterator[Spec] = specs(like, limits, seed)
     with progress(f"assert_kernel {verdict.name}") as tell, Child(kernel, call_seconds) as child:
         start = monotonic()  # the process has loaded the kernel
@@ -317,7 +352,8 @@ def judge_kernel(
                 break
             tell(f"{n} cases, {len(verdict.failures)} wrong, {max(0, end - monotonic()):.0f} s left")
             referee.judge(spec, child.ask(spec))
-            asked.update(spec.options)
+            asked.update(spec.options | ({"gradients"} if spec.grads else set()))
+            largest = {name: max(size, largest.get(name, 0)) for name, size in sizes_of(spec).items()}
         if verdict.failures:
             tell("looking for a smaller case")
             more = min(SHRINK_SECONDS, seconds / 2)
@@ -329,7 +365,7 @@ def judge_kernel(
     for dtype, held in referee.classes.items():
         if verdict.cases[dtype] and not any(f.spec.dtype == dtype for f in verdict.failures):
             verdict.classes[dtype] = held[0]
-    verdict.not_asked = not_asked(like, limits, asked)
+    verdict.not_asked = not_asked(like, limits, asked, largest)
     verdict.seconds = monotonic() - start
     return verdict
 
@@ -349,7 +385,8 @@ def assert_kernel(
         f: the kernel, a function with the arguments of the signature, in its framework.
         like: the signature, by name or as a `Like`: "attend", "recur", "scaled_dot_product_attention", ...
         limits: what the kernel takes and promises where it differs from the signature: fields of `Limits` by name.
-        arithmetic: the widest class that is right, by name; by default the widest that kernels of its type have.
+        arithmetic: the widest class that is right, by name, or "narrowest" for the narrowest of each type; by default
+            the widest that kernels of the type have.
         backward: for NumPy: (dy, *arguments) -> the gradients of queries, keys and values, and others that it has; with
             `lse_gradient` also dlse=, of a recurrence with `last_gradient` also dlast=.
         framework: of the kernel's arrays; that of the signature by default.

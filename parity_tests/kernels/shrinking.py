@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
+from parity_tests.kernels.drawing import SHORT
 from parity_tests.kernels.limits import Limits
 from parity_tests.kernels.specs import Spec
 
@@ -11,9 +12,9 @@ from parity_tests.kernels.specs import Spec
 def without_options(spec: Spec) -> Iterator[Spec]:
     """The case with one option fewer."""
     plain = {
-        "strided": False, "poison": (), "style": "ordinary", "dlse": False, "dlast": False, "mask": "", "bias": False,
-        "slopes": False, "sinks": False, "softcap": None, "rate": 0.0, "window": None, "causal": False, "scale": None,
-        "state": False, "grads": False,
+        "strided": False, "poison": (), "style": "ordinary", "dlse": False, "dlast": False, "mask": "",
+        "bias_holds": "", "bias": "", "pattern": None, "slopes": False, "sinks": False, "softcap": None,
+        "rate": 0.0, "window": None, "causal": False, "scale": None, "state": False, "grads": False,
     }  # fmt: skip
     for name, value in plain.items():
         if getattr(spec, name) != value:
@@ -70,8 +71,8 @@ def fewer_sequences(spec: Spec, limits: Limits) -> Iterator[Spec]:
 
 def short(limits: Limits) -> list[int]:
     """Lengths that cases are made as short as."""
-    n = limits.block
-    return sorted({1, 2, 3, 4, n // 2, n - 1, n, n + 1, n + 2, 2 * n - 1, 2 * n})
+    around = ((n // 2, n - 1, n, n + 1, n + 2, 2 * n - 1, 2 * n) for n in {limits.block, min(limits.block, SHORT)})
+    return sorted({1, 2, 3, 4, *chain(*around)})
 
 
 def fewer_tokens(spec: Spec, limits: Limits) -> Iterator[Spec]:

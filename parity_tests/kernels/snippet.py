@@ -109,7 +109,7 @@ def snippet(
     found = [f"import {', '.join(('numpy as np', *IMPORTS[kernel.framework]))}"]
     found += [line for line in (imported, kernel.like.imports) if line]
     found += ["import ml_dtypes  # of bfloat16"] if kernel.framework == "numpy" and spec.dtype == "bfloat16" else []
-    found += lines(spec)
+    found += lines(spec, kernel.limits)
     if spec.lengths is not None:
         found.append(f"lengths = np.array({spec.lengths}, np.int32)")
     if spec.of_q is not None:

@@ -3,7 +3,7 @@
 The same lines make the case that is judged and stand in the snippet that is printed, so neither can say something else.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,9 +22,21 @@ STYLES = {
     "one huge key": "k[:, -1:] *= 30",
     "equal scores": "k[:] = k[:, :1]",
     "heavy tails": "q[..., 0] *= 5; k[..., 0] *= 5; v[..., 0] *= 30",
-    "scores far below 0": "q[:], k[:] = 80, -80",
+    "scores far below 0": "q[:], k[:] = 12, -12",
+    "scores further below 0": "q[:], k[:] = 80, -80",
     "rising scores": "q, k = abs(q), abs(k) * np.linspace(0.1, 2, k.shape[1])[:, None, None]",
+    "a large part shared": "k += 30 * rng.normal(size=k.shape[3])",
+    "products that cancel": (
+        "n = q.shape[3] // 2; q[..., n : 2 * n] = -q[..., :n]; k[..., n : 2 * n] = 1.002 * k[..., :n]"
+    ),
+    "sums that cancel": "n = v.shape[1] // 2; k[:, n : 2 * n] = k[:, :n]; v[:, n : 2 * n] = -v[:, :n] * 1.002",
+    "zeros of both signs": "q, k, v = 0 * q, 0 * k, 0 * v",
+    "mixed magnitudes": "q, k, v = (x * 2.0 ** rng.uniform(-12, 4, x.shape) for x in (q, k, v))",
+    "another last row": "k[-1, :, -1] *= 300; v[-1, :, -1] *= 1000",
 }
+# What a bias may hold besides, in words, and how much larger it is then in the last query's row.
+BIAS_HOLDS = ("-inf", "large")
+LARGE_BIAS = {"float16": 200, "float64": 2000}
 
 
 @dataclass(frozen=True)
@@ -36,9 +48,11 @@ class Spec:
         dtype, seed: of the numbers.
         b, t, s, h, g, d, dv: sizes, by the letters b t h d, b s g d, b s g v.
         scale: None for the signature's own.
-        causal, bias, slopes, sinks: whether the call has them.
+        causal, slopes, sinks: whether the call has them.
         window: how many keys before and behind a query's own are seen, None for all.
-        mask: "" for none, "pairs" `t s`, or "scores" `b h t s`.
+        mask, bias: "" for none, or the axes, such as "ts", "bhts" or "b11s".
+        bias_holds: of `BIAS_HOLDS`, what the bias holds besides; "" for nothing.
+        pattern: which of `patterns.drawn_pattern` hides keys besides; None for none.
         softcap, rate: None and 0 for none.
         of_q, of_k: where packed sequences begin, with the end.
         lengths: how many keys each row has.
@@ -62,11 +76,13 @@ class Spec:
     dv: int = 8
     scale: float | None = None
     causal: bool = False
-    bias: bool = False
     slopes: bool = False
     sinks: bool = False
     window: tuple[int | None, int | None] | None = None
     mask: str = ""
+    bias: str = ""
+    bias_holds: str = ""
+    pattern: int | None = None
     softcap: float | None = None
     rate: float = 0.0
     of_q: tuple[int, ...] | None = None
@@ -88,7 +104,8 @@ class Spec:
     def options(self) -> frozenset[str]:
         """Which options of `limits.OPTIONS` the call has."""
         has = {
-            "causal": self.causal, "window": self.window is not None, "mask": bool(self.mask), "bias": self.bias,
+            "causal": self.causal, "window": self.window is not None, "mask": bool(self.mask),
+            "bias": bool(self.bias), "pattern": self.pattern is not None,
             "slopes": self.slopes, "softcap": self.softcap is not None, "sinks": self.sinks, "dropout": self.rate > 0,
             "scale": self.scale is not None, "grouped": self.h != self.g, "lengths": self.lengths is not None,
             "state": self.state, "beta": self.beta, "gate": self.gate == "head", "channel gate": self.gate == "channel",
@@ -110,7 +127,7 @@ class Spec:
         return f"{self.kind}, {self.dtype}, {sizes}, {', '.join(given)}, seed {self.seed}"
 
 
-def lines(spec: Spec) -> list[str]:
+def lines(spec: Spec, limits: Limits) -> list[str]:
     """The lines of NumPy that draw the arrays of a case; they know `np` alone."""
     b, t, s, h, g, d, dv = spec.b, spec.t, spec.s, spec.h, spec.g, spec.d, spec.dv
     recurrent = spec.kind == "recurrent"
@@ -133,11 +150,18 @@ def lines(spec: Spec) -> list[str]:
             n = b if spec.of_q is None else len(spec.of_q) - 1
             found.append(f"state = rng.normal(size={(n, g, d, dv)})")
     if spec.mask:
-        found.append(f"mask = rng.random({(t, s) if spec.mask == 'pairs' else (b, h, t, s)}) < 0.7")
-        if t > 1:
+        found.append(f"mask = rng.random({shape_of(spec, spec.mask)}) < 0.7")
+        if t > 1 and spec.mask[-2] == "t":
             found.append(f"mask[..., {t // 2}, :] = False")
+    if spec.pattern is not None:  # of this package's `attend` alone
+        found.append("from parity_tests.kernels.patterns import drawn_pattern")
+        found.append(f"pattern, pairs = drawn_pattern(rng, {b}, {t}, {s}, {spec.pattern})")
     if spec.bias:
-        found.append(f"bias = 2 * rng.normal(size={(b, h, t, s)})")
+        found.append(f"bias = 2 * rng.normal(size={shape_of(spec, spec.bias)})")
+        if spec.bias_holds == "-inf":
+            found.append(f"bias[..., {t // 2 if spec.bias[-2] == 't' else 0}, : {-(-s // 2)}] = -np.inf")
+        elif spec.bias_holds:
+            found.append(f"bias[..., -1, :] += {LARGE_BIAS.get(spec.dtype, 500)}")
     if spec.slopes:
         found.append(f"slopes = 2.0 ** -np.arange(1, {h + 1})")
     if spec.sinks:
@@ -152,6 +176,13 @@ def lines(spec: Spec) -> list[str]:
         found.append(f"dlast = rng.normal(size={(b if spec.of_q is None else len(spec.of_q) - 1, g, d, dv)})")
     if "padding" in spec.poison and spec.lengths is not None:
         found.append(f"for row, n in enumerate({spec.lengths}): k[row, n:] = v[row, n:] = np.nan")
+    if "hidden" in spec.poison and spec.kind == "dense":
+        queries, keys = hidden(spec, limits)
+        if len(queries[0]):
+            found.append(f"q[{', '.join(str(x.tolist()) for x in queries)}] = np.nan")
+        if len(keys[0]):
+            found.append(f"k[{', '.join(str(x.tolist()) for x in keys)}] = np.nan")
+            found.append(f"v[{', '.join(str(x.tolist()) for x in keys)}] = np.inf")
     if spec.page:
         n = s // spec.page
         found.append(f"table = 1 + rng.permutation({b * n}).reshape({b}, {n})")
@@ -162,12 +193,25 @@ def lines(spec: Spec) -> list[str]:
     return found
 
 
+def shape_of(spec: Spec, axes: str) -> tuple[int, ...]:
+    """The shape of an array of scores with these axes; "1" is one for all."""
+    return tuple(1 if axis == "1" else getattr(spec, axis) for axis in axes)
+
+
+def hidden(spec: Spec, limits: Limits) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Where queries that see no key are, `b t h`, and keys that no query sees, `b s g`, whatever the bias."""
+    case: Any = case_of(replace(spec, poison=(), bias=""), limits)
+    seen = case.allowed().reshape(spec.b, spec.g, spec.h // spec.g, spec.t, spec.s)
+    blind = ~np.any(seen.reshape(spec.b, spec.h, spec.t, spec.s), axis=3)
+    return np.nonzero(blind.swapaxes(1, 2)), np.nonzero(~np.any(seen, axis=(2, 3)).swapaxes(1, 2))
+
+
 @lru_cache(maxsize=64)
-def arrays(spec: Spec) -> dict[str, Any]:
+def arrays(spec: Spec, limits: Limits) -> dict[str, Any]:
     """What the lines make."""
     room: dict[str, Any] = {"np": np}
-    exec("\n".join(lines(spec)), room)
-    return {name: x for name, x in room.items() if isinstance(x, np.ndarray)}
+    exec("\n".join(lines(spec, limits)), room)
+    return {name: x for name, x in room.items() if isinstance(x, np.ndarray) or name == "pattern"}
 
 
 def held(x: Array, dtype: str) -> Array:
@@ -191,7 +235,7 @@ def log_decay_of(x: Array, dtype: str, gate: str) -> Array:
 @lru_cache(maxsize=64)
 def case_of(spec: Spec, limits: Limits) -> Case:
     """The case in the form that the referee computes with."""
-    x = arrays(spec)
+    x = arrays(spec, limits)
     q, k, v = (held(x[name], spec.dtype) for name in ("q", "k", "v"))
     # What has no type of the kernel is in float32: slopes, sinks, states and the log-sum-exp's gradient.
     wide = "float64" if spec.dtype == "float64" else "float32"
@@ -205,6 +249,8 @@ def case_of(spec: Spec, limits: Limits) -> Case:
             starts=spec.of_q, dy=dy, dlast=held(x["dlast"], wide) if spec.dlast else None, block=limits.block,
         )  # fmt: skip
     mask, window = x.get("mask"), spec.window
+    if "pairs" in x:
+        mask = x["pairs"] if mask is None else x["pairs"] & mask
     if window is not None and not spec.causal and limits.corner == "top-left" and spec.kind == "dense":
         # The case's window has the corner of its causality, at the bottom right without.
         left, right = window

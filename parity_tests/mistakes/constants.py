@@ -3,23 +3,35 @@
 from parity_tests.mistakes.plant import SHARED, at
 
 # The eps of one of several norms, in place of the config's.
-EPS = tuple(
-    at(file, file.removesuffix(".py"), example)(
-        f"eps of the {whose} norm",
-        "take the config's norm_eps in every norm",
-        f"{function}(c, {x}, ",
-        f"{function}(__import__('dataclasses').replace(c, norm_eps={{value}}), {x}, ",
+EPS = (
+    tuple(
+        at("qk_norm.py", "qk_norm", "head")(
+            f"eps of the {whose} norm",
+            "take the config's norm_eps in every norm",
+            f'normalize(self, norm, "{x}", ',
+            f"normalize(self, norm and __import__('dataclasses').replace(norm, eps={{value}}), '{x}', ",
+        )
+        for x, whose in (("q", "queries'"), ("k", "keys'"))
     )
-    for file, example, function in (("decoder.py", "sinks", "normalize"), ("qk_norm.py", "head", "normalize"))
-    for x, whose in (("q", "queries'"), ("k", "keys'"))
-) + tuple(
-    at("mla.py", "mla", "expanded")(
-        f"eps of the {whose} norm",
-        "take the config's norm_eps in every norm",
-        f"self.w_{x}_norm, c.norm_eps",
-        f"self.w_{x}_norm, {{value}}",
+    + tuple(
+        at("decoder.py", "decoder", "sinks")(
+            f"eps of the {whose} norm",
+            "take the config's norm_eps in every norm",
+            "normalize(self, norm, what, x)",
+            f"normalize(self, norm and __import__('dataclasses').replace(norm, eps={{value}} if what == '{x}' else "
+            "norm.eps), what, x)",
+        )
+        for x, whose in (("q", "queries'"), ("k", "keys'"))
     )
-    for x, whose in (("q", "queries'"), ("kv", "latents'"))
+    + tuple(
+        at("mla.py", "mla", "expanded")(
+            f"eps of the {whose} norm",
+            "take the config's norm_eps in every norm",
+            f"self.w_{x}_norm, c.norm_eps",
+            f"self.w_{x}_norm, {{value}}",
+        )
+        for x, whose in (("q", "queries'"), ("kv", "latents'"))
+    )
 )
 # Numbers that a method of the config gives, in one of the places that use them.
 PLACES = tuple(
@@ -36,8 +48,8 @@ PLACES = tuple(
         ),
         (
             "lambda_init_value", "lambda_init behind the norm",
-            "normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())",
-            "normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - {value})",
+            "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())",
+            "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - {value})",
         ),
     )
 )  # fmt: skip

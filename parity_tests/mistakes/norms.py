@@ -2,34 +2,32 @@
 
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
-decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder", "plain")
+decoder, normed = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder", "normed")
+shared_norm = at(SHARED, "decoder", "forgetting")
 
 SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
-NORMED = """\
-        q = record(tape, q_norm=normalize(c, q, q_weight, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, k_weight, self.b_k_norm))
-"""
-TURNED = """\
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
-        q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
-"""
-CLIPPED = """\
-        if c.clip_qkv is not None:
-            v = record(tape, v_proj=v)
-            q, k = record(tape, q_clip=clip_magnitude(q, c.clip_qkv), k_clip=clip_magnitude(k, c.clip_qkv))
-            v = record(tape, v_clip=clip_magnitude(v, c.clip_qkv))
-"""
-TURNED_FIRST = """\
-        cos, sin = cos_sin_for(c, positions, sizes["t"], like=query, step=call.step)
-        q, k = rotate(q, cos, sin, c.rope_layout), rotate(k, cos, sin, c.rope_layout)
-        q, k = normalize(c, q, q_weight, self.b_q_norm), normalize(c, k, k_weight, self.b_k_norm)
-        q, k = record(tape, q_rot=q, k_rot=k)
-"""
-
-UNNORMED = "    if c.norm is None:\n        return x\n    shape, weight = x.shape, offset_weight(c, weight)\n"
 LEFT_OUT = "norm queries and keys and multiply by the norm's weight, as the config asks"
-QUERIES, KEYS = (f"{x}_norm=normalize(c, {x}, {x}_weight, self.b_{x}_norm)" for x in "qk")
+NORMED = "normalize(self, norm, what, x)"
+WITHOUT = "norm and __import__('dataclasses').replace(norm, weight=None)"
+POSITION = "c.norm_position == "
+GROUPED = """\
+    if norm.over == "head":
+        return x
+    b, t, h, k = x.shape
+    groups = norm.groups(h)
+"""
+CONTEXT = 'normed=normalize(self, context_norm, "context", context)'
+GATED = """\
+        if self.w_gate is not None:
+            gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
+            gate = record(tape, gate=ACTIVATIONS[c.gate_activation](gate_scores))
+            context = record(tape, gated=gate * context)
+"""
+CONTEXT_NORMED = """\
+        if context_norm is not None:
+            context = record(tape, normed=normalize(self, context_norm, "context", context))
+"""
 ROTARY_KEY = """\
         latent = record(tape, latent=rms_norm(kv_down, self.w_kv_norm, c.norm_eps))
         k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
@@ -44,27 +42,56 @@ MUTANTS = (
     decoder(
         "norms of queries and keys left out with their weights",
         LEFT_OUT,
-        UNNORMED,
-        UNNORMED.replace("c.norm is None", "c.norm is None or x.shape is not None"),
+        NORMED,
+        "x",
     ),
-    decoder("norm of the queries left out with its weight", LEFT_OUT, QUERIES, "q_norm=q"),
-    decoder("norm of the keys left out with its weight", LEFT_OUT, KEYS, "k_norm=k"),
+    decoder("norm of the queries left out with its weight", LEFT_OUT, NORMED, f"{NORMED} if what == 'k' else x"),
+    decoder("norm of the keys left out with its weight", LEFT_OUT, NORMED, f"{NORMED} if what == 'q' else x"),
     *(
         decoder(
             f"weight of the {whose} norm left out",
             "multiply by the norm's weight after the division",
-            text,
-            text.replace(f", {x}_weight", ", None"),
+            NORMED,
+            NORMED.replace("norm,", f"norm if what != '{x}' else {WITHOUT},"),
         )
-        for whose, x, text in (("queries'", "q", QUERIES), ("keys'", "k", KEYS))
+        for whose, x in (("queries'", "q"), ("keys'", "k"))
     ),
-    at("decoder.py", "decoder", "plain")(
+    at(SHARED, "decoder", "plain")(
         "norm over all heads of a position, with one weight for all",
         "norm each head by itself: over head_dim, after the heads are split",
-        "x = rms_norm(x, weight, c.norm_eps) if c.norm ==",
-        "x = rms_norm(x.reshape((*shape[:2], -1)), None, c.norm_eps).reshape(shape) * "
-        '(1.0 if weight is None else weight) if c.norm == "rms" and c.norm_over == "head" else '
-        "rms_norm(x, weight, c.norm_eps) if c.norm ==",
+        GROUPED,
+        '    b, t, h, k = x.shape\n    groups = 1 if norm.over == "head" else norm.groups(h)\n',
+    ),
+    at(SHARED, "decoder", "gated")(
+        "norm over all heads made over each",
+        "OLMo 2 norms all heads of a position as one vector; Qwen 3 each head by itself",
+        GROUPED,
+        GROUPED.replace('norm.over == "head"', 'norm.over in ("head", "all")'),
+    ),
+    normed(
+        "norm over all heads in place of groups of them",
+        "norm so many neighbouring heads together as the config says",
+        GROUPED,
+        GROUPED.replace("norm.groups(h)", "1"),
+    ),
+    normed(
+        "groups of heads that do not stand beside each other",
+        "heads of a group are neighbours: the first of them, then the next",
+        "    return x.reshape((b, t, groups, h // groups * k))\n",
+        "    x = x.reshape((b, t, h // groups, groups, k)).swapaxes(2, 3)\n"
+        "    return x.reshape((b, t, groups, h // groups * k))\n",
+    ),
+    normed(
+        "mean kept in the layer norm of queries and keys",
+        "a layer norm subtracts the mean; an rms norm does not",
+        "else layer_norm(x, None, None, norm.eps)",
+        "else rms_norm(x, None, norm.eps)",
+    ),
+    at(SHARED, "decoder", "sinks")(
+        "offset of the norm's weight forgotten",
+        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
+        "weight if norm.offset == 0.0 else",
+        "weight if norm.offset != 0.0 else",
     ),
     at("mla.py", "mla", "both-ways")(
         "norm of the queries' latent left out with its weight",
@@ -88,8 +115,46 @@ MUTANTS = (
     decoder(
         "norm after the rotation",
         "norm queries and keys before they are rotated",
-        NORMED + CLIPPED + TURNED,
-        TURNED_FIRST,
+        POSITION,
+        '"after_rotation" == ',
+        many=True,
+    ),
+    at("decoder.py", "decoder", "normed")(
+        "norm before the rotation",
+        "norm queries and keys after they are rotated, as Hunyuan does",
+        POSITION,
+        '"before_rotation" == ',
+        many=True,
+    ),
+    at("decoder.py", "decoder", "normed")(
+        "norm of the contexts left out with its weight",
+        "norm what the heads give, and multiply by the norm's weight, before the output projection",
+        CONTEXT,
+        "normed=context",
+    ),
+    at("decoder.py", "decoder", "normed")(
+        "bias of the contexts' norm left out",
+        "a layer norm of the contexts adds its bias",
+        CONTEXT,
+        CONTEXT.replace("context_norm,", "__import__('dataclasses').replace(context_norm, bias=False),"),
+    ),
+    at("decoder.py", "decoder", "forgetting")(
+        "gate before the norm of the contexts",
+        "norm what the heads give, then multiply by the gate",
+        CONTEXT_NORMED + GATED,
+        GATED + CONTEXT_NORMED,
+    ),
+    at("decoder.py", "decoder", "plain")(
+        "scale of the head's width on queries and keys of length 1",
+        "products of vectors of length 1 are at most 1: multiply them by sqrt(K), not by 1/sqrt(K)",
+        '{"scale": c.scale_or_default(sizes["k"])}',
+        '{"scale": None}',
+    ),
+    at(SHARED, "decoder", "plain")(
+        "mean of the squares in place of their sum",
+        "divide by the length, the root of the sum of the squares",
+        "return l2_normalize(x, norm.eps) if",
+        "return rms_norm(x, None, norm.eps) if",
     ),
     shared_norm(
         "eps of the norm added to the root",

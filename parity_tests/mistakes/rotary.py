@@ -12,7 +12,7 @@ LATER = (
 KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.rope_layout\)"
 QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin, c\.rope_layout\)"
 # The keys and values behind the rotation, on their way into a cache.
-BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,11})( +)(context = call\.attend\()"
+BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,24})( +)(context = call\.attend\()"
 
 FREQUENCIES = "xp.asarray(config.frequencies(length), dtype=xp.float64)"
 # The 8 leading bits of a float64: Veltkamp's splitting; and 11.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from attn_np.contract._decode import reads_cache
 from parity_tests.ports.modules.in_float64 import InFloat64
 
 # Read when the libraries are imported: a test that asked the network for a file would fail, and Keras is one of three.
@@ -204,7 +205,7 @@ def weight_file(folder: Path) -> Path:
 def modules() -> tuple[str, ...]:
     """The families that have a module here."""
     found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    return tuple(sorted(name for name in found if name != "sweep"))
+    return tuple(sorted(name for name in found if name not in ("foreign", "sweep")))
 
 
 @cache
@@ -230,3 +231,13 @@ def refused() -> dict[tuple[str, str], tuple[Model, dict[str, Any], str]]:
     """Every model that no layer here can be, by family and reason."""
     found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in modules()}
     return {(family, why): case for family, those in found.items() for why, case in those.items()}
+
+
+def shared_keys(config: Any, keywords: Mapping[str, Any]) -> Arrays:
+    """The keys and values that a layer shares with an earlier one of its type, if it does."""
+    if not reads_cache(config):
+        return {}
+    kind = "full_attention" if getattr(config, "window", None) is None else "sliding_attention"
+    return {
+        f"shared_{n}": x.numpy().swapaxes(1, 2) for n, x in zip("kv", keywords["shared_kv_states"][kind], strict=True)
+    }

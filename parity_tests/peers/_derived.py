@@ -18,13 +18,14 @@ import torch
 
 import attn_np
 from attn_np.contract import Config
+from attn_np.contract._decode import reads_cache
 from attn_np.weights import layouts
 from attn_np.weights._pretrained import layout_of_model_type
 from attn_np.weights._text_models import PREFIXES as TEXT_PREFIXES
 from attn_np.weights._text_models import TEXT_MODELS
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import as_tuple
-from parity_tests.peers import Arrays, Found, Model, Way, modules, tokens, weight_file
+from parity_tests.peers import Arrays, Found, Model, Way, modules, shared_keys, tokens, weight_file
 from parity_tests.peers.t5 import two_texts, written_keys
 from parity_tests.peers.whisper import all_keys
 from parity_tests.ports.modules.in_float64 import InFloat64
@@ -44,6 +45,7 @@ SIZES: dict[str, Any] = {
     "image_size": 8, "patch_size": 2, "num_channels": 3, "embedding_size": 6, "attn_layer_period": 2,
     "attn_layer_offset": 1, "hidden_size_per_layer_input": 0,
 }  # fmt: skip
+LAYERS_OF = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 HEAD_DIM, WINDOW = 8, 3
 MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_expand": 2}
 DELTA = {
@@ -54,6 +56,7 @@ SOUND = {
     "conv_dim": [6, 6], "conv_stride": [4, 4], "conv_kernel": [5, 5], "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "conv_pos_kernel_size": 3,
 }  # fmt: skip
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}}
 # The layers that are compared, where not every layer is one of ours; and the parts that a type has.
 LAYERS = {
     "albert": (0,),
@@ -62,10 +65,13 @@ LAYERS = {
     "nemotron_h": (0,),
     "olmo_hybrid": (1,),
     "jamba": (1,),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), (0, 1, 2, 3)),
 }
 KEY = {"umt5": "encoder_hidden_states"}
 # Types that the library has only inside of others.
 INSIDE = ("emu3_text_model",)
+# Types with a part that a further library has; their text models are compared by themselves.
+UNBUILT = ("gemma3n",)
 PARTS = {
     "trocr": ("decoder", "cross"),
     "clip_text_model": ("text",),
@@ -92,9 +98,19 @@ OTHER_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 PREPARE = {"gpt_neox_japanese": no_bias_apart}
 LOCAL, WHOLE = ["sliding_attention"], ["full_attention"]
+# Four layers, the last two of which share the keys of the first two.
+SHARING = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": 2 * (LOCAL + WHOLE),
+    "hidden_size_per_layer_input": 3, "vocab_size_per_layer_input": 23,
+}  # fmt: skip
+GEMMA_3N = {"activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 3, "altup_num_inputs": 2}
+GEMMA_4 = {"attention_k_eq_v": True, "global_head_dim": 12, "num_global_key_value_heads": 1}
 # What a type needs beside these, or instead.
 TINY: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 6},
+    "gemma3n_text": SHARING | GEMMA_3N | {"intermediate_size": [5] * 4},
+    "gemma4_text": SHARING | GEMMA_4,
+    "gemma4_unified_text": GEMMA_4 | {"layer_types": LOCAL + WHOLE},
     "ministral": {"head_dim": HEAD_DIM, "layer_types": LOCAL + WHOLE},
     "exaone4": {"layer_types": LOCAL + WHOLE},
     "exaone_moe": {"layer_types": LOCAL + WHOLE},
@@ -119,9 +135,11 @@ TINY: dict[str, dict[str, Any]] = {
     "persimmon": {"hidden_size": 32},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 4},
     "audio-spectrogram-transformer": {"max_length": 12, "num_mel_bins": 8, "frequency_stride": 2, "time_stride": 2},
-    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"), SOUND),
+    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio", "sew"), SOUND),
     "vivit": {"video_size": [2, 8, 8], "tubelet_size": [1, 2, 2], "num_frames": 2},
     "qwen3_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), SECTIONS),
+    "paddleocr_vl_text": {"rope_parameters": SECTIONS["rope_parameters"] | {"mrope_section": [2, 1, 1]}},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []},
     "emu3": {"vocabulary_map": {"<image>": 5}},
     "albert": {"num_hidden_layers": 1},
@@ -129,6 +147,19 @@ TINY: dict[str, dict[str, Any]] = {
     "trocr": {"cross_attention_hidden_size": 24},
     "xmod": {"default_language": "en_XX"},
     "big_bird": {"attention_type": "original_full"},
+    "granite_docling_vision": {"out_hidden_size": 24},
+    "vibevoice_acoustic_tokenizer": {"num_filters": 4},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
+    # Types that no layout names.
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in LOCAL + WHOLE}
+    },
+    "cosmos3_edge_text": {"rope_parameters": SECTIONS["rope_parameters"] | {"mrope_section": [2, 1, 1]}},
+    "qwen2_5_omni_text": SECTIONS,
+    "esmc": {"num_key_value_heads": 4},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": [8, 16], "axial_pos_shape": [4, 2]},
+    "zaya": {"num_experts_per_tok": 1},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "qk_nope_head_dim": 8},
 }
 AUTO = "transformers.models.auto.modeling_auto"
 MAPPINGS = tuple(
@@ -154,12 +185,14 @@ def tiny(model_type: str, more: Mapping[str, Any] | None = None) -> Any:
     return importlib.import_module("transformers").CONFIG_MAPPING[model_type](**fields)
 
 
-def small_fields(model_type: str) -> dict[str, Any]:
+def small_fields(model_type: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, Any]:
     """The fields of a small config of a type, and of the models in it."""
     kind = importlib.import_module("transformers").CONFIG_MAPPING[model_type]
     aliases, default = getattr(kind, "attribute_map", {}) or {}, kind().to_dict()
-    fields = {name: x for name, x in SIZES.items() if name in default}
-    fields |= {own: SIZES[name] for name, own in aliases.items() if name in SIZES and own not in fields}
+    fields = {name: as_many(name, x, default[name]) for name, x in sizes.items() if name in default}
+    fields |= {own: sizes[name] for name, own in aliases.items() if name in sizes and own not in fields}
+    count = next((default[name] for name in LAYERS_OF if isinstance(default.get(name), int)), 0)
+    fields |= {name: two_of(x) for name, x in default.items() if isinstance(x, list) and len(x) == count > 2}
     if isinstance(default.get("head_dim"), int) and "qk_rope_head_dim" not in default:
         fields["head_dim"] = HEAD_DIM
     if isinstance(default.get("sliding_window"), int):
@@ -172,10 +205,23 @@ def small_fields(model_type: str) -> dict[str, Any]:
         fields["experts_implementation"] = "eager"
     for name, x in default.items():
         if isinstance(x, dict) and x.get("model_type") in importlib.import_module("transformers").CONFIG_MAPPING:
-            fields[name] = {"model_type": x["model_type"]} | small_fields(x["model_type"])
+            fields[name] = {"model_type": x["model_type"]} | small_fields(x["model_type"], sizes)
+        elif isinstance(x, dict) and name.endswith("_config"):
+            fields[name] = {key: as_many(key, size, x[key]) for key, size in sizes.items() if key in x}
         if name in fields and isinstance(fields[name], dict) and "experts_implementation" in fields[name]:
             fields["experts_implementation"] = "eager"
     return fields | TINY.get(model_type, {})
+
+
+def two_of(entries: list[Any]) -> list[Any]:
+    """What a config says of each of its layers, for two of them: two that differ, if any do."""
+    return [entries[0], next((x for x in entries if x != entries[0]), entries[0])]
+
+
+def as_many(name: str, x: Any, default: Any) -> Any:
+    """A size as often as a config has it: once, or in a list for each stage or axis."""
+    listed = isinstance(default, list | tuple) and not isinstance(x, list) and not name.endswith("_id")
+    return [x] * len(default) if listed else x
 
 
 @dataclass(frozen=True)
@@ -202,7 +248,8 @@ class Derived(Model):
     def found(self, folder: Path) -> Iterator[Found]:
         """Each layer that is compared, in each way that the model can be called."""
         model, given = self.model(), self.given(np.random.default_rng(5))
-        model.save_pretrained(folder, max_shard_size=self.shards)
+        if not any(folder.iterdir()):  # else it is there from another layout
+            model.save_pretrained(folder, max_shard_size=self.shards)
         held = {layer: self.loader(folder, layer)(attn_np) for layer in self.layers}
         places = {layer: modules_of(model, self.layout(), held[layer].config, layer, self.part or "") for layer in held}
         whole = called(model, places, [given])
@@ -231,6 +278,7 @@ class Derived(Model):
         inputs = {"query": query_of(positional, keywords).numpy()} | meaning(given, keywords)
         if "mask" in inputs and len(config.arguments()["mask"].axes.split()) == 2:  # a layer with a state
             inputs["mask"] = inputs["mask"][:, 0, 0]
+        inputs |= shared_keys(config, keywords)
         return inputs | ({} if self.key is None else {"key": keywords[self.key].numpy()})
 
     def others(self, model: Any, given: dict[str, torch.Tensor], places: Any, held: Any) -> Iterator[tuple[str, Any]]:
@@ -261,14 +309,15 @@ class Derived(Model):
         query = np.concatenate([query_of(*call[:2]).numpy() for call in recorded], axis=1)
         output = np.concatenate([call[2] for call in recorded], axis=1)
         if name == "in pieces":
-            if held.config.cache_axes():
+            if held.config.cache_axes() and not reads_cache(held.config):
                 yield Way(name, {"query": query}, output, tuple(call[2].shape[1] for call in recorded))
         elif name == "at other positions":
             if getattr(held.config, "rope_base", None):
                 positions = given[0]["position_ids"].numpy()
                 if getattr(held.config, "rope_sections", None):  # on each axis the same
                     positions = np.stack([positions] * 3)
-                yield Way(name, {"query": query, "positions": positions}, output, fields={"max_positions": 64})
+                inputs = {"query": query, "positions": positions} | shared_keys(held.config, recorded[0][1])
+                yield Way(name, inputs, output, fields={"max_positions": 64})
         else:
             inputs = self.inputs(given[0], recorded[0], held.config)
             yield Way(name, inputs, output, rows=given[0]["attention_mask"].numpy() == 1)
@@ -420,6 +469,8 @@ def derived() -> dict[tuple[str, str], Model]:
     for name, (family, model_type, config) in OTHER_CONFIGS.items():
         found[family, name] = replace(of_type(model_type), config=config)
     for model_type, text_type in TEXT_MODELS.items():
+        if model_type in UNBUILT:
+            continue
         name = layout_of_model_type()[text_type]
         found[name, model_type] = of_type(model_type)
     return found

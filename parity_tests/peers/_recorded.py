@@ -6,9 +6,12 @@ are the library's, and what they become without each of their fields.
 
 import json
 from collections.abc import Collection
+from dataclasses import MISSING
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
+from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import WeightFileError, layouts
 from attn_np.weights._foreign_config import table_name_and_config
@@ -22,7 +25,7 @@ FOLDER = Path(__file__).parents[1] / "tests" / "weights"
 FILE = FOLDER / "library_defaults.json"
 DEFAULTS: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))
 CONFIGS = FOLDER / "library_configs.json"
-RECORDED: dict[str, dict[str, Any]] = json.loads(CONFIGS.read_text("utf-8"))
+AS_WRITTEN: dict[str, dict[str, Any]] = json.loads(CONFIGS.read_text("utf-8"))
 LAYERS = (0, 5)
 COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
@@ -36,9 +39,27 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
+def with_later_fields(layer: dict[str, Any]) -> dict[str, Any]:
+    """A recorded layer with the defaults of fields that its variant has got since."""
+    made = fields_of(contract.get(layer["variant"]).Config)
+    return {field.name: field.default for field in made if field.default is not MISSING} | layer
+
+
+def with_later_fields_of_all(model: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of a model, with later fields in each of its layers."""
+    layers = {number: with_later_fields(layer) for number, layer in model["layers"].items()}
+    changes = model["without"].items()
+    without = {name: with_later_fields(x) if x and "variant" in x else x for name, x in changes}
+    return model | {"layers": layers, "without": without}
+
+
+RECORDED = {name: with_later_fields_of_all(model) for name, model in AS_WRITTEN.items()}
+
+
 def described(model_type: str, fields: dict[str, Any], layer: int, part: str | None = None) -> Any:
     """Our config of a layer, and the fields that were read for it; or the words of the refusal."""
-    family, hf = layouts.get(layout_of_model_type()[model_type]), HFConfig("config.json", fields)
+    family = layouts.get(layout_of_model_type()[model_type])
+    hf = HFConfig("config.json", {"model_type": model_type} | fields)
     part = part or PART.get(model_type) or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
         return table_name_and_config(hf, family, layer, find_part(family, part)), hf._read & set(fields)
@@ -147,7 +168,7 @@ def record(families: Collection[str]) -> None:
     found = {name: of_the_library(name) for name, family in known.items() if family in families}
     defaults |= {name: fields for name, fields in found.items() if fields is not None}
     FILE.write_text(json.dumps(dict(sorted(defaults.items())), indent=1) + "\n", "utf-8")
-    kept = {name: x for name, x in RECORDED.items() if name in models()}
+    kept = {name: x for name, x in AS_WRITTEN.items() if name in models()}
     held = {name: of_a_model(x) for name, x in models().items() if name.partition(", ")[0] in families}
     held = dict(sorted((kept | held).items()))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x)}" for name, x in held.items())  # a line for each model

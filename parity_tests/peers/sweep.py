@@ -25,7 +25,11 @@ from parity_tests.peers._derived import AUTO, INSIDE
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "model_types.md"
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 EVERY = "MODEL_MAPPING_NAMES"
+SECTION = "## Types that no layout names"  # which `foreign.py` writes
 AGREES, REFUSED, NOT_YET = "agrees", "refused", "not yet"
+
+
+UNCOMPARED = "named, but not compared"
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def rows(types: tuple[str, ...]) -> Iterator[Row]:
         elif model_type in KNOWN_TYPES:
             yield Row(model_type, REFUSED, KNOWN_TYPES[model_type].differs)
         elif model_type in known or model_type in TEXT_MODELS:
-            yield Row(model_type, NOT_YET, "named, but not compared")
+            yield Row(model_type, NOT_YET, UNCOMPARED)
         else:
             yield Row(model_type, NOT_YET)
 
@@ -99,12 +103,13 @@ def page(causal: list[Row], others: list[Row]) -> str:
     beside = of_verdict(others, AGREES)
     reasons = sorted(refused + of_verdict(others, REFUSED), key=lambda row: row.model_type)
     intro = (
-        "`python -m parity_tests.peers.sweep --write` writes this page. It builds each type of model small, with drawn "
-        "weights, saves it as its library does, and holds the layers that `load_pretrained` makes of the file against "
-        f"the model, in float64; here with transformers {version('transformers')}. Decoders are compared in a whole "
-        "pass, filled up at the left and at the right, in pieces with a cache, and at positions with gaps where they "
-        "rotate; encoders filled up at both sides. Of a model that mixes attention with other layers those that attend "
-        "are compared, and of a model that sees or hears the text model."
+        "`python -m parity_tests.peers.sweep --write` writes this page. It builds each type of model small, with "
+        "random weights, saves it as its library does, and holds the layers that `load_pretrained` makes of the file "
+        f"against the model; here with transformers {version('transformers')}. Both compute in float64, the model also "
+        "where it asks for float32: norms, angles, the softmax. Decoders are compared in a whole pass, with padding at "
+        "the left and at the right, decoding in chunks with a cache, and, where they rotate, at `positions` that skip "
+        "numbers; encoders with padding at both sides. Of a model that mixes attention with other layers those that "
+        "attend are compared, and of a model that sees or hears the text model."
     )
     counts = (
         f"Of the {len(causal)} types of causal language models that the library registers, {len(agreeing)} load and "
@@ -119,8 +124,13 @@ def page(causal: list[Row], others: list[Row]) -> str:
             *("## Refused, and why", "", "| `model_type` | No layer here does what it does |", "| --- | --- |"),
             *(f"| `{row.model_type}` | {row.words} |" for row in reasons),
             *("", "## Causal language models without a layout", ""),
-            wrapped(", ".join(f"`{row.model_type}`" for row in rest)),
+            wrapped(", ".join(f"`{row.model_type}`" for row in rest if row.words != UNCOMPARED)),
             "",
+            *(
+                f"`{row.model_type}` is read, but not compared: it needs a further library. Its text model is above.\n"
+                for row in rest
+                if row.words == UNCOMPARED
+            ),
         ]
     )
 
@@ -168,7 +178,8 @@ def main(arguments: list[str]) -> int:
         counts = {verdict: sum(row.verdict == verdict for row in found) for verdict in (AGREES, REFUSED, NOT_YET)}
         print(f"{what}: {len(found)} types, " + ", ".join(f"{verdict} {count}" for verdict, count in counts.items()))
     if "--write" in arguments:
-        PAGE.write_text(page(*results), "utf-8")
+        rest = PAGE.read_text("utf-8").partition(SECTION)
+        PAGE.write_text("\n".join([page(*results), rest[1] + rest[2]]), "utf-8")
     return 0
 
 

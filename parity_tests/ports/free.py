@@ -24,7 +24,7 @@ from parity_tests.mistakes.plant import Copy, root, sources
 
 GARBAGE = 1000.0  # at hidden positions of the inputs
 RUNS = {"numpy": run_numpy, "torch": run_torch}
-CHOSEN_BY = ("affinity",)  # what blocks of keys are chosen by
+CHOSEN_BY = ("affinity", "index_scores")  # what blocks of keys are chosen by
 MASKS = ("as drawn", "all", "one key", "no query", "last keys hidden", "-inf in the bias")
 
 

@@ -242,7 +242,8 @@ def stub(package: str) -> str:
 def stubs_and_tables() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
-    pages = with_tables(ROOT) | with_passages(ROOT)
+    pages = with_tables(ROOT)
+    pages |= with_passages(ROOT, pages)
     return (
         stubs | {ROOT / "attn_np" / "contract" / "_fields.pyi": fields_stub()} | pages | with_shared_code(ROOT, pages)
     )

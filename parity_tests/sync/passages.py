@@ -40,15 +40,15 @@ def passage(root: Path, said: str) -> str:
     return textwrap.dedent("\n".join(lines)).strip("\n")
 
 
-def with_passages(root: Path) -> dict[Path, str]:
-    """The lessons with the passages as the files have them now."""
+def with_passages(root: Path, texts: dict[Path, str]) -> dict[Path, str]:
+    """The lessons, as these will be written, with the passages as the files have them now."""
 
     def written(found: re.Match[str]) -> str:
         file = found["said"].partition("|")[0].strip()
         return f"<!-- passage | {found['said']} -->\n\n```python {file}\n{passage(root, found['said'])}\n```"
 
     pages = sorted(root.glob("docs/course/*.md"))
-    return {path: PASSAGE.sub(written, path.read_text("utf-8")) for path in pages}
+    return {path: PASSAGE.sub(written, texts.get(path) or path.read_text("utf-8")) for path in pages}
 
 
 CHINESE = "docs/zh"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attn_np import contract, weights
 from attn_np.contract._letters import LETTERS
+from attn_np.contract._names import NAMES
 from attn_np.weights import layouts
-from parity_tests.report import names
 from parity_tests.sync import choice
 from parity_tests.sync.exercises import graded
 
@@ -73,7 +73,8 @@ def origins() -> str:
 
 def field_names() -> str:
     """What papers, libraries and models call things, and what that is here."""
-    return table(("Name", "Here"), *names.table())
+    rows = ((", ".join(known.names), known.spelled().replace(": docs/names.md", ", below")) for known in NAMES)
+    return table(("Name", "Here"), *sorted(rows, key=lambda row: row[0].lower()))
 
 
 # By file and name.

@@ -17,11 +17,12 @@ from attn_np import contract
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("attn_jax", "attn_torch")
 SHARED = (
-    "attention/__init__", "attention/attend", "attention/decode", "attention/drop_in", "attention/far_keys",
-    "attention/functions", "attention/masks", "attention/paged", "frame/__init__", "frame/api", "frame/call",
-    "frame/memory", "kernels/__init__", "normalizers/__init__", "normalizers/simplex", "normalizers/sparse",
-    "positions/__init__", "positions/relative", "positions/rotary", "positions/rotary_functions", "positions/terms",
-    "recurrence/__init__", "recurrence/functions", "recurrence/rules",
+    "attention/__init__", "attention/attend", "attention/chosen", "attention/decode", "attention/drop_in",
+    "attention/far_keys", "attention/functions", "attention/masks", "attention/paged", "frame/__init__",
+    "frame/api", "frame/call", "frame/memory", "kernels/__init__", "normalizers/__init__", "normalizers/norms",
+    "normalizers/simplex", "normalizers/sparse", "positions/__init__", "positions/relative", "positions/rotary",
+    "positions/rotary_functions", "positions/terms", "recurrence/__init__", "recurrence/convolution",
+    "recurrence/functions", "recurrence/rules",
 )  # fmt: skip
 OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
 NUMPY_ONLY = ("dispatches_on_array_type",)  # decorators that no other dialect has

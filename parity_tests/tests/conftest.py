@@ -49,6 +49,16 @@ def tree(request: pytest.FixtureRequest) -> Any:
     return import_module("parity_tests.tests.inputs").TREES[request.param]
 
 
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tab of Chromium, a `Browser` of `viewer/browser.py`."""
+    viewer = import_module("parity_tests.tests.viewer.browser")
+    if viewer.chromium() is None:
+        pytest.skip("no Chromium here")
+    with viewer.browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also what is left out to save time, most of all in JAX")
     parser.addoption("--left-out", action="store_true", help="what is left out to save time, and nothing else")
@@ -85,7 +95,8 @@ def stands_back(item: pytest.Item) -> bool:
     variant, example, row = params.get("variant"), params.get("example"), params.get("row")
     file, test = item.path.stem, getattr(item, "originalname", item.name)
     trees = {WORDS[word] for word in re.split(r"[\[\]-]", item.name) if word in WORDS}
-    if file.removeprefix("test_") in examples() and item.path.parent.name == "variants" and asked_of_twins(file, trees):
+    of_variants = item.path.parent.name == "variants" and file.removeprefix("test_") in (*examples(), "shown")
+    if of_variants and asked_of_twins(file, trees):
         return True
     if isinstance(row, str) and test in LONG:
         return left_out(file, test, row, first=True, tree="")
@@ -128,25 +139,31 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if items and not items[0].config.getoption("--everything"):
-        asked: list[pytest.Item] = []
-        left: list[pytest.Item] = []
-        seen: Counter[str] = Counter()
-        for item in items:
-            name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
-            back = stands_back(item)
-            nth = seen[name] % EVERY.get(name, 1)
-            seen[name] += not back
-            (left if back or nth else asked).append(item)
-        kept = asked
-        if items[0].config.getoption("--left-out"):
-            kth: Any = items[0].config.getoption("--part", (1, 1))
-            k, n = kth
-            kept = left[k - 1 :: n]
-        dropped = set(items).difference(kept)
-        items[0].config.hook.pytest_deselected(items=[item for item in items if item in dropped])
-        items[:] = kept
+# The files and marks of the tests that stand back in this session, for the test that asks whether a target asks them.
+STANDING_BACK = pytest.StashKey[set[tuple[Path, frozenset[str]]]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
+        back = stands_back(item)
+        nth = seen[name] % EVERY.get(name, 1)
+        seen[name] += not back
+        (left if back or nth else asked).append(item)
+    config.stash[STANDING_BACK] = {(x.path, frozenset(mark.name for mark in x.iter_markers())) for x in left}
+    if config.getoption("--everything"):
+        return
+    kept = asked
+    if config.getoption("--left-out"):
+        kth: Any = config.getoption("--part", (1, 1))
+        k, n = kth
+        kept = left[k - 1 :: n]
+    dropped = set(items).difference(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:

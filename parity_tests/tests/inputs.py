@@ -75,10 +75,6 @@ class Tree:
         y, tape = self.package.trace(layer, **self.arrays(inputs), **options)
         return [self.numpy(x) for x in flat(y)], {name: self.numpy(x) for name, x in tape.items()}
 
-    def strided(self, x: np.ndarray) -> Any:
-        """The tree's own array with the same strides, where it has strides."""
-        return x
-
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         """`attend` on q, k, v and what else is given: context, weights and the gradients of q, k, v."""
         raise NotImplementedError
@@ -119,9 +115,6 @@ class TorchTree(Tree):
             return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16)
         return torch.from_numpy(x.copy())
 
-    def strided(self, x: np.ndarray) -> Any:
-        return torch.from_numpy(x)
-
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         given = self.arrays(inputs)
         leaves = [given[name].requires_grad_() for name in "qkv"]
@@ -141,6 +134,13 @@ class TorchTree(Tree):
         found = torch.autograd.grad(y, list(leaves.values()), self.array(dy), allow_unused=True)
         grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), found, strict=True)]
         return {f"d{name}": self.numpy(g) for name, g in zip(leaves, grads, strict=True)}
+
+
+class SharingTree(TorchTree):
+    """PyTorch's, whose arrays are NumPy's, with their strides: what is written into one is written into the other."""
+
+    def array(self, x: np.ndarray) -> Any:
+        return torch.from_numpy(x)
 
 
 class JaxTree(Tree):
@@ -201,6 +201,7 @@ class JaxTree(Tree):
 
 
 TREES: dict[str, Tree] = {tree.name: tree for tree in (NumPyTree(), JaxTree(), TorchTree())}
+SHARING: dict[str, Tree] = {"torch": SharingTree()}
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
 

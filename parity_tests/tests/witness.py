@@ -4,7 +4,7 @@ Every `test_<variant>.py` has a function `witness(config, inputs, params)`: the 
 which imports nothing of ours. It gives float64 arrays by the names of the outputs: "y", "out1" and so on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter, Signature
@@ -54,14 +54,20 @@ def cotangent(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def bounded(
-    config: Config, inputs: Arrays, weights: Arrays | None = None, dtype: str = "float64"
+    config: Config,
+    inputs: Arrays,
+    weights: Arrays | None = None,
+    dtype: str = "float64",
+    pulled: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, ErrArray]:
     """What the reference gives, each number with the bound for a computation in `dtype`.
+
+    `pulled` are the gradients of the outputs by name, `cotangent` by default.
 
     Under "y", "out1" (the weights, where a layer returns them) and, for the gradients, "d" + name.
     """
     case = Case(config.variant, "", "", dtype, given=config)
-    found, grads = reference(case, Drawn(inputs, weights or {}, 0), {}, precision_of(dtype))
+    found, grads = reference(case, Drawn(inputs, weights or {}, 0, pulled or {}), {}, precision_of(dtype))
     return found | grads
 
 
@@ -160,6 +166,7 @@ def of_heads(
     given: Sequence[Any],
     weigh: Callable[[int, list[float | None]], list[float]],
     turn: Callable[[str, Any], Any] = lambda name, x: x,
+    settle: Callable[[Any], Any] = lambda heads: heads,
 ) -> tuple[Any, Any]:
     """Output and weights of one batch row of a layer with heads, one number at a time.
 
@@ -170,6 +177,7 @@ def of_heads(
         given: mask, bias and keep-mask, each `h t s`.
         weigh: from the head's number and the scores of a query, None where it does not see the key, to its weights.
         turn: from "q" or "k" and what the heads have of one word, `h k`, to what they compare.
+        settle: from what the heads found for one word, `h v`, to what is projected.
     """
 
     def per_head(name: str, word: list[float]) -> list[list[float]]:
@@ -190,7 +198,7 @@ def of_heads(
     cap, d, group = getattr(config, "softcap", None), len(w["w_o"][0][0]), len(q[0]) // len(w["w_k"][0])
     y, weights = [], [[] for _ in range(config.num_heads)]
     for i in range(len(q)):
-        out, place = list(w.get("b_o", [0.0] * d)), i + len(k) - len(q)
+        out, place, contexts = list(w.get("b_o", [0.0] * d)), i + len(k) - len(q), []
         for h in range(config.num_heads):
             scores: list[float | None] = []
             for j in range(len(k)):
@@ -204,8 +212,10 @@ def of_heads(
             own = weigh(h, scores)
             weights[h].append(own)
             used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(own, keep[h][i], strict=True)]
-            for c in range(len(w["w_o"][h])):
-                context = sum(a * word[h // group][c] for a, word in zip(used, v, strict=True))
+            columns = range(len(w["w_o"][h]))
+            contexts.append([sum(a * word[h // group][c] for a, word in zip(used, v, strict=True)) for c in columns])
+        for h, head in enumerate(settle(contexts)):
+            for c, context in enumerate(head):
                 out = [x + context * w["w_o"][h][c][o] for o, x in enumerate(out)]
         y.append(out)
     return y, weights

@@ -24,8 +24,11 @@ def get(name: str) -> Layout:
     """A layout by its name.
 
     Raises:
-        ValueError: there is no such layout; the message names the nearest.
+        ValueError: there is no such layout; the message names the nearest, or the one that reads a model's type.
     """
     if name not in names():
-        raise ValueError(f"weights: expected the name of a layout, got {name!r}; {did_you_mean(name, names())}")
+        of_type = next((layout for layout in names() if name in get(layout).model_types), None)
+        got = repr(name) if of_type is None else f"{name!r}, a model_type that layout {of_type} reads"
+        fix = did_you_mean(name, names()) if of_type is None else f"pass {of_type!r}, or leave layout= out"
+        raise ValueError(f"weights: expected the name of a layout, got {got}; {fix}")
     return with_kin(name, importlib.import_module(f"{__name__}.{name}").LAYOUT)

@@ -198,9 +198,11 @@ class AppliedRule:
     def reordered(self, x: np.ndarray, *, back: bool) -> np.ndarray:
         """One of our parameters, its entries moved from their order to ours; with `back`, from ours to theirs."""
         side = parse(self.pattern)[1][len(self.params) > 1 :]
-        for letter, order in self.orders.items():
-            if (letter,) in side:
-                x = np.take(x, np.argsort(order) if back else order, axis=side.index((letter,)))
+        letters = [letter for axis in side for letter in axis]
+        for letter in self.orders.keys() & letters:
+            order = np.argsort(self.orders[letter]) if back else self.orders[letter]
+            split = x.reshape([self.sizes[one] for one in letters])
+            x = np.take(split, order, axis=letters.index(letter)).reshape(x.shape)
         return x
 
 
@@ -358,14 +360,14 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[st
 
 
 def letter_sizes_agree(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether arrays have as many axes as their patterns, and each letter that stands alone has one size in all."""
-    sizes: dict[str, int] = {}
+    """Whether arrays have as many axes as their patterns, and each letter, alone or with others, has one size."""
+    sizes: dict[tuple[str, ...], int] = {}
     for _, keys, pattern in expand_rules(table):
         concat = concatenation(pattern)
         axes = parse(concat.patterns[0] if concat else pattern)[0][len(keys) > 1 :]
-        alone = [n for n, axis in enumerate(axes) if len(axis) == 1 and (concat is None or n != concat.axis)]
+        whole = [n for n in range(len(axes)) if concat is None or n != concat.axis]
         for shape in (shapes[key] for key in keys if key in shapes):
-            if len(shape) != len(axes) or any(sizes.setdefault(axes[n][0], shape[n]) != shape[n] for n in alone):
+            if len(shape) != len(axes) or any(sizes.setdefault((*axes[n],), shape[n]) != shape[n] for n in whole):
                 return False
     return True
 

@@ -388,6 +388,7 @@ def rotary(
     sections: tuple[int, ...] = (),
     interleaved: bool = False,
     max_positions: int = 0,
+    in_part: bool = False,
 ) -> dict[str, Any]:
     """Our fields of rotary positions, from `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
 
@@ -401,6 +402,7 @@ def rotary(
         sections: the default of the sections, for a family that counts on several axes.
         interleaved: whether the family's axes take pairs in turn.
         max_positions: the default of the number of positions.
+        in_part: whether some pairs of the whole head may stand still.
     """
     max_positions = hf.integer("max_position_embeddings", max_positions)
     base, share = hf.number("rope_theta", base), hf.number("partial_rotary_factor", share)
@@ -426,13 +428,17 @@ def rotary(
             rope.only("mrope_interleaved", True)
             fields["rope_sections_interleaved"] = True
         scaling = "default" if scaling == "mrope" else scaling
-    if scaling in ("default", "linear", "dynamic"):
+    if scaling in ("default", "linear", "dynamic", "proportional"):
         rope.skip("original_max_position_embeddings")
     if scaling == "default":
         return fields
-    if scaling not in ("linear", "dynamic", "yarn", "llama3", "longrope"):
-        rope.refuse("rope_type", "one of 'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'", scaling)
+    known = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", *(("proportional",) if in_part else ()))
+    if scaling not in known:
+        rope.refuse("rope_type", f"one of {', '.join(map(repr, known))}", scaling)
     fields["rope_scaling"] = scaling
+    if scaling == "proportional":
+        fields["rotary_dim"] = 2 * int(share * head_dim // 2)
+        return fields | ({"rope_scaling_factor": rope.number("factor")} if "factor" in rope else {})
     if scaling == "dynamic":
         return fields | {"rope_scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
     if scaling == "linear":

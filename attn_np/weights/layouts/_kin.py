@@ -196,6 +196,7 @@ KIN: dict[str, Kin] = {
     # Granite's
     "granitemoe": Kin("granite"),
     "granitemoeshared": Kin("granite", skip=GRANITE_MOE),
+    "granite_docling_text": Kin("granite", {"num_key_value_heads": 4, "attention_multiplier": 0.015625}),
     # Mistral's and StarCoder 2's
     "cwm": Kin(
         "mistral",
@@ -275,8 +276,14 @@ KIN: dict[str, Kin] = {
     "youtu": Kin("deepseek_v3", skip=("embedding_initializer_range",)),
     # GPT-2's and OPT's
     "gpt-sw3": Kin("gpt2"),
+    "imagegpt": Kin("gpt2"),
     "openai-gpt": Kin("gpt2", skip=("afn",)),
     "biogpt": Kin("opt", skip=("scale_embedding",), prefixes=("biogpt.layers.{layer}.self_attn.",)),
+    "glm_ocr_text": Kin(
+        "glm4v",
+        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "attention_bias": False},
+        only={"attention_bias": (False,)},
+    ),
     "xglm": Kin("opt", renamed=XGLM, only={"add_cross_attention": (False,)}, skip=("num_layers", "scale_embedding")),
     "internlm3": Kin("llama", {"num_key_value_heads": 2, "head_dim": 128}),
     "iquestcoder": Kin("llama", {"num_key_value_heads": 8, "head_dim": 128}),
@@ -314,6 +321,7 @@ KIN: dict[str, Kin] = {
     "hubert": Kin("wav2vec2"),
     "data2vec-audio": Kin("wav2vec2"),
     "unispeech": Kin("wav2vec2"),
+    "sew": Kin("wav2vec2"),
     "unispeech-sat": Kin("wav2vec2", skip=("num_clusters",)),
     "data2vec-vision": Kin("beit"),
     # XLM's, T5's and ViT's

@@ -133,7 +133,9 @@ def one_in(period: str, offset: str, defaults: tuple[int, int]) -> Reader:
     def read(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         every, first = hf.integer(period, defaults[0]), hf.integer(offset, defaults[1])
         if layer % every != first:
-            expected = f"a layer that attends, {first} and every {every} after it, as others are none of our layers"
+            expected = (
+                f"a layer that attends, {first} and every {every} after it, as others are not read from this type"
+            )
             hf.refuse_layer(offset, expected, layer)
         return "decoder", sizes(hf) | {"rope_base": None}
 
@@ -143,7 +145,7 @@ def one_in(period: str, offset: str, defaults: tuple[int, int]) -> Reader:
 def some_attend(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """As `plain`, half of each head rotated, in the layers of a list; the others are recurrent."""
     attending = hf.get("attn_layer_indices", [])
-    words = f"layer {layer} among them, as the others are none of our layers"
+    words = f"layer {layer} among them, as others are not read from this type"
     if not isinstance(attending, list):
         hf.refuse("attn_layer_indices", words, attending)
     if layer not in attending:
@@ -169,7 +171,7 @@ def attend_or_refuse(hf: HFConfig, layer: int) -> None:
     kind = types[layer] if isinstance(types, list) and layer < len(types) else None
     if kind not in ("full_attention", "attention"):
         refuse = hf.refuse_layer if kind in ("linear_attention", "mamba") else hf.refuse
-        refuse("layer_types", f"'full_attention' for layer {layer}, as others are none of our layers", kind)
+        refuse("layer_types", f"'full_attention' for layer {layer}, as others are not read from this type", kind)
 
 
 def attending_olmo(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:

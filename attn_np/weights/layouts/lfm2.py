@@ -13,7 +13,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     attending = hf.get("full_attn_idxs")
     default = "conv" if isinstance(attending, list) and layer not in attending else "full_attention"
     if hf.layer_type(layer, lambda n: default, "conv", "full_attention") == "conv":
-        words = f"'full_attention' for layer {layer}, as a convolution is not one of our layers"
+        words = f"'full_attention' for layer {layer}, as convolutions are not read from this type"
         hf.refuse_layer("layer_types" if "layer_types" in hf else "full_attn_idxs", words, "conv")
     fields: dict[str, Any] = sizes(hf, kv_heads=8) | {"norm": "rms", "norm_eps": hf.number("norm_eps", 1e-5)}
     return "decoder", fields | whole_head_rotary(hf, fields["head_dim"], base=1000000.0)

@@ -12,13 +12,17 @@ from attn_np.weights.layouts._hf_config import HFConfig
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `Mamba2Config`, whose steps have no limits and whose projections no biases."""
+    """The table and fields of a `Mamba2Config`, whose steps have no limits and whose projections no biases.
+
+    Configs of Mamba-Codestral state `norm_before_gate`, which `transformers` does not read: the gate comes first.
+    """
     hf.check_layer("num_hidden_layers", layer)
     hf.only("hidden_act", "silu")
     hf.only("use_bias", False)
     hf.only("time_step_limit", [0.0, inf], [0.0, {"__float__": "Infinity"}])
-    hf.skip("rescale_prenorm_residual", "residual_in_fp32", "chunk_size", "expand")
-    hf.skip("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
+    hf.only("rms_norm", True)
+    hf.skip("rescale_prenorm_residual", "residual_in_fp32", "chunk_size", "expand", "norm_before_gate")
+    hf.skip(*(f"time_step_{name}" for name in ("rank", "min", "max", "floor", "scale", "init_scheme")))
     sizes = {"num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4}
     found = {name: hf.integer(name, default) for name, default in sizes.items()}
     return "mamba2", {

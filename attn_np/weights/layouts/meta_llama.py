@@ -15,7 +15,11 @@ MODEL_TYPE = "meta_llama"  # params.json says none
 
 
 def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `params.json`; without `rope_theta` the base is that of Llama 1 and 2."""
+    """The table and fields of a `params.json`.
+
+    Without `rope_theta` the base is that of Llama 1 and 2; in Mistral's files, which state `head_dim`, that of
+    Mistral's code: 1e6, or 1e4 with a sliding window.
+    """
     hf.check_layer("n_layers", layer)
     hf.only("use_biases", False)
     hf.skip("multiple_of", "ffn_dim_multiplier", "norm_eps", "hidden_dim", "max_seq_len", "max_batch_size", "moe")
@@ -27,9 +31,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         "num_kv_heads": hf.integer("n_kv_heads", heads),
         "head_dim": hf.integer("head_dim", width // heads),
         "rope_layout": "interleaved",
-        "rope_base": hf.number("rope_theta", 10000.0),
     }
-    return "decoder", fields | scaled(hf) | sliding_window_field(hf)
+    window = sliding_window_field(hf)
+    base = 1e6 if "head_dim" in hf and window.get("window") is None else 1e4
+    return "decoder", fields | scaled(hf) | window | {"rope_base": hf.number("rope_theta", base)}
 
 
 def scaled(hf: HFConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         kinds = [LETTERS.get(letter, letter) for letter in pattern]
     kind = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else kinds
     if kind not in ("full_attention", "attention"):
-        expected = f"'full_attention' for layer {layer}, as the other kinds are none of our layers"
+        expected = f"'full_attention' for layer {layer}, as other kinds are not read from this type"
         refuse = hf.refuse_layer if kind in ("mamba", *LETTERS.values()) else hf.refuse
         refuse("layers_block_type", expected, kind)
     hf.only("attention_bias", False)

@@ -13,7 +13,7 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
     kind = blocks[layer % len(blocks)] if isinstance(blocks, list) and blocks else None
     if kind != "attention":
         refuse = hf.refuse_layer if kind == "recurrent" else hf.refuse
-        refuse("block_types", f"'attention' for layer {layer}, as the recurrence is not one of our layers", blocks)
+        refuse("block_types", f"'attention' for layer {layer}, as recurrences are not read from this type", blocks)
     fields: dict[str, Any] = sizes(hf) | {"qkv_bias": hf.flag("attention_bias", False), "output_bias": True}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     fields["window"] = (hf.integer("attention_window_size", 2048) - 1, None)

@@ -24,7 +24,7 @@ OTHER_FIELDS = (
     "loss_reduction", "freeze_feat_extract_train", "no_mask_channel_overlap", "no_mask_time_overlap", "hidden_dropout",
     "num_ctc_classes", "replace_prob", "conv_pos_batch_norm", "squeeze_factor",
 )  # fmt: skip
-STARTS = ("wav2vec2.", "hubert.", "data2vec_audio.", "unispeech.", "unispeech_sat.", "")
+STARTS = ("wav2vec2.", "hubert.", "data2vec_audio.", "unispeech.", "unispeech_sat.", "sew.", "")
 LAYOUT = Layout(
     origin="transformers: Wav2Vec2Model and the models that keep its names",
     prefixes=tuple(f"{start}encoder.layers.{{layer}}.attention." for start in STARTS),

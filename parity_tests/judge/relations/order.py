@@ -72,9 +72,16 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     if sizes["h"] != field(config, "num_heads"):  # heads of the softmax that are no heads of the projections
         return
     fields = dict.fromkeys(("num_heads", "num_kv_heads", "num_key_heads"), 1)
-    fields |= {"head_dim": sizes.get("k"), "value_head_dim": sizes.get("v")}
+    fields |= {"head_dim": field(config, "head_dim") or sizes.get("k"), "value_head_dim": sizes.get("v")}
+    fields |= {"norm_groups": 1}
     fields = {name: x for name, x in fields.items() if x and name in config.fields()}
+    groups = [name for name in ("norm_over", "context_norm_over") if type(field(config, name, None)) is int]
+    fields |= dict.fromkeys(groups, "head")  # so many heads together: one has no neighbours
     by_head = [name for name in ("decay",) if field(config, name, None) is not None]  # one number for each head
+    if field(config, "context_norm_bias") and field(config, "gate"):
+        call = call.given(
+            mask=None
+        )  # a query is 0 where none of its heads sees a key, and the norm's bias meets its gate
     shared = sizes["h"] // sizes.get("g", sizes["h"])
     axes, whole, found = {n: p.axes.split() for n, p in config.params().items()}, s.bounded(call), []
     for h in range(sizes["h"]):

@@ -32,6 +32,16 @@ def weights_name(config: Config) -> str:
     return "out1" if attends(config) else "out2"
 
 
+def without_bias(call: Call) -> Call:
+    """Scores of queries and keys alone: no bias is given, and forget gates are wide open, whose logarithm is then 0."""
+    if attends(call.config):
+        call = call.given(bias=None)
+    if "w_forget" in call.params:
+        w, b = call.params["w_forget"], call.params["b_forget"]
+        call = call.with_params(w_forget=np.zeros_like(w), b_forget=np.full_like(b, 2.0**11))
+    return call
+
+
 @relation(RELATIONS)
 def weights_add_up_to_one(s: Subject, call: Call) -> Iterator[Pair]:
     """Over what is allowed; what is hidden weighs exactly 0."""
@@ -100,7 +110,7 @@ def twice_the_scores_square_the_weights(s: Subject, call: Call) -> Iterator[Pair
     """Without a bias, and with twice the softcap where there is one: p_j^2 / sum p_i^2."""
     config = call.config
     if attends(config) and over_keys(config):
-        plain = call.given(bias=None)
+        plain = without_bias(call)
         cap = {} if field(config, "softcap") is None else {"softcap": 2 * field(config, "softcap")}
         p = s.bounded(plain)["out1"]
         yield (
@@ -117,7 +127,7 @@ def indifferent_scores_share_evenly(s: Subject, call: Call) -> Iterator[Pair]:
         return
     seen, axis = allowed(call), -1 if over_keys(call.config) else -2
     count = np.maximum(seen.sum(axis, keepdims=True), 1).astype(np.float64)
-    weights = s.bounded(louder(call.given(bias=None) if attends(call.config) else call, 0.0))
+    weights = s.bounded(louder(without_bias(call), 0.0))
     yield "weights", weights[weights_name(call.config)] * count, seen.astype(np.float64)
 
 

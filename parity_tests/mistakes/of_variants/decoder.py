@@ -3,56 +3,56 @@
 from attn_np.contract.decoder import EXAMPLES
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
-sinks, gated, plain, forgetting = (at("decoder.py", "decoder", example) for example in EXAMPLES)
+sinks, gated, plain, forgetting, normed = (at("decoder.py", "decoder", example) for example in EXAMPLES)
+GATE = "gate=ACTIVATIONS[c.gate_activation](gate_scores)"
 MUTANTS = (
     sinks(
         "queries normed once more after they turn",
         "norm queries and keys once, before they turn",
-        "q_rot=rotate(q, cos, sin, c.rope_layout), ",
-        "q_rot=normalize(c, rotate(q, cos, sin, c.rope_layout), q_weight, self.b_q_norm), ",
-    ),
-    sinks(
-        "offset of the norm's weight forgotten",
-        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
-        "c.norm_offset == 0.0 else",
-        "c.norm_offset != 0.0 else",
-    ),
-    gated(
-        "norm over all heads made over each",
-        "OLMo 2 norms all heads of a position as one vector; Qwen 3 each head by itself",
-        'c.norm_over == "all"',
-        'c.norm_over == "none"',
-        many=True,
-    ),
-    gated(
-        "mean kept in the layer norm of queries and keys",
-        "a layer norm subtracts the mean; an rms norm does not",
-        'if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)',
-        'if c.norm != "none" else layer_norm(x, weight, upcast(bias), c.norm_eps)',
+        "q_rot=rotate(q, cos, sin, c.rope_layout))",
+        "q_rot=normalize(self, c.norms()[0], 'q', rotate(q, cos, sin, c.rope_layout)))",
     ),
     sinks(
         "bias of the norm of keys left out",
         "Phi's and Persimmon's norms of queries and keys have a bias each",
-        "k_norm=normalize(c, k, k_weight, self.b_k_norm)",
-        "k_norm=normalize(c, k, k_weight, None)",
+        "normalize(self, norm, what, x)",
+        "normalize(self, norm if what == 'q' else __import__('dataclasses').replace(norm, bias=False), what, x)",
     ),
     plain(
         "chunks of a decoder forgotten",
         "a query sees the keys of its own chunk only: Llama 4's layers with rotation",
-        "pattern = None if c.chunk_size is None else Chunks(c.chunk_size)",
-        "pattern = None",
+        "pattern=None if c.chunk_size is None else Chunks(c.chunk_size)",
+        "pattern=None",
     ),
     gated(
         "gate without its sigmoid",
         "the gate is a sigmoid of its projection",
-        "gate=sigmoid(linear(",
-        "gate=(linear(",
+        GATE,
+        "gate=gate_scores",
     ),
-    gated(
+    plain(
         "values of the decoder not clipped",
         "OLMo clips values as it clips queries and keys",
         "v_clip=clip_magnitude(v, c.clip_qkv)",
         "v_clip=v",
+    ),
+    plain(
+        "values from normalised keys",
+        "Gemma 4 takes values from the projected keys, before their norm and rotation",
+        "v = k if c.keys_as_values else",
+        "v = self.normed(tape, 'k', c.norm_position, k) if c.keys_as_values else",
+    ),
+    normed(
+        "values not normalised",
+        "Gemma 3n and Gemma 4 divide values by the root of their mean square",
+        'v_norm=normalize(self, c.norm_of_values(), "v", v)',
+        "v_norm=v",
+    ),
+    at("frame/call.py", "decoder", "gated")(
+        "values of a shared layer taken from its keys",
+        "a layer with shared keys gets values beside them",
+        "k, v = record(self.tape, shared_k=upcast(k), shared_v=upcast(v))",
+        "k, v = record(self.tape, shared_k=upcast(k), shared_v=0.0 * upcast(v) + upcast(k)[..., : v.shape[-1]])",
     ),
     at(SHARED, "decoder", "sinks")(
         "temperature that does not count the query's own position",
@@ -82,9 +82,14 @@ MUTANTS = (
     gated(
         "gate by silu",
         "the gate is a sigmoid of its projection, not silu",
-        "gate=sigmoid(linear(",
-        "gate=silu(linear(",
-        needs=("silu",),
+        GATE,
+        "gate=silu(gate_scores)",
+    ),
+    forgetting(
+        "gate by a sigmoid",
+        "the gate is a softplus of its projection, which may be larger than 1",
+        GATE,
+        "gate=sigmoid(gate_scores)",
     ),
     forgetting(
         "forget gate that touches its own key",

@@ -3,12 +3,12 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 PROBS, NORMED = (
-    "probs=maps[:, :, 0] - lambda_full * maps[:, :, 1]",
+    "probs=maps[:, :, 0] - lambda_full[:, None, None] * maps[:, :, 1]",
     "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())",
 )
 TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)"
 FACTOR = "lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value()"
-first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
+first, causal, numbers = (at("differential.py", "differential", x) for x in ("cross", "causal", "numbers"))
 MUTANTS = (
     first(
         "maps added", "subtract the second map from the first", PROBS, PROBS.replace(" - lambda_full", " + lambda_full")
@@ -17,7 +17,7 @@ MUTANTS = (
         "maps exchanged",
         "the factor stands at the second map: a1 - lambda a2",
         PROBS,
-        "probs=lambda_full * maps[:, :, 1] - maps[:, :, 0]",
+        "probs=lambda_full[:, None, None] * maps[:, :, 1] - maps[:, :, 0]",
     ),
     causal(
         "factor's constant part left out",
@@ -68,6 +68,25 @@ MUTANTS = (
         "the second exponential is subtracted: its gradient has a minus",
         "concatenate([dlambda_full, -dlambda_full], 0)",
         "concatenate([dlambda_full, dlambda_full], 0)",
+        trees=NUMPY,
+    ),
+    numbers(
+        "number of the first head for all heads",
+        "each head has a factor of its own for its second map",
+        "lambda_full=upcast(number)",
+        "lambda_full=upcast(number)[:1]",
+    ),
+    at("differential.py", "differential", "number")(
+        "constant part added to the learned number",
+        "a learned number is the whole factor; lambda_init is where it starts",
+        "lambda_full=upcast(number)",
+        "lambda_full=upcast(number) + c.lambda_init_value()",
+    ),
+    numbers(
+        "gradient of the numbers summed over the heads",
+        "the gradient of a head's number is the sum over its own map",
+        'return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}',
+        'return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": 0 * dlambda_full + np.sum(dlambda_full)}',
         trees=NUMPY,
     ),
     first(

@@ -2,12 +2,16 @@
 
 from typing import Any
 
-from parity_tests.mistakes.plant import Mutant
+from parity_tests.mistakes.plant import SHARED, Mutant
 from parity_tests.mistakes.weights import WIDE, rounded
 
 
 def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
     return Mutant(name, "gated_delta.py", old, new, "gated_delta", example, fix=fix, **own)
+
+
+def convolved(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, SHARED, old, new, "gated_delta", example, fix=fix, **own)
 
 
 BODY = """\
@@ -24,11 +28,8 @@ FADED_AFTER = """\
 READ = 'return einsum("bthk,bthkv->bthv", q, states_after), final_state'
 BEFORE = "concatenate([initial_state[:, None], states_after[:, :-1]], 1)"
 READ_BEFORE = READ.replace("states_after", BEFORE)
-# The windows of positions that are some steps later; behind the last there are zeros.
-LATER = (
-    "__import__('functools').reduce(lambda w, _: concatenate([w[:, 1:], concatenate([w[:, -1:, 1:], "
-    "0.0 * w[:, -1:, :1]], 2)], 1), range({}), window)"
-)
+# The entries of positions that are some steps later; behind the last there are zeros.
+LATER = "concatenate([entries[:, {0} :], 0.0 * entries[:, : {0}]], 1)[:, : x.shape[1]]"
 MUTANTS = (
     planted(
         "old value looked up before the state fades",
@@ -101,25 +102,25 @@ MUTANTS = (
         "recurrent",
         trees=("attn_np",),
     ),
-    planted(
+    convolved(
         "padding in the windows of the convolution",
         "let padding leave the last positions as they are: the convolution is over real ones",
-        "return where(real[:, None, None, None], window, window_before), (window,)",
-        "return window, (window,)",
+        "    size = weight.shape[0]\n    before =",
+        "    size, real = weight.shape[0], None\n    before =",
         "chunked",
     ),
-    planted(
+    convolved(
         "own position under the convolution's first weight",
         "put the own position last: the first weight is for the one furthest back",
-        "window = concatenate([window_before[:, 1:], new[:, None]], 1)",
-        "window = concatenate([new[:, None], window_before[:, :-1]], 1)",
+        "y = y + upcast(weight)[place] *",
+        "y = y + upcast(weight)[(place + 1) % size] *",
         "recurrent",
     ),
-    planted(
+    convolved(
         "gradient of the own window alone",
         "a position is in the windows of those after it: add what they send back",
-        "dwindow = dwindow + where(real, dlater, 0.0)",
-        "dwindow = dwindow + 0.0 * dlater",
+        "to_places(sum_grads(*dx), real)",
+        "to_places(dx[-1], real)",
         "chunked",
         trees=("attn_np",),
     ),
@@ -176,14 +177,14 @@ MUTANTS = (
         "whole",
     ),
     *(
-        planted(
+        convolved(
             f"convolution that {word}",
             "pad before the first position alone, and cut what stands behind the last: the convolution is causal",
-            'return einsum("btxhk,xhk->bthk", window, weight)',
-            f'return einsum("btxhk,xhk->bthk", {LATER.format(steps)}, weight)',
+            "shifted = entries[:, place + 1 : place + 1 + x.shape[1]]",
+            f"shifted = {LATER.format(steps)}",
             "chunked",
         )
-        for word, steps in (("is centred", "weight.shape[0] // 2"), ("looks ahead", "weight.shape[0] - 1"))
+        for word, steps in (("is centred", "(place + 1 + size // 2)"), ("looks ahead", "(place + size)"))
     ),
     planted(
         "no gradient from a state to the one before it",

@@ -32,8 +32,8 @@ MUTANTS = (
     chunked(
         "one decay for all channels of a head",
         "each channel of the keys has a decay of its own",
-        "decay=exp(log_decay)",
-        "decay=0.0 * log_decay + exp(log_decay[..., :1])",
+        "call.continues, exp(log_decay)",
+        "call.continues, 0.0 * log_decay + exp(log_decay[..., :1])",
     ),
     whole(
         "output gate without SiLU",

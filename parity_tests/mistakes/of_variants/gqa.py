@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
-ATTENDED = "        context = call.attend(q, k, v"
+ATTENDED = "\n        context = call.attend(q, k, v"
 MEMBERS = "self.config.num_heads // self.config.num_kv_heads"
 MERGED = 'linear("bthv,hvo->bto", context,'
 grouped, shared = at("gqa.py", "gqa", "grouped"), at("gqa.py", "gqa", "cross")
@@ -12,21 +12,21 @@ MUTANTS = (
         "keys and values of the groups tiled",
         CONSECUTIVE,
         ATTENDED,
-        f"        k, v = (concatenate([x] * ({MEMBERS}), 2) for x in (k, v))\n{ATTENDED}",
+        f"\n        k, v = (concatenate([x] * ({MEMBERS}), 2) for x in (k, v)){ATTENDED}",
         needs=("concatenate",),
     ),
     shared(
         "values of the groups tiled, their keys not",
         CONSECUTIVE,
         ATTENDED,
-        f"        k, v = repeat_heads(k, q), concatenate([v] * ({MEMBERS}), 2)\n{ATTENDED}",
+        f"\n        k, v = repeat_heads(k, q), concatenate([v] * ({MEMBERS}), 2){ATTENDED}",
         needs=("concatenate", "repeat_heads"),
     ),
     shared(
         "one key/value head for all groups",
         "let each group of query heads use a key/value head of its own",
         ATTENDED,
-        f"        k, v = k[:, :, :1], v[:, :, :1]\n{ATTENDED}",
+        f"\n        k, v = k[:, :, :1], v[:, :, :1]{ATTENDED}",
     ),
     grouped(
         "scale from the width of a group",

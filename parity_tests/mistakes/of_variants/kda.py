@@ -14,8 +14,8 @@ MUTANTS = (
     chunked(
         "the same decay in every channel",
         "each channel of the keys has a decay of its own",
-        "decay=exp(log_decay)",
-        "decay=0.0 * log_decay + exp(log_decay[..., :1])",
+        "call.continues, exp(log_decay)",
+        "call.continues, 0.0 * log_decay + exp(log_decay[..., :1])",
     ),
     whole(
         "SiLU in place of the output gate's sigmoid",

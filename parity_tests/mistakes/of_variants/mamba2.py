@@ -13,8 +13,8 @@ MUTANTS = (
     whole(
         "decay without the step",
         "the state fades by exp(-step * rate)",
-        "decay=exp(-(exp(upcast(self.a_log)) * step))",
-        "decay=exp(-(exp(upcast(self.a_log)) + 0.0 * step))",
+        "decay = exp(-(exp(upcast(self.a_log)) * step))",
+        "decay = exp(-(exp(upcast(self.a_log)) + 0.0 * step))",
     ),
     recurrent(
         "padding lets the state of Mamba-2 fade",

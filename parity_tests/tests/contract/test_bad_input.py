@@ -14,6 +14,7 @@ import torch
 from flax import nnx
 
 from attn_np import contract
+from attn_np.attention import row_blocks
 from attn_np.contract import Arg, Config, _attend, _base, mha
 from parity_tests.tests.everything import WHOLE
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
@@ -63,6 +64,7 @@ NUMBERS = {
     "number": ("float | None",),
     "str": ("str",),
     "word": ("str | None",),
+    "word or count": ("str | int",),
     "bool": ("bool",),
     "flag": ("bool | None",),
     "factors": ("tuple[float, ...] | None",),
@@ -76,6 +78,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "number": (float("nan"), float("inf"), -float("inf"), True, "1"),
     "str": ("frobnicate", 3, None),
     "word": ("frobnicate", 3),
+    "word or count": ("frobnicate", 0, True, 2.0, None),
     "factors": (3, "ab", (1.0, "2")),
     "counts": (3, "ab", (1, 2.0), (1, "2"), (0, 1), (-1,), (True, 2)),
     "words": (3, "ab", ("ab",), None),
@@ -114,15 +117,21 @@ def test_every_field_has_wrong_values() -> None:
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if hints(v, "int")])
 def test_zero_sizes(variant: str) -> None:
+    """A size is at least 1. A count that may be 0 says so where -1 is refused, and every tree builds with it."""
     fields = next(iter(contract.examples(variant).values())).as_dict()
     for name in hints(variant, "int"):
-        text = refused_by_all(lambda tree, n=name: tree.package.build(variant, **fields | {n: 0}), ValueError, variant)
-        assert name in text
-        assert "at least 1, got 0" in text
+        build = lambda tree, n, name=name: tree.package.build(variant, **fields | {name: n})  # noqa: E731
+        text = refused_by_all(lambda tree, build=build: build(tree, -1), ValueError, variant)
+        if f"{name} to be an integer from 0" in text:
+            assert all(getattr(build(tree, 0).config, name) == 0 for tree in TREES.values())
+        else:
+            text = refused_by_all(lambda tree, build=build: build(tree, 0), ValueError, variant)
+            assert name in text
+            assert "at least 1, got 0" in text
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if {"d_model", "num_heads", "head_dim"} <= set(
-    contract.get(v).Config.fields())])  # fmt: skip
+    contract.get(v).Config.fields()) and contract.get(v).Config.head_dim is None])  # fmt: skip
 def test_heads_that_do_not_divide_the_width(variant: str) -> None:
     config = next(iter(contract.examples(variant).values()))
     fields = {name: getattr(config, name) for name in config.required()} | {"d_model": 7, "num_heads": 3}
@@ -172,6 +181,26 @@ def test_an_unknown_field(variant: str, field: str) -> None:
     wrong = {f"{field}x": fields.pop(field)}
     text = refused_by_all(lambda tree: tree.package.build(variant, **fields, **wrong), TypeError, variant)
     assert f"got '{field}x'; did you mean '{field}'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("hidden_size", "did you mean 'd_model'?"),
+        ("num_key_value_heads", "did you mean 'num_kv_heads'?"),
+        ("rope_theta", "did you mean 'rope_base'?"),
+        ("projection", "did you mean 'projections' or "),
+        ("seeds", "did you mean 'seed'?"),
+        (
+            "qqqq",
+            "choose one of d_model, num_heads, num_kv_heads, head_dim, value_head_dim, output_dim, scale, causal and",
+        ),
+    ],
+)
+def test_a_field_of_another_library_and_one_like_no_other(name: str, fix: str) -> None:
+    fields = {"d_model": 6, "num_heads": 2}
+    text = refused_by_all(lambda tree: tree.package.build("decoder", **fields, **{name: 1}), TypeError, "decoder")
+    assert f"expected one of its fields, got {name!r}; {fix}" in text and len(text) < 250
 
 
 @pytest.mark.parametrize(("variant", "field"), [(v, f) for v in VARIANTS for f in contract.get(v).Config.required()])
@@ -235,7 +264,7 @@ def bad_calls(config: Config, inputs: Arrays) -> Iterator[Bad]:
     known = dict(config.sizes())
     arrays = [name for name, arg in config.arguments().items() if arg.kind == "array"]
     for name, arg in config.arguments().items():
-        x = inputs[name]
+        x = inputs[name] if name in inputs else np.zeros([known[letter] for letter in arg.axes.split()], np.int64)
         yield from bad_arrays(name, arg, x, known, arrays)
         if arg.kind in ("mask", "keep", "marks"):
             hint = f"pass {name} == 1"
@@ -334,23 +363,46 @@ def test_numpy_arrays_go_into_jax(variant: str) -> None:
         assert np.array_equal(a, b)
 
 
-def has_paths(variant: str) -> bool:
-    layer = getattr(TREES["numpy"].package, contract.get(variant).Config.class_name)
-    return "implementation" in inspect.signature(layer.__call__).parameters
+def taking(*options: str) -> list[str]:
+    """The variants whose layers take some options."""
+    layers = {v: getattr(TREES["numpy"].package, contract.get(v).Config.class_name) for v in VARIANTS}
+    return [v for v, layer in layers.items() if {*options} <= inspect.signature(layer.__call__).parameters.keys()]
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if has_paths(v)])
-def test_an_unknown_path(variant: str) -> None:
-    """A path that a variant does not have is refused."""
+def refused_at_any_length(monkeypatch: pytest.MonkeyPatch, variant: str, **options: Any) -> str:
+    """The text with which every tree refuses a short call, and the same call in blocks of rows."""
     example = next(iter(contract.examples(variant)))
-    inputs = inputs_for(variant, example)
+    inputs, texts = inputs_for(variant, example), []
+    for scores in (row_blocks.ONE_BLOCK_SCORES, 0):
+        for tree in TREES.values():
+            monkeypatch.setattr(f"{tree.package.__name__}.attention.row_blocks.ONE_BLOCK_SCORES", scores)
+        texts.append(
+            refused_by_all(
+                lambda tree: tree.layer(variant, example)(**tree.arrays(inputs), **options), ValueError, "attend"
+            )
+        )
+    assert texts[0] == texts[1]
+    return texts[0]
 
-    def call(tree: Tree) -> Any:
-        return tree.layer(variant, example)(**tree.arrays(inputs), implementation="frobnicate")
 
-    text = refused_by_all(call, ValueError, r"\w+")
+@pytest.mark.parametrize("variant", taking("implementation"))
+def test_an_unknown_path(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that a variant does not have is refused."""
+    text = refused_at_any_length(monkeypatch, variant, implementation="frobnicate")
     assert "implementation to be one of" in text
     assert "got 'frobnicate'" in text
+
+
+@pytest.mark.parametrize("variant", taking("implementation", "return_weights"))
+def test_the_fast_path_returns_no_weights(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refused_at_any_length(monkeypatch, variant, implementation="fused", return_weights=True)
+    assert "implementation='fused' without arguments that need the weights, got return_weights" in text
+
+
+@pytest.mark.parametrize("variant", ["entmax_attention", "hard", "sigmoid_attention"])
+def test_weights_of_another_kind_have_no_fast_path(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refused_at_any_length(monkeypatch, variant, implementation="fused")
+    assert "implementation='fused' without arguments that need the weights, got softmax_fn" in text
 
 
 # float64 in JAX -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from parity_tests.tests.contract.test_decoding import BATCH, TREES, Decoder, T, Work, decoder, fields_of, work
+from parity_tests.tests.contract.test_decoding import work
+from parity_tests.tests.decoding import TREES, Decoder, Work, decoder, fields_of
 from parity_tests.tests.inputs import TREES as INPUTS
 from parity_tests.tests.witness import ratio
 
@@ -42,18 +43,18 @@ def step(todo: Work, one: Decoder, cache: Any, *parts: tuple[int, int, int]) -> 
     def cut(x: np.ndarray) -> np.ndarray:
         return np.stack([x[row, start:stop] for row, start, stop in parts])
 
-    return one.step(cut(todo.x), cache, **{name: cut(x) for name, x in todo.more.items()})
+    return one.step(**{name: cut(x) for name, x in todo.inputs.items()}, cache=cache)
 
 
 def begun(todo: Work, one: Decoder) -> Any:
     """A cache of three positions of each sequence."""
-    cache = one.init(BATCH, T, dtype=todo.case.dtype, **todo.sizes())
+    cache = one.empty(todo)
     return step(todo, one, cache, (0, 0, 3), (1, 0, 3))[1]
 
 
 def goes_on(todo: Work, y: np.ndarray, row: int, start: int, stop: int, first: int = 0) -> None:
     """Whether outputs are those of positions of a sequence that began with `first`."""
-    want = todo.full(slice(row, row + 1), slice(first, stop))[:, start - first :]
+    want = todo.full(row, first, stop)[:, start - first :]
     assert ratio(y[None], want) <= 1
 
 
@@ -109,7 +110,7 @@ def test_a_row_without_the_positions_that_had_no_room_is_whole(tree: str) -> Non
     """It goes on where it has all positions that it keeps; where it should keep more it still lacks some."""
     todo = work("mha", "wide")
     one = decoder(todo, tree)
-    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    cache = one.empty(todo, 4)
     _, cache = step(todo, one, cache, (0, 0, 4), (1, 0, 4))
     array = INPUTS[NAMES[tree]].array
     full = replace(cache, overflowed=array(np.array([True, True])))
@@ -125,7 +126,7 @@ def test_what_a_program_had_no_room_for_is_taken_back() -> None:
     """In JAX: outputs without room are NaN, and after a crop the row goes on as if it had not got them."""
     todo = work("mha", "wide")
     one = decoder(todo, "attn_jax")
-    cache = one.init(BATCH, 4, dtype=todo.case.dtype, **todo.sizes())
+    cache = one.empty(todo, 4)
     y, cache = step(todo, one, cache, (0, 0, 6), (1, 0, 6))
     assert np.isnan(y[:, 4:]).all() and fields_of(cache)["overflowed"].all()
     y, cache = step(todo, one, cache.crop(3), (0, 3, 4), (1, 3, 4))
@@ -331,7 +332,7 @@ def test_one_program_of_pytorch_serves_caches_of_any_length(kind: str) -> None:
     shapes: Any = torch.export.ShapesCollection()
     dynamic = torch.export.Dim.DYNAMIC
     for array in (*cache.arrays.values(), cache.positions):
-        shapes[array] = (dynamic, dynamic if all_slots else None, *(None,) * (array.ndim - 2))
+        shapes[array] = (dynamic, dynamic if all_slots else None, *(None,) * array.ndim)[: array.ndim]
     for array in (x, cache.length, cache.overflowed, *args[2].get("positions", ())):
         shapes[array] = (dynamic, *(None,) * (array.ndim - 1))
     with torch.no_grad():

@@ -133,7 +133,7 @@ def test_a_scale_of_0_is_not_a_scale_of_none(name: str, tree: str) -> None:
 def test_a_planted_bug_is_seen(name: str) -> None:
     """A scale of 0 taken for none, by `recur`."""
     tree = TREES[name]
-    bug = "1 / sqrt(width) if scale is None else scale", "scale or 1 / sqrt(width)"
+    bug = "(1 / sqrt(width) if scale is None else scale)", "(scale or 1 / sqrt(width))"
     with planted(Mutant("a scale of 0 taken for none", SHARED, *bug, "", ""), tree.package.__name__) as alias:
         zero, near = (scaled_by(tree, __import__(alias), "recur", x) for x in (0.0, TINY))
     assert not same(zero, near)

@@ -1,9 +1,11 @@
 """The graded exercises: right answers in any style pass, typical wrong ones get the word of their mistake."""
 
+import builtins
 import inspect
 import json
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from parity_tests.commands.app import app
 from parity_tests.exercises import check, exercise, exercises
 from parity_tests.exercises._check import SEEDS, bounded, meets
+from parity_tests.sync import exercises as page
 from parity_tests.sync.tables import LESSONS
 from parity_tests.tests.exercises.answers import RIGHT, WRONG
 
@@ -53,6 +56,13 @@ def test_an_exercise_is_whole(name: str) -> None:
     assert len(one.wrong) >= (2 if name == "1.2" else 4)
     assert one.task.endswith((".", "?"))
     assert inspect.isfunction(one.answer)
+
+
+@pytest.mark.parametrize("name", exercises())
+def test_an_answer_calls_what_its_page_explains(name: str) -> None:
+    """NumPy, an answer of the same lesson, or a function that the words before the exercises name."""
+    of_lesson = {one.function for one in exercises().values() if one.name.split(".")[0] == name.split(".")[0]}
+    assert page.called(exercise(name).source) <= of_lesson | set(page.HELPERS) | set(dir(builtins))
 
 
 def test_every_lesson_has_three() -> None:
@@ -158,3 +168,11 @@ def test_what_can_not_be_judged_is_refused(tmp_path: Path) -> None:
         code, said = called(*arguments)
         assert code == 2, said
         assert says in said
+
+
+def test_a_trial_does_not_warn_the_reader() -> None:
+    """The judge tries tensors and a batch axis by itself, of which PyTorch warns where an answer transposes by `.T`."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert not check(lambda p, dp: (p * (dp - (p * dp).sum(-1, keepdims=True))).T, "2.4")
+    assert heard == []

@@ -390,7 +390,7 @@ def test_every_variant_has_its_formula(listed: bool, monkeypatch: pytest.MonkeyP
     """Each layer is made and called, as the table says and as one that the table does not have."""
     from benchmarks import worker
 
-    assert set(variants.KNOWN) <= set(contract.variants())
+    assert set(variants.KNOWN) <= {*contract.variants(), *contract.presets()}
     if not listed:
         monkeypatch.setattr(variants, "KNOWN", {name: variants.KNOWN[name] for name in ("axial", "swin")})
         monkeypatch.setattr(variants, "FORMULAS", {name: variants.formula_of(name) for name in contract.variants()})

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = {path.relative_to(ROOT).as_posix(): english for path, english in chinese_pages(ROOT).items()}
 FORMULA = re.compile(r"^\$\$\n.*?^\$\$$", re.MULTILINE | re.DOTALL)
 PASSAGE = re.compile(r"^<!-- passage .* -->$", re.MULTILINE)
+ROW_OF_CODE = re.compile(r"^\|(?: (?:`[^`\n]*` )?\|)+$", re.MULTILINE)
 WITHIN_PROSE = re.compile(r"`[^`\n]*`|\$[^$]*\$")
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)")
 READMES = ("docs/zh/README.md", "README.md")
@@ -45,6 +46,7 @@ def test_code_formulas_and_passages_are_those_of_the_english_page(page: str) -> 
     assert code(chinese) == code(english)
     assert FORMULA.findall(chinese) == FORMULA.findall(english)
     assert PASSAGE.findall(chinese) == PASSAGE.findall(english)
+    assert ROW_OF_CODE.findall(chinese) == ROW_OF_CODE.findall(english)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -125,6 +127,25 @@ def test_the_glossary_has_the_terms_of_the_english_one() -> None:
     )
     english = re.findall(r"^\| \*\*(.+?)\*\* \| ([^|]+) \| .* \| (\[\d+\]).* \|$", text_of("docs/glossary.md"), re.M)
     assert chinese == english != []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "course/0" in page])
+def test_a_lesson_names_its_terms_in_chinese(page: str) -> None:
+    """In bold, each that the glossary explains by it."""
+    bold = re.findall(r"\*\*(.+?)\*\*", prose(text_of(page)))
+    terms = re.findall(
+        r"^\| [^|*]+ \| \*\*(.+?)\*\* \| .* \| \[\d+\]\(([^)]*)\).* \|$", text_of("docs/zh/glossary.md"), re.M
+    )
+    of_page = [names.split(", ") for names, lesson in terms if f"docs/zh/{lesson}" == page]
+    assert of_page
+    assert [names for names in of_page if not any(name in part for name in names for part in bold)] == []
+
+
+def test_the_fifteen_have_the_same_names_in_both_languages() -> None:
+    row = re.compile(r"^\| (\d+) \| (`[^`]*`) \| ([^|]*) \|", re.MULTILINE)
+    english, chinese = (row.findall(text_of(f"docs/{folder}systems.md")) for folder in ("", "zh/"))
+    assert english == chinese
+    assert len(english) == 15
 
 
 def test_a_formula_gets_its_spaces() -> None:

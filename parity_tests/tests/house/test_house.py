@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
-from inspect import signature
+from inspect import cleandoc, signature
 from itertools import combinations
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from attn_np import contract
 from attn_np.contract import Arg, Config, Param
 from attn_np.contract._letters import LETTERS
 from attn_np.contract._package import FUNCTIONS
+from attn_np.contract._words import field_texts
 from parity_tests.sync import generate, twins
 from parity_tests.sync.tables import with_table
 from parity_tests.tests.transforms import tables
@@ -535,7 +536,8 @@ def test_the_forward_takes_the_contracts_arguments(package: str, variant: str) -
                 assert kind == KINDS[arg.kind], name
                 assert axes in (arg.axes, "..."), name
                 assert (axes == "...") == (arg.kind in ("bias", "mask", "keep", "marks")), name
-            assert optional == (arg.optional or arg.falls_back_to is not None) or len(given) > 1, name
+            may_lack = arg.optional or arg.falls_back_to is not None or arg.cached
+            assert optional == may_lack or len(given) > 1, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -559,8 +561,21 @@ def test_contracts_are_complete(variant: str) -> None:
     for name in ("equals", "traps"):
         assert all(isinstance(text, str) and text.strip() for text in getattr(config, name)), name
     assert all(paper.strip() and ours.strip() for paper, ours in config.notation.items())
-    documented = re.findall(r"^        (\w+): \S", config.__doc__ or "", flags=re.MULTILINE)
+    documented = re.findall(r"^    (\w+): \S", config.__doc__ or "", flags=re.MULTILINE)
     assert documented == list(config.fields()), "the class docstring documents every field, in order"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_field_is_described_once(variant: str) -> None:
+    """Where it means what a base says, the base alone says it."""
+    config, tree = (
+        contract.get(variant).Config,
+        ast.parse((ROOT / "attn_np" / "contract" / f"{variant}.py").read_text()),
+    )
+    (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config")
+    inherited = field_texts(cleandoc(config.__mro__[1].__doc__ or ""))
+    written = field_texts(ast.get_docstring(node) or "")
+    assert not [name for name, text in written.items() if inherited.get(name) == text]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -11,10 +11,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attn_np import contract
 from parity_tests.tests.house.test_docs import LESSONS, ROOT, course, extension
-from parity_tests.tests.viewer.browser import Browser, browser, chromium
+from parity_tests.tests.viewer.browser import Browser
 
 STYLE = ROOT / "docs" / "_static" / "style.css"
 VARIANTS = contract.variants()
@@ -101,14 +102,6 @@ SHRUNK = """[...document.querySelectorAll("svg.formula")].map((svg) => {
     const own = parseFloat(svg.style.width) * parseFloat(getComputedStyle(svg).fontSize);
     return svg.getBoundingClientRect().width / own;
 })"""
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if chromium() is None:
-        pytest.skip("no Chromium here")
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.mark.parametrize("width", [1400, 400])
@@ -225,6 +218,29 @@ body[data-theme="dark"] .highlight .k { color: #DDD } /* Keyword */
     assert slim.without_colour(css) == {"n"}
     code = '<pre><span></span><span class="k">def</span> <span class="n">f</span></pre>'
     assert slim.slimmer(code, {"n"}) == '<pre><span class="k">def</span> f</pre>'
+
+
+def test_space_goes_where_it_does_not_count() -> None:
+    slim = extension("slim")
+    kept = "<pre>def f():\n\n    x\n</pre><script>// a\n\n  b</script><style>a\n  b</style>"
+    assert slim.slimmer(f"<p>\n  a\n\n  b</p>\n\n\n{kept}\n", set()) == f"<p>\na\nb</p>\n{kept}\n"
+    link = '<a class="reference internal" href="a.html">a</a><a class="reference external" href="b">b</a>'
+    assert slim.slimmer(link, set()) == link.replace(" internal", "")
+
+
+def test_a_picture_with_a_palette_looks_the_same(tmp_path: Path) -> None:
+    """Pixel by pixel, where it has no more colours than the palette; and the file is smaller."""
+    slim, file = extension("slim"), tmp_path / "picture.png"
+    draw = np.random.default_rng(0)
+    colours = np.concatenate([draw.integers(256, size=(slim.COLOURS, 3)), np.full((slim.COLOURS, 1), 255)], axis=1)
+    pixels = colours[draw.integers(slim.COLOURS, size=(100, 200))].astype(np.uint8)
+    Image.fromarray(pixels, "RGBA").save(file)
+    before = file.stat().st_size
+    slim.with_palette(file)
+    with Image.open(file) as image:
+        assert image.mode == "P"
+        assert np.array_equal(np.asarray(image.convert("RGBA")), pixels)
+    assert file.stat().st_size < before
 
 
 def test_an_icon_is_drawn_once_and_an_unused_symbol_never() -> None:

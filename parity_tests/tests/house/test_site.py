@@ -1,7 +1,6 @@
 """The site as `make pages` leaves it: small, whole, readable in Chromium, and searched with success."""
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from urllib.parse import quote, unquote
 import pytest
 
 from parity_tests.tests.house.test_docs import ROOT, course
-from parity_tests.tests.viewer.browser import Browser, browser, chromium
+from parity_tests.tests.viewer.browser import Browser
 
 SITE = ROOT / "docs" / "_build" / "site"
 MOST_BYTES = 20_000_000
@@ -32,14 +31,6 @@ def site() -> Path:
     if not (SITE / "index.html").exists():
         pytest.skip("no site here: `make pages` builds it")
     return SITE
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if chromium() is None:
-        pytest.skip("no Chromium here")
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @cache

@@ -1,17 +1,21 @@
 """The suite itself: what stands back for `--everything` exists, and tests that share work go to one process."""
 
 import ast
+import re
+import shlex
+import subprocess
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 
 from attn_np import contract
 from parity_tests.tests import everything
-from parity_tests.tests.conftest import OF_A_VARIANT, group_of, part
+from parity_tests.tests.conftest import OF_A_VARIANT, STANDING_BACK, group_of, part
 
 FILES = {path.stem: path for path in Path(everything.__file__).parent.rglob("test_*.py")}
 TESTS = {
@@ -59,7 +63,7 @@ def test_rows_that_are_asked_by_default_are_some_of_their_tests() -> None:
 def test_every_variant_keeps_what_shows_most(variant: str) -> None:
     """Its witness and parity, conventions of what is hidden, and all transforms but those that compile alone."""
     for file, test in (
-        (f"test_{variant}", "test_scalar_loops"),
+        ("test_witnesses", "test_scalar_loops"),
         ("test_parity", "test_agrees_with_the_reference"),
         ("test_conventions", "test_hidden_keys_influence_nothing"),
         ("test_transforms_jax", "test_eval_shape"),
@@ -109,3 +113,41 @@ def test_parts_of_what_is_left_out_are_named_by_number() -> None:
     for words in ("0/3", "4/3", "3", "-1/3", "2/3/4"):
         with pytest.raises(ArgumentTypeError, match=f"expected K/N with K from 1 to N, such as 2/3, got '{words}'"):
             part(words)
+
+
+ROOT = Path(everything.__file__).parents[2]
+
+
+def left_out_calls() -> Iterator[list[str]]:
+    """The words of each call of pytest in the Makefile that asks what the default leaves out."""
+    make = ["make", "--dry-run", "INSTALL=0", "compiled", "sampled", "peers", "sweeps"]
+    printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for line in printed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line) if " -m pytest " in line else []
+        if {"--left-out", "--everything"} & {*words}:
+            yield words[words.index("pytest") :]
+
+
+def asks(words: list[str], path: Path, marks: frozenset[str] | None) -> bool:
+    """Whether a call of pytest asks the tests of a file that have these marks and no other, or any."""
+    chosen = words[words.index("-m") + 1].split(" and ") if "-m" in words and marks is not None else []
+    places = [ROOT / word for word in words if word.startswith("parity_tests/")]
+    ignored = [ROOT / word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+    return (
+        any(path.is_relative_to(place) for place in places)
+        and path not in ignored
+        and all((mark.removeprefix("not ") in (marks or ())) != mark.startswith("not ") for mark in chosen)
+    )
+
+
+@pytest.mark.skipif(which("make") is None, reason="no make here")
+def test_what_stands_back_is_asked_by_a_target(request: pytest.FixtureRequest) -> None:
+    """Each file that the lists name, and by their marks all tests that this session collects: in `make test`, all."""
+    calls = list(left_out_calls())
+    assert len(calls) > 4
+    named = {*everything.FEW, *everything.FIRST, *(name.partition("::")[0] for name in everything.EVERY)}
+    named |= {file for file, tests in TESTS.items() if tests & everything.LONG.keys()}
+    named |= {file for file, path in FILES.items() if re.search(r"\bmark\.left_out\b", path.read_text("utf-8"))}
+    back = {(FILES[file], None) for file in named} | request.config.stash[STANDING_BACK]
+    forgotten = [(path.name, marks) for path, marks in back if not any(asks(words, path, marks) for words in calls)]
+    assert not forgotten, f"expected a target of the Makefile that asks {forgotten}; add them to SAMPLED"

@@ -1,7 +1,9 @@
 """Kernels for the referee's tests: a right one with any promise, wrong ones, and those that break their word."""
 
 import os
+import threading
 import time
+from functools import update_wrapper
 from typing import Any
 
 import numpy as np
@@ -127,6 +129,49 @@ def attention(
     return (y, None, lse.astype(np.float32)) if return_lse else (y, None)
 
 
+class Wrapped:
+    """What a decorator makes of a function; it has no form in which another process could get it."""
+
+    def __init__(self, f: Any) -> None:
+        update_wrapper(self, f)
+        self.f = f
+        self.lock = threading.Lock()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.f(*args, **options)
+
+
+@Wrapped
+def wrapped(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return attention(q, k, v, **options)
+
+
+def masked(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False) -> Any:
+    """Scores of hidden keys are replaced, and their values multiplied by 0."""
+    ahead = np.arange(k.shape[1]) - np.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
+    seen = (ahead <= 0) | (not causal)
+    seen = seen if mask is None else seen & mask
+    x = np.where(seen, np.einsum("bthd,bshd->bhts", q, k, dtype=np.float64) * q.shape[-1] ** -0.5, -np.inf)
+    top = np.max(x, axis=3, keepdims=True)
+    e = np.exp(x - np.where(np.isneginf(top), 0, top))
+    total = np.sum(e, axis=3, keepdims=True)
+    return np.einsum("bhts,bshv->bthv", e / np.where(total > 0, total, 1), v).astype(q.dtype), None
+
+
+def flex(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """PyTorch's `flex_attention`, not compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(query, key, value, **options)
+
+
+def backward(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
+    """Gradients of `attn_np.attend`."""
+    import attn_np
+
+    return dict(attn_np.value_and_vjp(attn_np.attend, q=q, k=k, v=v, **options)[1](dy).inputs)
+
+
 def raises(q: Any, k: Any, v: Any, **options: Any) -> Any:
     """A kernel that takes even lengths alone, and does not say so."""
     if q.shape[1] % 2:
@@ -183,6 +228,48 @@ def other_bits(q: Any, k: Any, v: Any, **options: Any) -> Any:
     Noisy.calls += 1
     y = attention(q, k, v, **options)[0]
     return np.nextafter(y, np.inf, dtype=y.dtype) if Noisy.calls % 2 else y, None
+
+
+def forgets(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """A recurrence in chunks of 64 whose state is lost after the first."""
+    import attn_np
+
+    n = 64
+    if q.shape[1] <= n:
+        return attn_np.recur(q, k, v, **options)
+
+    def part(at: slice, **given: Any) -> Any:
+        of_positions = {name: options[name][:, at] for name in ("beta", "decay") if name in options}
+        return attn_np.recur(q[:, at], k[:, at], v[:, at], **options | of_positions | given)
+
+    first, rest = part(slice(n)), part(slice(n, None), state=None)
+    return np.concatenate([first[0], rest[0]], axis=1), rest[1]
+
+
+def not_rescaled(q: Any, k: Any, v: Any) -> Any:
+    """Blocks of 64 keys, whose sum keeps its scale as the maximum grows."""
+    top: Any = -np.inf
+    total, found = np.zeros(()), np.zeros(())
+    for n in range(0, k.shape[1], 64):
+        x = np.einsum("bthd,bshd->bhts", q, k[:, n : n + 64], dtype=np.float64) * q.shape[-1] ** -0.5
+        top = np.maximum(top, np.max(x, axis=3, keepdims=True))
+        e = np.exp(x - top)
+        total, found = total + np.sum(e, axis=3), found + np.einsum("bhts,bshv->bthv", e, v[:, n : n + 64])
+    return (found / total.swapaxes(1, 2)[..., None]).astype(q.dtype), None
+
+
+def halved(q: Any, k: Any, v: Any) -> Any:
+    """Half the right output of wide heads."""
+    y = attention(q, k, v)[0]
+    return y if q.shape[-1] <= 40 else y / 2, None
+
+
+def no_gradients(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
+    return {}
+
+
+def none_backward(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> None:
+    return None
 
 
 def reads_behind(q: Any, k: Any, v: Any, lengths: Any = None, **options: Any) -> Any:

@@ -1,14 +1,16 @@
 """Planted mistakes before the referee: how many are seen, named and wrongly named; and right kernels of each class.
 
 python -m parity_tests.tests.kernels.planted_sweep [--every N] [--seconds S]
-python -m parity_tests.tests.kernels.planted_sweep --right 5000
+python -m parity_tests.tests.kernels.planted_sweep --right 5000 [--dtype D] [--only CLASS]
 """
 
 import argparse
+import sys
+from collections import Counter
 from functools import partial
 from typing import Any
 
-from parity_tests.kernels.arithmetic import CLASSES
+from parity_tests.kernels.arithmetic import CLASSES, classes_of
 from parity_tests.kernels.mistakes import MISTAKES
 from parity_tests.kernels.referee import Verdict, judge_kernel
 from parity_tests.tests.kernels import own_kernels as own
@@ -42,7 +44,8 @@ def shows(verdict: Verdict, mistake: Any) -> bool:
     return shown
 
 
-def sweep(every: int, seconds: float, first: int) -> None:
+def sweep(every: int, seconds: float, first: int) -> int:
+    """How many mistakes are not seen or have the name of another."""
     seen = named = wrong = large = shown = 0
     chosen = MISTAKES[first::every]
     for mistake in chosen:
@@ -62,24 +65,32 @@ def sweep(every: int, seconds: float, first: int) -> None:
         print(f"{mistake.kinds[0]}: {mistake.name}: {said}, {sum(verdict.cases.values())} cases{size}", flush=True)
     print(f"{len(chosen)} mistakes: {seen} seen, {named} named, {wrong} wrong causes, {large} cases that stay large,")
     print(f"{shown} snippets that print the wrong number")
+    return len(chosen) - seen + wrong
 
 
-def right(cases: int, dtype: str) -> None:
-    """Right kernels of every class and kind: no alarm."""
+def right(cases: int, dtype: str, only: str) -> int:
+    """How many right kernels of every class and kind raise an alarm, or are within a narrower class on every case."""
+    bad = 0
     for arithmetic, held in enumerate(CLASSES):
-        if dtype not in held.dtypes or (held.several and dtype != "bfloat16"):
+        if dtype not in held.dtypes or only not in held.name:
             continue
+        asked, numbers, alarms, found = 0, 0, 0, Counter[str]()
         for kind, like in own.OF_KIND.items():
             f = partial(own.of_simulated, arithmetic=arithmetic)
             back = None if kind == "paged" else partial(own.of_simulated_backward, arithmetic=arithmetic)
             n = -(-cases // len(own.OF_KIND))
             verdict = judge_kernel(f, like, {"dtypes": (dtype,)}, held, backward=back, all=True, cases=n)
-            print(
-                f"{held}, {kind}, {dtype}: {sum(verdict.cases.values())} cases, {len(verdict.failures)} alarms",
-                flush=True,
-            )
+            asked, numbers = asked + verdict.cases[dtype], numbers + verdict.numbers[dtype]
+            alarms, narrowest = alarms + len(verdict.failures), verdict.classes.get(dtype)
+            found[str(narrowest)] += 1
+            print(f"  {kind}: {verdict.cases[dtype]:,} cases, narrowest that holds: {narrowest}", flush=True)
             if verdict.failures:
                 print(verdict)
+        narrower = "" if held is classes_of(dtype)[0] else ", refused by the narrower classes"
+        said = narrower if found[held.name] else ", WITHIN A NARROWER CLASS"
+        print(f"{held}, {dtype}: {asked:,} cases, {numbers:,} numbers, {alarms} alarms{said}", flush=True)
+        bad += alarms + (not found[held.name])
+    return bad
 
 
 if __name__ == "__main__":
@@ -89,8 +100,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--right", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", default="", help="classes with this in their names")
     given = parser.parse_args()
-    if given.right:
-        right(given.right, given.dtype)
-    else:
-        sweep(given.every, given.seconds, given.first)
+    bad = right(given.right, given.dtype, given.only) if given.right else sweep(given.every, given.seconds, given.first)
+    sys.exit(min(1, bad))

@@ -1,12 +1,12 @@
-"""The fast paths of `attend`: a share of all combinations before the judge, and planted bugs that it must see."""
+"""The fast paths of `attend` before the referee for kernels, and planted bugs that it must see."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, permutations
+from functools import partial
+from itertools import combinations, islice
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from attn_jax.kernels import flash as in_jax
@@ -15,85 +15,58 @@ from attn_np.kernels import flash as in_numpy
 from attn_torch.kernels import blocks as torch_blocks
 from attn_torch.kernels import flash as in_torch
 from parity_tests.judge import kernels
-from parity_tests.judge.frameworks import DTYPES
+from parity_tests.judge.kernels import ALL, ATTEND, HEADLESS, Fast
+from parity_tests.kernels.arrays import FRAMEWORKS
+from parity_tests.kernels.calling import Kernel, call
+from parity_tests.kernels.drawing import specs
+from parity_tests.kernels.likes import Like
+from parity_tests.kernels.referee import NARROWEST, Referee, Verdict
 
-# Of the combinations in which every three switches meet, how many in small blocks and in the path's own.
-MOST = {"numpy": (None, 19), "torch": (None, 19), "jax": (6, 4)}
-# Blocks and types, by name. In small blocks some types are asked by default; in the path's own all are.
-TYPES = {"numpy": ("float64",), "torch": ("float64", "bfloat16"), "jax": ("float64",)}
-ROWS: dict[str, tuple[str, int, tuple[str, ...]]] = {
-    **{f"{name} in small blocks": (name, 0, types) for name, types in TYPES.items()},
-    **{f"{n} in small blocks, more types": (n, 0, tuple(x for x in DTYPES if x not in TYPES[n])) for n in TYPES},
-    **{f"{name} in its own blocks": (name, 1, DTYPES) for name in TYPES},
-}
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_fast_paths_keep_the_bounds_of_the_textbook(row: str) -> None:
-    """In small blocks, and in the path's own."""
-    framework, seed, dtypes = ROWS[row]
-    numbers = kernels.spread()[: MOST[framework][seed]]
-    found = kernels.work(((framework,), dtypes, seed, numbers))
-    assert not found.alarms, "\n".join(found.alarms)
-    if framework != "jax":
-        assert {dtype for _, dtype in found.figures} == set(dtypes)
-        assert sum(figures.calls for figures in found.figures.values()) == len(numbers) * len(dtypes) * len(
-            (kernels.OWN if seed else kernels.SMALL)[framework]
-        )
+# Settings of each tree by their number in `kernels.settings`, and how many cases by default and with `--everything`.
+more = partial(pytest.param, marks=pytest.mark.left_out)
+CASES = {"numpy": (96, 600), "torch": (64, 600), "jax": (6, 60)}
+ROWS = [(tree, n) for tree in CASES for n in range(len(kernels.settings(tree)))]
 
 
-@pytest.mark.parametrize("ratios", [*permutations((0.5, float("nan"), 0.25))])
-def test_what_is_not_a_number_is_the_worst(ratios: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever array it is the ratio of, in the figures as among the alarms."""
-    verdicts = {str(i): {"ratio": x} for i, x in enumerate(ratios)}
-    monkeypatch.setattr(kernels, "judge", lambda *_: verdicts)
-    found = kernels.work((("numpy",), ("float64",), 0, (0,)))
-    assert found.figures["numpy", "float64"].worst == float("inf")
-    assert len(found.alarms) == len(kernels.SMALL["numpy"])
+def verdict(
+    tree: str, n: int, cases: int, like: Like = ATTEND, dtypes: tuple[str, ...] = ALL, only: str = ""
+) -> Verdict:
+    """What the referee says of a fast path, asked in this process; asking ends at the first failure.
 
-
-# Seeds, the even ones in small blocks, and which half of the combinations.
-HALVES = {f"seed {seed}, half {half}": (seed, half) for seed in range(2, 6) for half in (0, 1)}
-
-
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("row", HALVES)
-def test_plain_calls_keep_them_too(framework: str, row: str) -> None:
-    """Every combination of heads, padding and windows alone: those that go the shortest ways.
-
-    By default one half in small blocks, the other in the path's own; of all rows each twice in both.
+    With `only` short cases are asked that have this option.
     """
-    seed, half = HALVES[row]
-    every = enumerate(kernels.combinations())
-    numbers = [n for n, asked in every if not (asked.bias or asked.softcap or asked.sinks) and len(asked.mask) < 5]
-    dtype = "float32" if seed in (2, 4, 5) else "float64"
-    found = kernels.work(((framework,), (dtype,), seed, tuple(numbers[half::2])))
-    assert not found.alarms, "\n".join(found.alarms)
+    fast = Fast(tree, kernels.settings(tree)[n])
+    limits = kernels.limits_of(fast, like, dtypes)
+    limits = limits.but(options=(only, "unequal lengths"), block=16) if only else limits
+    # Without the setting, which would stay in this process.
+    plain = Fast(tree)
+    kernel = Kernel(plain, like, limits, tree, plain.backward if tree == "numpy" else None)
+    referee, names = Referee(kernel, NARROWEST), FRAMEWORKS[tree].prepare(limits)
+    asked = (spec for spec in specs(like, limits) if not only or (only in spec.options and spec.t > 2))
+    with kernels.blocks(kernels.TREES[tree], fast.setting):
+        for spec in islice(asked, cases):
+            if referee.judge(spec, call(kernel, spec, names)) is not None:
+                break
+    return referee.verdict
 
 
-def test_every_three_switches_meet() -> None:
-    """Of all combinations; in the first 19 every two do, and in the first 6 all of their values stand."""
-    every = [vars(asked) for asked in kernels.combinations()]
-    assert len(set(kernels.combinations())) == len(every) == 4 * 3 * 2 * 3 * 2 * (2 * 3 + 1)
-    for count, most in ((3, None), (2, 19), (1, 6)):
-        met = [
-            {some for n in numbers for some in combinations(every[n].items(), count)}
-            for numbers in (range(len(every)), kernels.spread()[:most])
-        ]
-        assert met[0] == met[1], count
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # of gradients in float16
+@pytest.mark.parametrize("like", [ATTEND, HEADLESS], ids=lambda like: like.name)
+@pytest.mark.parametrize("tree, n", [(tree, n) if n == 0 else more(tree, n) for tree, n in ROWS])
+def test_fast_paths_are_right_kernels(tree: str, n: int, like: Like, request: pytest.FixtureRequest) -> None:
+    """In small blocks, and in the path's own."""
+    cases = CASES[tree][bool(request.config.getoption("--everything"))]
+    found = verdict(tree, n, cases // (1 if like is ATTEND else 2), like)
+    assert found.agrees, found.failures[0].words
+    assert sum(found.cases.values()) == cases // (1 if like is ATTEND else 2)
 
 
-def test_what_is_drawn_is_what_is_asked() -> None:
-    for number, asked in enumerate(kernels.combinations()):
-        call = kernels.drawn(number, 3, "float64")
-        given = {"mask": asked.mask, "bias": asked.bias, "sinks": asked.sinks}
-        assert {name for name, x in given.items() if x} == set(call.inputs) - set("qkv")
-        assert call.options["causal"] == asked.causal
-        assert (call.options["softcap"] is not None) == asked.softcap
-        assert (call.options["window"] is not None) == bool(asked.window)
-        assert (call.inputs["q"].ndim == 3) == (asked.heads == "none")
-        again = kernels.drawn(number, 3, "float64")
-        assert all(np.array_equal(x, again.inputs[name], equal_nan=True) for name, x in call.inputs.items())
+def test_every_two_options_meet() -> None:
+    """That a call may combine."""
+    asked = [spec.options for spec in islice(specs(ATTEND, ATTEND.limits.but(dtypes=("float64",))), 400)]
+    met = {two for options in asked for two in combinations(sorted(options), 2)}
+    apart = {tuple(sorted(two)) for two in ATTEND.limits.apart}
+    assert met >= {*combinations(sorted(ATTEND.takes), 2)} - apart
 
 
 def one_key_ahead(patch: pytest.MonkeyPatch) -> None:
@@ -165,27 +138,31 @@ def positions_from_the_block_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch_blocks, "visible_pairs", lambda pattern, at, keys: pairs(pattern, at - at[:, :1], keys))
 
 
-PLANTED = {
-    one_key_ahead: ("numpy", "causal", True),
-    the_top_is_forgotten: ("numpy", "bias", "scores"),
-    a_key_too_far: ("torch", "window", "before"),
-    an_overlap_is_counted_twice: ("jax", "causal", True),
-    a_block_too_few_in_numpy: ("numpy", "heads", "own"),
-    a_block_too_few_in_torch: ("torch", "heads", "own"),
-    a_block_too_few_in_jax: ("jax", "heads", "own"),
-    an_edge_without_its_mask: ("numpy", "heads", "own"),
-    positions_from_the_block_on: ("torch", "heads", "own"),
+PLANTED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    one_key_ahead: ("numpy", "causal"),
+    the_top_is_forgotten: ("numpy", "bias"),
+    a_key_too_far: ("torch", "window"),
+    an_overlap_is_counted_twice: ("jax", "causal"),
+    a_block_too_few_in_numpy: ("numpy", "pattern"),
+    a_block_too_few_in_torch: ("torch", "pattern"),
+    a_block_too_few_in_jax: ("jax", "pattern"),
+    an_edge_without_its_mask: ("numpy", "pattern"),
+    positions_from_the_block_on: ("torch", "pattern"),
 }
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a planted bug may overflow
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_raises_an_alarm(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    framework, name, value = PLANTED[plant]
-    # Half of the calls have a pattern.
-    asking = [n for n, asked in enumerate(kernels.combinations()) if getattr(asked, name) == value][5::31]
+@pytest.mark.parametrize(
+    "plant", [plant if n % 3 == 0 else more(plant) for n, plant in enumerate(PLANTED)], ids=lambda x: x.__name__
+)
+def test_a_planted_bug_is_seen(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, option = PLANTED[plant]
+    asked = partial(verdict, tree, 0, 6 if tree == "jax" else 40, dtypes=("float64",), only=option)
     plant(monkeypatch)
     jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
-    found = kernels.work(((framework,), ("float64",), 0, tuple(asking[: 2 if framework == "jax" else None])))
+    found = asked()
     jax.clear_caches()
-    assert any(f"({name}" in line or f", {name}" in line for line in found.alarms), found
+    assert found.failures
+    assert found.failures[0].kind == "numbers", found.failures[0].words
+    monkeypatch.undo()
+    assert asked().agrees

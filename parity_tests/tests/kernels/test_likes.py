@@ -2,6 +2,7 @@
 
 import pytest
 
+from parity_tests.kernels.likes import LIKES
 from parity_tests.kernels.real import ENTRIES
 from parity_tests.kernels.referee import judge_kernel
 from parity_tests.kernels.specs import Spec
@@ -32,11 +33,33 @@ def test_pytorch(name):
 
 
 @MORE
-@pytest.mark.parametrize("name", ["jax.nn", "Keras", "Pallas mha (GPU), blocks of 16", "Pallas splash attention (TPU)"])
+def test_flex_attention():
+    """By PyTorch's definition, which has no backward pass on a CPU; compiled it takes a minute."""
+    limits = {"heads": (1, 2), "batch": (1, 2), "forward_only": True}
+    verdict = judge_kernel(own.flex, "flex_attention", limits, cases=24)
+    assert verdict.agrees, verdict
+
+
+# Of flash-linear-attention `make kernels` judges all: it needs Triton.
+OTHERS = [
+    *("jax.nn", "Keras", "Pallas mha (GPU), blocks of 16", "Pallas flash_attention (TPU)"),
+    *("Pallas splash attention (TPU)", "Pallas paged attention (TPU)"),
+]
+
+
+@MORE
+@pytest.mark.parametrize("name", OTHERS)
 def test_others(name):
     entry = BY_NAME[name]
     verdict = judge_kernel(entry.f, entry.like, entry.limits, cases=40, seconds=300.0, call_seconds=120.0)
     assert verdict.agrees, verdict
+
+
+def test_every_signature_has_its_function_in_the_table_where_it_runs_on_a_cpu():
+    """All but those of flash-attention and xformers, for GPUs alone, and our own, which `test_ours` asks."""
+    asked = {entry.like for entry in ENTRIES} | {"attend", "recur"}
+    for_gpus = {"flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "memory_efficient_attention"}
+    assert asked == set(LIKES) - for_gpus
 
 
 @pytest.mark.parametrize("kind", own.OF_KIND)

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+import attn_jax
 import attn_np
+import attn_torch
 from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -430,6 +432,37 @@ def test_what_cannot_be_is_refused_in_the_same_words(who: str, case: str) -> Non
     texts = {refused_call(tree, case, who, plain, cases[case]) for tree in TREES.values()}
     assert len(texts) == 1
     assert texts.pop().startswith(f"{who}: {cases[case][2]}")
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_where_there_is_nothing_to_write_pages_stay(tree: Tree, shape: tuple[int, int]) -> None:
+    pages, _, _ = drawn_pages()
+    new, positions = np.ones((*shape, *pages.shape[2:])), np.zeros(shape, np.int64)
+    found = tree.package.write_pages(*map(tree.array, (pages.copy(), new, WRITTEN[: shape[0]], positions)))
+    assert np.array_equal(tree.numpy(found), pages)
+
+
+def test_pages_of_numpy() -> None:
+    """JAX takes them, as it does everywhere; NumPy says that it cannot write to some."""
+    pages: Any
+    new: Any
+    pages, new, _ = drawn_pages()
+    places: Any = WRITTEN, POSITIONS["new ones"]
+    want = attn_np.write_pages(pages.copy(), new, *places)
+    assert np.array_equal(attn_jax.write_pages(pages.copy(), new, *places), want)
+    pages.setflags(write=False)
+    with pytest.raises(ValueError, match="write_pages: expected pages that can be written to, got a read-only array"):
+        attn_np.write_pages(pages, new, *places)
+
+
+@pytest.mark.compile
+def test_a_compiled_program_writes_no_page_that_the_pool_lacks() -> None:
+    write: Any = torch.compile(attn_torch.write_pages, backend="aot_eager")
+    for page in (-1, 3):
+        pages = torch.zeros(3, 2, 1)
+        write(pages, torch.ones(1, 1, 1), torch.tensor([[page]]), torch.tensor([[0]]))
+        assert not pages.any()
 
 
 def test_a_traced_page_that_the_pool_lacks_is_nan_and_is_not_written() -> None:

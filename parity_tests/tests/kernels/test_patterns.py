@@ -22,8 +22,11 @@ from attn_np.kernels import flash as numpy_kernels
 from attn_np.kernels.blocks import count_of
 from attn_torch.kernels import blocks as torch_blocks
 from attn_torch.kernels.unseen import PackedPattern
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
+from parity_tests.tests.witness import ratio
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,11 @@ def test_a_pattern_of_ones_own(tree: Tree) -> None:
     np.testing.assert_array_equal(by_hand, by_mask)
     with kernels.blocks(kernels.TREES[tree.name], setting):
         fast = tree.numpy(module.attend(q, k, v, pattern=Strided(3), implementation="fused")[0])
-    call = kernels.Call({"q": tree.numpy(q), "k": tree.numpy(k), "v": tree.numpy(v), "mask": mask}, fast, {}, "plain")
-    options = {"causal": False, "window": None, "softcap": None, "scale": None}
-    want = kernels.expected(kernels.Call(call.inputs, call.dy, options, "plain"), tree.name)["context"]
-    assert kernels.compare(fast, want, "float64")["ratio"] <= 1
+    exact = {name: ErrArray(tree.numpy(x), 0.0) for name, x in (("q", q), ("k", k), ("v", v))} | {"mask": mask}
+    with precision(fast_precision_of(tree.name, "float64")):
+        plain = {"scale": None, "softcap": None}
+        want = kernels.by_numpy(exact, ErrArray(np.ones_like(fast), 0.0), plain, "textbook")["context"]
+    assert ratio(fast, want) <= 1
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)

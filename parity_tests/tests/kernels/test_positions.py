@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import attn_jax
 import attn_np
 from attn_np.contract import alibi, decoder
 from attn_np.contract.rotary import Config
@@ -139,13 +140,61 @@ def test_angles_of_one_sequence_and_narrow_layers(tree: Tree) -> None:
     assert same(*(tree.numpy(narrow(given, positions=p)) for p in (tree.array(PLACES), angles)))
 
 
+@pytest.mark.parametrize("variant", LAYERS)
+def test_a_model_s_whole_pair_is_each_angle_once(tree: Tree, variant: str) -> None:
+    """In two halves or as neighbours, `t r` or `b t r`: in a pass, backward and in a step."""
+    x, dy = (np.random.default_rng(i).normal(size=(2, 5, 6)) for i in (5, 6))
+    layer = layer_at(tree, variant)
+    for places in (PLACES, PLACES[0], np.zeros_like(PLACES), PLACES[:, :0]):
+        inputs = tree.array(x[:, : places.shape[-1]])
+        once = angles(tree, places, dtype="float64")
+        outputs = []
+        for pair in (once, [np.concatenate([a, a], -1) for a in once], [a.repeat(2, -1) for a in once]):
+            positions = tuple(map(tree.array, pair))
+            found = [tree.numpy(layer(inputs, positions=positions))]
+            if tree.name != "jax" and places is PLACES:
+                found.append(tree.numpy(layer.step(inputs, layer.init_cache(2, 5), positions=positions)[0]))
+            if tree.name == "numpy" and places is PLACES:
+                found.append(attn_np.value_and_vjp(layer, x, positions=positions)[1](dy).inputs["query"])
+            outputs.append(found)
+        assert all(same(a, b) for other in outputs[1:] for a, b in zip(other, outputs[0], strict=True))
+
+
+def test_a_compiled_program_takes_each_angle_once() -> None:
+    layer = attn_jax.build("rotary", d_model=6, num_heads=2, head_dim=8)
+    pair = tuple(np.zeros((5, 8), "float32") for _ in range(2))
+    x: Any = np.zeros((2, 5, 6), "float32")
+    words = r"got 8 of which a compiled program does not know the values; pass each angle once: cos\[\.\.\., :4\] of"
+    with pytest.raises(ValueError, match=words):
+        jax.jit(lambda cos, sin: layer(x, positions=(cos, sin)))(*pair)
+
+
 HALF = np.zeros((2, 5, 4))
 NO_ANGLES: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "each angle twice": (
+    "each angle three times": (
         {},
-        (np.zeros((2, 5, 8)),) * 2,
+        (np.zeros((2, 5, 12)),) * 2,
         "expected cos of shape (t, r) or (b, t, r), with b=2, t=5 and r=4",
     ),
+    "copies that differ": (
+        {},
+        (np.arange(80.0).reshape(2, 5, 8),) * 2,
+        "expected cos and sin with each angle once, or twice: in two equal halves, or as equal neighbours, got 8 that"
+        " are neither; make them by rotary_angles",
+    ),
+    "halves and neighbours": (
+        {},
+        (np.tile([0.0, 0.0, 1.0, 1.0], (2, 5, 2)),) * 2,
+        "expected cos and sin with each angle once, or twice: in two equal halves, or as equal neighbours, got 8 that"
+        " may be either; pass each angle once: cos[..., :4] of halves, cos[..., ::2] of neighbours",
+    ),
+    "copies of different orders": (
+        {},
+        (np.tile(np.arange(4.0), (2, 5, 2)), np.repeat(np.tile(np.arange(4.0), (2, 5, 1)), 2, -1)),
+        "expected cos and sin with each angle once, or twice: in two equal halves, or as equal neighbours, got 8 that"
+        " are neither",
+    ),
+    "copies of one": ({}, (HALF, np.zeros((2, 5, 8))), "expected cos and sin of one width, got (4, 8); make both by"),
     "another length": ({}, (HALF, HALF[:, :4]), "expected sin of shape (t, r) or (b, t, r), with b=2, t=5 and r=4"),
     "one array": ({}, (HALF,), "expected positions as integers, or as a pair (cos, sin), got 1 arrays"),
     "narrow": ({}, (HALF.astype("float32"),) * 2, "expected cos of dtype float64, as it is computed in, got float32"),
@@ -473,8 +522,8 @@ BUGS = {
     ),
     "xpos by the angle": ("/ config.xpos", "* config.xpos"),
     "a length of the limit": (
-        "config, positions, name, like=positions)",
-        "config, positions, name, like=positions, length=12)",
+        "config, positions, known, name, like=positions)",
+        "config, positions, known, name, like=positions, length=12)",
     ),
 }
 

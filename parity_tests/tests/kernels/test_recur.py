@@ -289,7 +289,7 @@ BUGS = {
     ),
     "padding that decays": ("to_chunks(decay, chunk_size, 1.0))", "to_chunks(decay, chunk_size))"),
     "queries of other heads": (
-        "q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])\n    if",
+        "group_heads(q, k.shape[2])\n    if",
         "q.reshape(b, t, h // k.shape[2], k.shape[2], q.shape[3]).swapaxes(2, 3)\n    if",
     ),
     "a document that goes on with the last one's state": (
@@ -300,7 +300,7 @@ BUGS = {
         "documents[:, 1:] != documents[:, :-1]",
         "concatenate([documents[:, :1] != documents[:, :1], documents[:, 1:-1] != documents[:, :-2]], 1)",
     ),
-    "no scale": ("1 / sqrt(width) if scale is None", "1 if scale is None"),
+    "no scale": ("(1 / sqrt(width) if scale is None", "(1 if scale is None"),
 }
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.judge.candidates import extras
-from parity_tests.judge.cases import given
+from parity_tests.tests.decoding import ways
 from parity_tests.tests.laws import attends_to_itself, keyed, masked
 from parity_tests.tests.mutation import checks_caches as caches
+from parity_tests.tests.mutation import checks_chosen as chosen
 from parity_tests.tests.mutation import checks_decoding as decoding
 from parity_tests.tests.mutation import checks_distances as distances
 from parity_tests.tests.mutation import checks_drop_in as drop_in
@@ -27,6 +27,7 @@ from parity_tests.tests.mutation import checks_package as package
 from parity_tests.tests.mutation import checks_paged as paged
 from parity_tests.tests.mutation import checks_public as public
 from parity_tests.tests.mutation import checks_rows as rows
+from parity_tests.tests.mutation import checks_shared as shared
 from parity_tests.tests.mutation import checks_terms as terms
 from parity_tests.tests.mutation import checks_weigh as weigh
 from parity_tests.tests.mutation.calls import (
@@ -61,10 +62,15 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
 
     add(functions.handed_over)
     add(functions.functions)
+    add(functions.normed)
     add(functions.turned)
     add(functions.sparse)
     add(functions.entmax)
     add(functions.hardest)
+    add(chosen.chosen_places)
+    add(chosen.chosen_alone)
+    add(chosen.chosen_at_once)
+    add(chosen.chosen_in_steps)
     add(functions.picked)
     add(functions.between_entries)
     add(functions.encoded)
@@ -109,7 +115,12 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(of_layers.who_is_visible, next(x for x in layers(("mha",)) if x[0] == "mha/cross"))
     add(decoding.over_devices)
     add(decoding.states_over_devices)
+    add(decoding.convolved)
+    add(decoding.patterns_over_devices)
+    add(decoding.angles_twice)
     add(decoding.forgotten)
+    add(shared.shared_in_calls)
+    add(shared.shared_in_steps)
     add(decoding.written)
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)
@@ -154,7 +165,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         for check in relations(layer, layer in first):
             add(*check)
     for layer in decoding.decoding(variants):
-        for names in decoding.ways(layer):
+        for names in ways(layer[1]):
             add(decoding.in_pieces, layer, names)
             add(decoding.between_padding, layer, names)
         for check in (decoding.no_room, decoding.wrong_steps, decoding.narrow_caches, decoding.step_tape):
@@ -187,8 +198,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
         yield of_layers.dropping, layer
     yield package.pulled_back, layer
     if masked(config):
-        if "return_weights" in extras(config.variant, config.class_name):
-            yield of_layers.query_without_keys, layer
+        yield of_layers.query_without_keys, layer
         if keyed(config):
             yield of_layers.hidden_gradients, layer
         if kinds(config, "bias"):
@@ -217,10 +227,8 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
         yield package.wrong_configs, layer
         yield of_layers.nothing_written, layer
         yield of_layers.strided, layer
-        for call in ("plain", "full"):
-            letters = {x for n in given(config, call) for x in config.arguments()[n].axes.split()}
-            for letter in sorted(letters & set("bts") - set(config.sizes())):
-                yield of_layers.empty, layer, call, letter
+        yield of_layers.empty, layer, "plain"
+        yield of_layers.empty, layer, "full"
         if "." not in name:
             yield package.building, layer
             yield package.files, layer

@@ -1,6 +1,6 @@
 """What the checks share: claims, layers of a copy with random inputs, and the calls that are judged."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
@@ -16,6 +16,7 @@ from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.judge.judging import reference
 from parity_tests.tests.inputs import Arrays, random_inputs, same
 from parity_tests.tests.laws import Asked, alone, attends_to_itself
+from parity_tests.tests.laws import refuses as refuses
 from parity_tests.tests.mutation.sources import module_of, plain
 
 Labelled = tuple[str, Config]  # a layer by its name, such as "mha/cross", and its config
@@ -38,16 +39,6 @@ def claim_same(got: Mapping[str, Any], want: Mapping[str, Any], words: str) -> N
     claim(list(got) == list(want), f"{words}: {list(got)}, not {list(want)}")
     for name, x in got.items():
         claim(same(x, want[name]), f"{words}: {name}")
-
-
-def refuses(call: Callable[[], Any], error: type[Exception], words: str) -> None:
-    """The call raises this class with these words in its text."""
-    try:
-        call()
-    except error as e:
-        claim(words in str(e), f"{type(e).__name__}: {e}")
-    else:
-        raise Caught(f"took what it must refuse: {words}")
 
 
 # Layers and calls -----------------------------------------------------------------------------------------------------
@@ -122,7 +113,12 @@ def gradients(layer: Any, inputs: Arrays, dy: np.ndarray | None = None) -> Array
 
 def asked(layer: Any) -> Asked:
     """A layer of a copy, to ask a law of."""
-    return Asked(layer.config, partial(results, layer), partial(gradients, layer))
+
+    def trace(inputs: Arrays, **options: Any) -> tuple[Arrays, Arrays]:
+        tape: Arrays = {}
+        return results(layer, inputs, tape=tape, **options), tape
+
+    return Asked(layer.config, partial(results, layer), partial(gradients, layer), trace, layer.params)
 
 
 def kinds(config: Config, *wanted: str) -> list[str]:

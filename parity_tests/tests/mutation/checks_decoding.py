@@ -11,20 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attn_np.contract import Arg, Config
-from attn_np.ops import DTYPES
-from parity_tests.bounds.error_array import ErrArray, widened
-from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
-from parity_tests.judge.cases import call_sizes, tokens_below
-from parity_tests.judge.judging import compare, reference
+from parity_tests.judge.judging import compare
+from parity_tests.tests import decoding as laws
+from parity_tests.tests.decoding import BATCH, Decoder, T, Work, decoder, ways, work, wrong
 from parity_tests.tests.mutation.calls import (
-    Arrays,
     Labelled,
     Parts,
-    case_of,
     claim,
     claim_same,
-    drawn_for,
     layers,
     made,
     refuses,
@@ -32,8 +27,7 @@ from parity_tests.tests.mutation.calls import (
 )
 from parity_tests.tests.witness import bounded, cotangent
 
-B, T, WIDTH = 2, 7, 11  # WIDTH: of values whose width the config leaves open
-CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
+B = BATCH
 REAL = np.array([[False, False, True, True, False], [True, True, False, True, True]])
 
 
@@ -49,108 +43,23 @@ def decoding(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     return tuple(found)
 
 
-@cache
-def positions_of(layer: Labelled, names: tuple[str, ...], dtype: str = "float64") -> Arrays:
-    """T positions of B sequences: random arrays of these names, and tokens where numbers are counted."""
-    arguments, rng = layer[1].arguments(), np.random.default_rng(5)
-    sizes = call_sizes(layer[1]) | {"b": B, "t": T, "s": T} | ({} if "v" in layer[1].sizes() else {"v": WIDTH})
-    shapes = {name: [sizes[letter] for letter in arguments[name].axes.split()] for name in names}
-    return {
-        name: rng.integers(0, tokens_below(layer[1], name), size=shape)
-        if arguments[name].kind == "integers"
-        else rng.normal(size=shape).astype(DTYPES[dtype])
-        for name, shape in shapes.items()
-    }
-
-
-@cache
-def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], length: int) -> dict[str, Any]:
-    """What the whole reference tapes for the first positions of some sequences, each number with its bound."""
-    params = {name: ErrArray(x, 0.0) for name, x in drawn_for(layer, "plain").params.items()}
-    whole = numpy_layer(case_of(layer, "plain"), params)
-    whole.set_params(params)
-    given = {name: x[list(rows), :length] for name, x in positions_of(layer, names).items()}
-    inputs = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in given.items()}
-    tape: dict[str, Any] = {}
-    with precision(precision_of("float64")):
-        whole(**inputs, tape=tape)
-    return tape
-
-
-def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
-    """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
-    arguments = layer[1].arguments()
-    arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "integers")]
-    needed = tuple(n for n in arrays if arguments[n].falls_back_to is None and not arguments[n].optional)
-    found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
-    return tuple(names for names in found if fits(layer, names))
-
-
-def open_sizes(layer: Labelled, inputs: Arrays) -> dict[str, int]:
-    """Sizes that the config leaves open, as `init_cache` takes them."""
-    arguments, config = layer[1].arguments(), layer[1]
-    known: dict[str, int] = {}
-    for name in ("query", "key", "value"):
-        if name in arguments:
-            given = inputs.get(name, inputs.get(arguments[name].falls_back_to or "", inputs["query"]))
-            known |= dict(zip(arguments[name].axes.split(), given.shape, strict=True))
-    letters = {letter for axes in config.cache_axes().values() for letter in axes.split()} - {"b", "s"}
-    return {letter: known[letter] for letter in sorted(letters) if letter not in config.sizes()}
-
-
-def judged(got: np.ndarray, want: Any, words: str) -> None:
-    verdict = compare(got, want)
-    claim(verdict["ratio"] <= 1, f"{words}: error/bound {verdict['ratio']:.3g} {verdict.get('note', '')}")
-
-
-def fits(layer: Labelled, names: tuple[str, ...]) -> bool:
-    """Whether the inputs that are not given have a stand-in: attention over values of the width of the keys has."""
-    arguments, sizes = layer[1].arguments(), layer[1].sizes()
-    for name, arg in arguments.items():
-        if arg.kind == "array" and name not in names and arg.falls_back_to is not None:
-            mine, theirs = (a.axes.split()[-1] for a in (arg, arguments[arg.falls_back_to]))
-            if sizes.get(mine) != sizes.get(theirs):
-                return False
-    return True
+def stepped(alias: str, todo: Work) -> Decoder:
+    """The copy's layer, as laws step it."""
+    return decoder(todo, "attn_np", alias)
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
 
 
 def in_pieces(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
-    """Whatever the pieces, the outputs are those of the full pass; the cache says what it holds."""
-    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
-    want = at_once(layer, names, tuple(range(B)), T)
-    for chunks in CHUNKS:
-        kept, at, found = module.init_cache(B, T, **open_sizes(layer, inputs)), 0, []
-        for size in chunks:
-            y, kept = module.step(**{name: x[:, at : at + size] for name, x in inputs.items()}, cache=kept)
-            found.append(y)
-            at += size
-            claim(kept.length.tolist() == [at] * B and not kept.overflowed.any() and kept.max_length == T, "the cache")
-            holds(layer, kept, want)
-        judged(np.concatenate(found, axis=1), want["y"], f"in pieces of {chunks}")
-
-
-def holds(layer: Labelled, kept: Any, want: dict[str, Any]) -> None:
-    """Every slot holds the entry of the position that it names, and the last positions that may be seen are there."""
-    room = kept.positions.shape[1] - 1
-    reach = layer[1].cache_slots() or room
-    claim(room == min(reach, kept.max_length), f"{room} slots")
-    for row in range(B):
-        length = int(kept.length[row])
-        there = [p for p in kept.positions[row, :room].tolist() if p >= 0]
-        claim(sorted(there) == list(range(length))[-room:], f"positions {kept.positions[row].tolist()}")
-        for name, x in kept.arrays.items():
-            if name in want and want[name].shape[1] >= length:
-                for slot, p in enumerate(kept.positions[row, :room].tolist()):
-                    if p >= 0 and x[row, slot].shape == want[name][row, p].shape:
-                        judged(x[row, slot], want[name][row, p], f"{name} of position {p}")
+    todo = work(layer[1], names)
+    laws.steps_are_the_full_pass(todo, stepped(alias, todo))
 
 
 def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
     """Padding takes no place, whatever it holds; then each sequence goes on from a length of its own."""
-    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
+    todo = work(layer[1], names)
+    module, inputs = stepped(alias, todo), todo.inputs
     taken = [np.flatnonzero(row) for row in REAL]
     rubbish = {name: np.nan if x.dtype.kind == "f" else 1 for name, x in inputs.items()}
     before = {name: np.full((B, REAL.shape[1], *x.shape[2:]), rubbish[name]) for name, x in inputs.items()}
@@ -158,7 +67,7 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
         for row, at in enumerate(taken):
             before[name][row, at] = x[row, : len(at)]
     after = {name: np.stack([x[r, len(at) :][:2] for r, at in enumerate(taken)]) for name, x in inputs.items()}
-    kept = module.init_cache(B, 6, **open_sizes(layer, inputs))
+    kept = module.empty(todo, 6)
     tape: dict[str, Any] = {}
     y, kept = module.step(**before, cache=kept, valid=REAL, tape=tape)
     for name in ("zeroed_query", "zeroed_key", "zeroed_value", "live"):
@@ -169,59 +78,26 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
         last, kept = module.step(**{name: x[:, i : i + 1] for name, x in after.items()}, cache=kept)
         for row, at in enumerate(taken):
             length = len(at) + i + 1
-            want = at_once(layer, names, (row,), length)["y"]
-            judged(last[row][None], want[:, -1:], f"sequence {row}, position {length - 1}")
+            want = todo.full(row, stop=length)
+            claim(not wrong(last[row][None], want[:, -1:]), f"sequence {row}, position {length - 1}")
             if i == 0:
-                judged(y[row, at][None], want[:, :-1], f"sequence {row}, beside padding")
-
-
-def float_dtypes(kept: Any) -> dict[str, str]:
-    """Of what a cache holds, without tokens, which stay integers."""
-    return {name: x.dtype.name for name, x in kept.arrays.items() if x.dtype.kind not in "iu"}
+                claim(not wrong(y[row, at][None], want[:, :-1]), f"sequence {row}, beside padding")
 
 
 def narrow_caches(layer: Labelled, alias: str) -> None:
-    """What is kept has the dtype asked for; by default the layer's, and states float32: nothing is lost."""
-    names, entries = ways(layer)[0], {name for name, axes in layer[1].cache_axes().items() if "s" in axes.split()}
-    for dtype in ("bfloat16", "float16"):
-        module, inputs = made(alias, layer, "plain", dtype)[0], positions_of(layer, names, dtype)
-        sizes, found = open_sizes(layer, inputs), {}
-        for kind in (None, "float32", dtype):
-            kept = module.init_cache(B, T, dtype=kind, **sizes)
-            kinds = {name: kind or (dtype if name in entries else "float32") for name in float_dtypes(kept)}
-            claim(float_dtypes(kept) == kinds, "dtypes of an empty cache")
-            claim(not any(x.any() for x in kept.arrays.values()), "an empty cache")
-            y, kept = module.step(**inputs, cache=kept)
-            claim(y.dtype.name == dtype, f"y is {y.dtype.name}")
-            claim(float_dtypes(kept) == kinds, "dtypes of a cache")
-            found[kind] = y
-        claim(same(found[None], found[dtype]), "the layer's dtype by default")
-        case, drawn = case_of(layer, "plain", dtype), replace(drawn_for(layer, "plain", dtype), inputs=inputs)
-        want = reference(case, drawn, {}, precision_of(dtype), backward=False)[0]["y"]
-        verdict = compare(widened(found["float32"]), want, dtype)
-        claim(verdict["ratio"] <= 1, f"entries kept in float32: error/bound {verdict['ratio']:.3g}")
-    wide, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
-    found = {}
-    for kind in ("float64", "float32"):
-        first, last = ({name: x[:, part] for name, x in inputs.items()} for part in (slice(3), slice(3, T)))
-        _, kept = wide.step(**first, cache=wide.init_cache(B, T, dtype=kind, **sizes))
-        found[kind], kept = wide.step(**last, cache=kept)
-        claim(set(float_dtypes(kept).values()) == {kind}, "dtype of a narrower cache")
-    claim(
-        {y.dtype.name for y in found.values()} == {"float64"} and not same(*found.values()), "what is kept is rounded"
-    )
+    laws.a_cache_keeps_its_dtypes(layer[1], partial(stepped, alias))
 
 
 def step_tape(layer: Labelled, alias: str) -> None:
     """A step tapes what a call does, and leaves its inputs and its parameters alone."""
-    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, ways(layer)[0])
-    start = {name: x[:, :3] for name, x in inputs.items()}
+    todo = work(layer[1], ways(layer[1])[0])
+    module, inputs, start = numpy_layer(todo.case, todo.drawn.params, alias), todo.inputs, todo.part(0, 3)
     before = {name: x.tobytes() for name, x in (inputs | module.params()).items()}
-    sizes, tape, whole = open_sizes(layer, inputs), {}, {}
-    y, _ = module.step(**start, cache=module.init_cache(B, T, **sizes), tape=tape)
+    tape, whole = {}, {}
+    y, _ = module.step(**start, cache=module.init_cache(B, T, **todo.sizes()), tape=tape)
     module(**start, tape=whole)
     claim(same(tape["y"], y), "with a tape")
-    judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
+    claim(not wrong(y, todo.full(stop=3)), "with a tape")
     lacking = set(whole) - set(tape) - {"query_mask", "key_mask"}  # the cache says what a step can see
     claim(not lacking, f"the tape lacks {lacking}")
     claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
@@ -243,32 +119,13 @@ def unknown_lengths(alias: str) -> Iterator[None]:
 
 
 def no_room(layer: Labelled, alias: str) -> None:
-    """Without room a step is refused before it writes; where lengths are unknown the outputs are NaN and it says so."""
-    names = ways(layer)[0]
-    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
-    sizes = open_sizes(layer, inputs)
-    refuses(partial(module.init_cache, B, 0, **sizes), ValueError, "max_length to be an integer of at least 1, got 0")
-    kept = module.init_cache(B, 4, **sizes)
-    _, kept = module.step(**{name: x[:, :3] for name, x in inputs.items()}, cache=kept,
-                          valid=np.array([[True] * 3, [True, False, False]]))  # fmt: skip
-    arrays = {name: x.copy() for name, x in kept.arrays.items()}
-    more = {name: x[:, 3:5] for name, x in inputs.items()}
-    words = f"{layer[1].variant}: expected at most 4 positions in the cache, got 5; call init_cache with a larger"
-    refuses(partial(module.step, **more, cache=kept), ValueError, words)
-    claim_same(kept.arrays, arrays, "what a refused step wrote")
+    """A step is refused before it writes; where lengths are unknown the outputs are NaN and it says so."""
+    todo = work(layer[1], ways(layer[1])[0])
+    made = stepped(alias, todo)
+    refuses(partial(made.empty, todo, 0), ValueError, "max_length to be an integer of at least 1, got 0")
+    laws.without_room_a_step_is_refused(todo, made)
     with unknown_lengths(alias):
-        y, after = module.step(**more, cache=kept)
-        claim(np.isnan(y).all(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
-        claim(np.isnan(y).any(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
-        claim(after.overflowed.tolist() == [True, False] and after.length.tolist() == [4, 3], "the cache says so")
-        judged(y[0, :1][None], at_once(layer, names, (0,), 4)["y"][:, 3:], "the last position with room")
-        claim(sorted(after.positions[0, :-1].tolist()) == list(range(4))[1 - after.positions.shape[1] :], "positions")
-        claim(after.positions[0, -1] == -1, "the spare slot holds nothing")
-        again = {name: x.copy() for name, x in after.arrays.items()}
-        y, last = module.step(**more, cache=after, valid=np.zeros((B, 2), bool))
-        claim(last.overflowed.tolist() == [True, False], "an overrun stays one")
-        claim(np.isfinite(y).all() and last.length.tolist() == [4, 3], "padding needs no room")
-        claim(all(same(x[:, :-1], again[name][:, :-1]) for name, x in last.arrays.items()), "padding is not kept")
+        laws.an_overrun_is_nan_and_says_so(todo, made)
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -276,43 +133,23 @@ def no_room(layer: Labelled, alias: str) -> None:
 
 def wrong_steps(layer: Labelled, alias: str) -> None:
     """Sizes, shapes, dtypes, other layers' caches and training are refused in the contract's words."""
-    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, ways(layer)[0])
-    who, sizes, x = f"{layer[1].variant}: expected ", open_sizes(layer, inputs), inputs["query"][:, :2]
-    rest = {name: a[:, :2] for name, a in inputs.items() if name != "query"}
-    refuses(partial(module.init_cache, 0, 3, **sizes), ValueError, f"{who}batch_size to be an integer of at least 1")
-    refuses(partial(module.init_cache, 2, 3.5, **sizes), ValueError, f"{who}max_length to be an integer of at least 1")
-    refuses(partial(module.init_cache, 2, 3, dtype="int8", **sizes), ValueError, f"{who}dtype to be one of")
-    if sizes:
-        refuses(partial(module.init_cache, 2, 3), ValueError, f"{who}sizes of {', '.join(sizes)}, got none")
-
-    def stepped(query: Any, batch: int = B, **more: Any) -> Any:
-        beside = {name: a[:, : len(query[0])] for name, a in rest.items()}
-        return partial(module.step, query, module.init_cache(batch, 3, **sizes), **beside, **more)
-
-    refuses(stepped(x, batch=3), ValueError, f"{who}the cache's ")
-    refuses(stepped(x[:, :0]), ValueError, f"{who}a query of at least one new position")
-    refuses(stepped(x.tolist()), TypeError, f"{who}query as a NumPy array, got list; convert it")
-    real = np.ones(x.shape[:2], bool)
-    refuses(stepped(x, valid=real.astype(int)), TypeError, f"{who}a boolean valid")
-    refuses(stepped(x, valid=real[:1]), ValueError, f"{who}valid of shape (2, 2), got (1, 2)")
-    refuses(stepped(x, valid=real.tolist()), TypeError, f"{who}valid as a NumPy array, got list; convert it")
-    alien = replace(module.init_cache(B, 3, **sizes), arrays={})
-    refuses(partial(module.step, x, alien, **rest), ValueError, f"{who}a cache of ")
-    name, kept = next(iter(layer[1].cache_axes())), module.init_cache(B, 3, **sizes)
-    listed = replace(kept, arrays={n: a.tolist() for n, a in kept.arrays.items()})
-    words = f"{who}the cache's {name} as a NumPy array, got list; convert it"
-    refuses(partial(module.step, x, listed, **rest), TypeError, words)
-    claim(stepped(x)()[0].shape[:2] == x.shape[:2], "what is right is taken")
-    kept = module.init_cache(B, 3, **sizes)
-    module.step(x, kept, **rest)
-    refuses(partial(module.step, x, kept, **rest), ValueError, f"{who}a cache that no step has used, got one used up")
+    module, todo = made(alias, layer, "plain")[0], work(layer[1], ways(layer[1])[0])
+    who, sizes, x, rest = f"{layer[1].variant}: expected ", todo.sizes(), todo.x[:, :2], todo.part(0, 2)
+    laws.steps_that_cannot_be_right_are_refused(todo, module, np.asarray)
+    kept, words = module.init_cache(B, 3, **sizes), "as a NumPy array, got list; convert it"
+    refuses(partial(module.step, **rest | {"query": x.tolist()}, cache=kept), TypeError, f"{who}query {words}")
+    real = [[True] * 2] * B
+    refuses(partial(module.step, **rest, cache=kept, valid=real), TypeError, f"{who}valid {words}")
+    module.step(**rest, cache=kept)
+    words = f"{who}a cache that no step has used, got one used up"
+    refuses(partial(module.step, **rest, cache=kept), ValueError, words)
     if "causal" in layer[1].fields() and getattr(layer[1], "causal"):  # noqa: B009 - no field of every config
         ahead = made(alias, (layer[0], replace(layer[1], causal=False)), "plain")[0]
         refuses(partial(ahead.init_cache, 2, 3, **sizes), ValueError, f"{who}a layer that decodes, got causal=False")
     if "dropout" not in layer[1].fields():
         return
     dropping = made(alias, (layer[0], replace(layer[1], dropout=0.5)), "plain")[0].train()
-    start = partial(dropping.step, x, dropping.init_cache(B, 3, **sizes), **rest)
+    start = partial(dropping.step, **rest, cache=dropping.init_cache(B, 3, **sizes))
     refuses(start, ValueError, f"{who}a layer in evaluation mode to decode with")
     dropping.eval()
     claim(np.isfinite(start()[0]).all(), "evaluation")
@@ -536,8 +373,8 @@ def refused_calls(alias: str) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, n, 2, 3)) for n in (4, 5, 5))
     parts.attend(q, k, v, causal=True, scale=1.0, rate=0.0, window=(1, 2), softcap=1.0)
-    for wrong in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
-        refuses(partial(parts.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
+    for bad in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
+        refuses(partial(parts.attend, q, k, v, **bad), ValueError, f"expected {next(iter(bad))}")
     refuses(partial(parts.attend, q, k[:, :4], v), ValueError, "expected")
     dropping = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True, dropout=0.5).eval()
     x, cache = rng.normal(size=(B, 6, 6)), dropping.init_cache(B, 6)
@@ -576,7 +413,7 @@ def states_over_devices(alias: str) -> None:
     """So does a layer whose state goes from device to device, and its convolution gets the positions before."""
     package = import_module(alias)
     parallel: Any = import_module(f"{alias}.parallel")
-    x = np.random.default_rng(5).normal(size=(2, 8, 6))
+    x, documents = np.random.default_rng(5).normal(size=(2, 8, 6)), np.array([[0, 0, 0, 1, 1, 1, 1, 2], [3] * 8])
     for variant, more in (("gated_delta", {"conv_size": 3}), ("linear", {"causal": True}), ("retention", {})):
         layer = package.build(variant, d_model=6, num_heads=2, dtype="float64", **more)
         want = bounded(layer.config, {"query": x}, layer.params())["y"]
@@ -584,6 +421,61 @@ def states_over_devices(alias: str) -> None:
         for n in (1, 4):  # shards that are shorter than the convolution
             found = compare(parallel.from_devices(parallel.apply(layer, parallel.to_devices(x, devices=n))), want)
             claim(found["ratio"] <= 1, f"{variant} on {n} devices {found}")
+            want_packed = bounded(layer.config, {"query": x, "documents": documents}, layer.params())["y"]
+            cut, numbers = (parallel.to_devices(a, devices=n) for a in (x, documents))
+            found = compare(parallel.from_devices(parallel.apply(layer, cut, documents=numbers)), want_packed)
+            claim(found["ratio"] <= 1, f"{variant} on {n} devices, packed {found}")
+
+
+def convolved(alias: str) -> None:
+    """A short convolution, its gradients and its pieces, with padding between and packed documents or without."""
+    package, x = import_module(alias), np.random.default_rng(8).normal(size=(2, 8, 6))
+    layer: Any = package.build("gated_delta", d_model=6, num_heads=2, conv_size=3, dtype="float64", seed=6)
+    real = np.array([[0, 1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0, 0]], bool)
+    numbers = np.array([[7, 0, 0, 9, 9, 1, 1, 1], [2, 3, 9, 3, 3, 5, 9, 9]])
+    for masked, packed in product((False, True), repeat=2):
+        named = ({"valid": real} if masked else {}) | ({"documents": numbers} if packed else {})
+        inputs = {"query": x} | {"mask" if name == "valid" else name: a for name, a in named.items()}
+        results, tape = bounded(layer.config, inputs, layer.params()), {}
+        want, grads = results["y"], layer.vjp(tape, cotangent(layer(**inputs, tape=tape).shape))
+        for name, dx in {**grads.inputs, **grads.params}.items():
+            claim(
+                compare(dx, results[f"d{name}"])["ratio"] <= 1, f"gradient of {name}, masked {masked}, packed {packed}"
+            )
+        cache, found = layer.init_cache(2, 8), []
+        for part in (slice(0, 3), slice(3, 4), slice(4, 8)):
+            y, cache = layer.step(x[:, part], cache, **{name: a[:, part] for name, a in named.items()})
+            found.append(y)
+        y = np.where(real[..., None] | (not masked), np.concatenate(found, 1), want.v)
+        claim(compare(y, want)["ratio"] <= 1, f"masked {masked}, packed {packed}")
+
+
+def patterns_over_devices(alias: str) -> None:
+    """A layer whose keys go round gets documents as a pattern, also beside the window of its own."""
+    package = import_module(alias)
+    parallel: Any = import_module(f"{alias}.parallel")
+    x, numbers = np.random.default_rng(6).normal(size=(2, 8, 6)), np.array([[0, 0, 0, 1, 1, 1, 1, 2], [3] * 8])
+    together = numbers[:, None, :, None] == numbers[:, None, None, :]
+    for more in ({}, {"window": (2, 0)}):
+        layer = package.build("rotary", d_model=6, num_heads=3, causal=True, dtype="float64", **more)
+        want = bounded(layer.config, {"query": x, "mask": together}, layer.params())["y"]
+        for n in (1, 4):
+            cut, own = (parallel.to_devices(a, devices=n) for a in (x, numbers))
+            pattern = package.patterns.Documents(own, own)
+            found = compare(parallel.from_devices(parallel.apply(layer, cut, pattern=pattern)), want)
+            claim(found["ratio"] <= 1, f"{more} on {n} devices {found}")
+
+
+def angles_twice(alias: str) -> None:
+    """A pair (cos, sin) with each angle twice, as halves or as neighbours, is the pair with each once."""
+    package, rng = import_module(alias), np.random.default_rng(9)
+    layer: Any = package.build("rotary", d_model=6, num_heads=2, head_dim=8, dtype="float64", seed=4)
+    for t in (0, 5):
+        x, angles = rng.normal(size=(2, t, 6)), rng.normal(size=(2, t, 4))
+        once = np.cos(angles), np.sin(angles)
+        want = layer(x, positions=once)
+        for pair in ([np.concatenate([a, a], -1) for a in once], [np.repeat(a, 2, -1) for a in once]):
+            claim(same(layer(x, positions=tuple(pair)), want), f"{t} angles twice")
 
 
 def forgotten(alias: str) -> None:

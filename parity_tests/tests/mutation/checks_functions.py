@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from functools import cache, partial
 from importlib import import_module
 from inspect import signature
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from attn_np import contract, patterns
+from attn_np.contract._norms import Norm
 from attn_np.contract._tape import BackwardTape
+from attn_np.normalizers import norms as _norms
 from attn_np.normalizers import sparse as _sparse_weights
 from attn_np.ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
@@ -621,6 +624,10 @@ def hardest(alias: str) -> None:
     places = parts.top_k_indices(np.concatenate([x, x[:1]]), allowed, 2)
     claim(same(places, np.array([[1, 2], [0, 2], [1, 3], [3, 3]])), "where the two largest are, of equals the first")
     claim(parts.top_k_indices(x, allowed[:3], 0).shape == (3, 0), "no places")
+    long = np.random.default_rng(7).integers(0, 9, (5, 61)) * 0.5  # many equals
+    long[1], long[2] = np.arange(61.0), -np.arange(61.0)
+    first_largest = np.array([sorted(range(61), key=lambda i, row=row: (-row[i], i))[:3] for row in long])
+    claim(same(parts.top_k_indices(long, np.ones((5, 61), bool), 3), first_largest), "few of many")
     seen = np.array([[True, False, True], [False, True, True], [False, False, False]])
     claim(parts.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
     claim(parts.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")
@@ -632,6 +639,30 @@ def hardest(alias: str) -> None:
             claim(np.isnan(parts.hardmax(np.array([bad, [0.0, 1.0]]), allowed)[0]).all(), f"{bad}")
     claim(same(parts.hardmax(np.array([[np.nan, 1.0]]), np.array([False, True])), np.array([[0.0, 1.0]])), "hidden NaN")
     claim(same(parts.straight_through(want, np.round(x)), want), "the value of the first")
+
+
+def normed(alias: str) -> None:
+    """Heads by themselves, in groups and together; with weights of each kind, a bias, or neither; and the gradients."""
+    norms: Any = import_module(f"{alias}.normalizers.norms")
+    x, rng = np.random.default_rng(4).normal(size=(1, 2, 6, 3)), np.random.default_rng(5)
+    dy = rng.normal(size=x.shape)
+    claim(norms.normalize(None, None, "q", x) is x, "no norm")
+    claim(norms.normalize_vjp(None, None, "q", x, dy, {}) is dy, "no norm")
+    ways = (("head", "shared"), ("head", None), ("all", "own"), (2, "own"), ("head", "tied"))
+    for kind, (over, weight) in product(("rms", "layer", "l2"), ways):
+        norm = Norm(kind, over, weight, bias=kind == "layer" and weight == "own", offset=0.5, eps=0.25)
+        params = {name: rng.normal(size=(3,) if weight == "shared" else (6, 3)) for name in norm.names("q")}
+        found, want = (dict[str, Any]() for _ in range(2))
+        for there, room, lift in ((found, norms, lambda a: a), (want, _norms, lambda a: ErrArray(a, 0.0))):
+            layer, dw = SimpleNamespace(**{name: lift(a) for name, a in params.items()}), dict[str, Any]()
+            with precision(precision_of("float64")):
+                there["y"] = room.normalize(layer, norm, "q", lift(x))
+                there["dx"] = room.normalize_vjp(layer, norm, "q", lift(x), lift(dy), dw)
+                room.normalize_vjp(layer, norm, "q", lift(x), lift(dy), twice := dict(dw))  # gradients add up
+            there |= dw | {f"{name} twice": grad for name, grad in twice.items()}
+        claim(found.keys() == want.keys(), f"names {kind} {over} {weight}")
+        for name, array in found.items():
+            claim(compare(array, want[name])["ratio"] <= 1, f"{name} {kind} {over} {weight}")
 
 
 def turned(alias: str) -> None:
@@ -705,6 +736,11 @@ def picked(alias: str) -> None:
     """Entries by their index, for each head alike and for one batch row or all; copies send their gradients back."""
     parts, rng = Parts(alias), np.random.default_rng(6)
     shared, heads = rng.normal(size=(2, 3, 5)), np.zeros((2, 3, 4, 7))
+    queries = np.arange(168.0).reshape(2, 3, 4, 7)
+    claim(same(parts.split_rows(queries, 1), queries[:, None]), "each row is a sequence")
+    claim(same(parts.split_rows(queries, 2), queries[None]), "all rows are of one sequence")
+    pairs = np.stack([queries[:, :, :2], queries[:, :, 2:]], 2)
+    claim(same(parts.group_heads(queries, 2), pairs), "neighbours share a head of keys")
     claim(same(parts.expand_to_heads(shared, heads), np.repeat(shared[:, :, None], 4, 2)), "one array for all heads")
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import contract
 from attn_np.ops import DTYPES
 from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
-from parity_tests.judge.cases import given
 from parity_tests.judge.judging import judge_ends, judge_tape
 from parity_tests.tests import laws
 from parity_tests.tests.inputs import Arrays, axis, random_inputs, same
@@ -55,24 +53,8 @@ def stages(scene: Scene, alias: str) -> None:
 # Sizes and layout -----------------------------------------------------------------------------------------------------
 
 
-@cache
-def shapes_at(layer: Labelled, call: str, letter: str, size: int) -> list[tuple[int, ...]]:
-    """Shapes that the whole reference returns with one axis of another size."""
-    whole = numpy_layer(case_of(layer, call), dict(drawn_for(layer, call).params))
-    return [x.shape for x in results(whole, random_inputs(layer[1], given(layer[1], call), **{letter: size})).values()]
-
-
-def empty(layer: Labelled, call: str, letter: str, alias: str) -> None:
-    """An axis of length 0 is an axis like any other: its length shows where a length of 31 would."""
-    module, _ = made(alias, layer, call)
-    inputs = random_inputs(layer[1], given(layer[1], call), **{letter: 0})
-    want = [tuple(0 if n == 31 else n for n in shape) for shape in shapes_at(layer, call, letter, 31)]
-    got = results(module, inputs)
-    claim([x.shape for x in got.values()] == want, f"shapes with {letter}=0")
-    claim(all(np.isfinite(x).all() for x in got.values()), f"not finite with {letter}=0")
-    for name, x in gradients(module, inputs).items():
-        source = inputs[name[1:]] if name[1:] in inputs else module.params()[name[1:]]
-        claim(x.shape == source.shape and np.isfinite(x).all(), f"{name} with {letter}=0")
+def empty(layer: Labelled, call: str, alias: str) -> None:
+    laws.an_empty_axis_is_an_axis(asked(made(alias, layer, call)[0]), call)
 
 
 @cache
@@ -85,11 +67,7 @@ def strided(layer: Labelled, alias: str) -> None:
     """Transposed, backward and spread-out arrays are the arrays that their indices say."""
     case, drawn = case_of(layer, "full"), drawn_for(layer, "full")
     expected = whole(layer)
-    for layout in (
-        lambda x: np.ascontiguousarray(x.T).T,
-        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-        lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
-    ):
+    for layout in laws.LAYOUTS.values():
         inputs = {name: layout(x) for name, x in drawn.inputs.items()}
         outcome = run_numpy(case, replace(drawn, inputs=inputs), True, tree=alias)
         for row in judge_ends(case, alias, outcome, *expected):
@@ -100,16 +78,10 @@ def strided(layer: Labelled, alias: str) -> None:
 
 
 def nothing_written(layer: Labelled, alias: str) -> None:
-    """Inputs and parameters stay as they are, and no result is one of them; a tape changes no bit."""
+    """Nothing is written; every `attend` goes the way that is asked for, and weights come where they are."""
     module, inputs = made(alias, layer)
-    own = inputs | module.params()
-    before = {name: x.tobytes() for name, x in own.items()}
-    plain, tape = results(module, inputs), {}
-    claim_same(results(module, inputs, tape=tape), plain, "with a tape")
-    gradients(module, inputs)
-    claim({name: x.tobytes() for name, x in own.items()} == before, "an input or a parameter was written")
-    claim(not any(np.shares_memory(y, x) for y in plain.values() for x in own.values()), "a result is an input")
-    claim(same(tape["y"], plain["y"]), "the tape holds the output")
+    laws.a_call_writes_nothing(asked(module), inputs)
+    plain = results(module, inputs)
     if "implementation" in signature(type(module).__call__).parameters:
         claim_same(results(module, inputs, implementation="textbook"), plain, "the textbook's way")
         claim(set(ways_asked(module, inputs, "textbook")) <= {"textbook"}, "every attend gets the way asked for")
@@ -155,18 +127,8 @@ def hidden_keys(layer: Labelled, value: float, alias: str) -> None:
 
 
 def hiding_bias(layer: Labelled, alias: str) -> None:
-    """A bias of -inf hides as the mask does: a single key, a key from every query, and all keys from one query."""
     module, inputs = made(alias, layer)
-    bias, mask = inputs["bias"].copy(), inputs["mask"].copy()
-    for place in (np.s_[0, ..., 1, 1], np.s_[1, ..., 3], np.s_[1, ..., 2, :]):
-        bias[place], mask[place] = -np.inf, False
-    by_mask, by_bias = inputs | {"mask": mask}, inputs | {"bias": bias}
-    more = extras(layer[1].variant, layer[1].class_name)
-    claim_same(results(module, by_bias, **more), results(module, by_mask, **more), "hidden by the bias")
-    claim_same(gradients(module, by_bias), gradients(module, by_mask), "hidden by the bias")
-    alone = {name: x for name, x in by_bias.items() if name != "mask"}
-    *_, weights = results(module, alone, **more).values()
-    claim(not weights[1, ..., 2, :].any() and not weights[1, ..., 3].any(), "weights under a bias alone")
+    laws.a_hiding_bias_is_a_mask(asked(module), inputs)
 
 
 def padding(layer: Labelled, value: float, alias: str) -> None:
@@ -179,19 +141,8 @@ def beyond_the_window(layer: Labelled, value: float, alias: str) -> None:
 
 
 def query_without_keys(layer: Labelled, alias: str) -> None:
-    """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
-    (module, inputs), config = made(alias, layer), layer[1]
-    inputs["mask"] = inputs["mask"].copy()
-    inputs["mask"][0, ..., 2, :] = False
-    tape: dict[str, Any] = {}
-    *_, weights = results(module, inputs, return_weights=True, tape=tape).values()
-    claim(not weights[0, ..., 2, :].any(), "weights of a query without keys")
-    grads = gradients(module, inputs)
-    claim(all(np.isfinite(x).all() for x in grads.values()), "a gradient is not finite")
-    sees_more = "a_query_without_keys_gives_nothing" in config.broken_relations()  # as a memory
-    if config.class_name in contract.variant_by_class_name() and config.family != "recurrent" and not sees_more:
-        left = module.params().get("b_o", np.zeros(tape["y"].shape[2:]))
-        claim(not tape["context"][0, 2].any() and same(tape["y"][0, 2], left), "context of a query without keys")
+    module, inputs = made(alias, layer)
+    laws.a_query_without_keys_gives_nothing(asked(module), inputs)
 
 
 def hidden_gradients(layer: Labelled, alias: str) -> None:
@@ -310,7 +261,10 @@ def dropping(layer: Labelled, alias: str) -> None:
     claim(same(module.rng.random(3), rng.random(3)), "numbers that the generator gave")
     if rate:
         module.rng = _Constant(rate)
-        claim(module.draw_keep(None, (2, 3), calm).all(), "numbers below the rate are dropped, the rate itself is kept")
+        claim(
+            module.draw_keep(None, "b t", {"b": 2, "t": 3}, calm).all(),
+            "numbers below the rate are dropped, the rate itself is kept",
+        )
     claim_same(results(module.eval(), plain), results(calm, plain), "evaluation")
 
 

@@ -264,8 +264,12 @@ def longer(x: np.ndarray, where: int) -> np.ndarray:
 def wrong_arguments(layer: Labelled, alias: str) -> None:
     """Wrong shapes, dtypes and objects are refused in the contract's words, each argument by its name."""
     (module, inputs), config = made(alias, layer), layer[1]
+    if "documents" in config.arguments():  # which calls leave out by default
+        inputs = inputs | {"documents": np.zeros(inputs["query"].shape[:2], np.int64)}
     who = config.variant
     refuses(lambda: module(**inputs, no_argument=1), TypeError, f"{who}: expected the arguments ")
+    for name in config.own_params():
+        refuses(partial(setattr, module, name, len), TypeError, f"{who}: expected an array for {name}, got ")
     if not config.params():  # nothing to agree with: any one float type will do
         claim_same(results(built(alias, layer).eval(), inputs), results(module, inputs), "inputs of another dtype")
     for name, arg in config.arguments().items():

@@ -92,6 +92,10 @@ def written_to_pages(alias: str) -> None:
     pages = np.zeros((3, 2, 1), "float32")
     after = package.write_pages(pages, np.ones((1, 1, 1)), np.array([[2]], "uint8"), np.array([[1]], "uint8"))
     claim(after is pages and pages[2, 1, 0] == 1 and pages.sum() == 1, "in place")
+    pages.setflags(write=False)
+    one = np.array([[0]])
+    call = partial(package.write_pages, pages, np.ones((1, 1, 1)), one, one)
+    refuses(call, ValueError, "write_pages: expected pages that can be written to, got a read-only array")
     for width in ((), (2,)):
         pages, new, dy = (
             np.arange(1.0, 1 + np.prod(shape)).reshape(shape)

@@ -22,6 +22,8 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 B, T, S, H, G, K, V = 2, 48, 80, 8, 2, 5, 3
 # The axis of the positions, of what has one; a result or gradient has that of the array that it belongs to.
 AXES = {"q": 1, "k": 1, "v": 1, "y": 1, "lse": 2, "query_documents": 1, "key_documents": 1, "marks": 1}
+# The axis of the heads, of what has one beside sinks and decays.
+HEADS = {"q": 2, "k": 2, "v": 2, "y": 2, "lse": 1, "beta": 2, "state": 1, "last": 1, "erase_key": 2}
 WINDOW = (7, None)
 
 

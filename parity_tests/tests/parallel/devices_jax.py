@@ -3,7 +3,8 @@
     python -m parity_tests.tests.parallel.devices_jax results.npz "Auto/8/ring_attend/zigzag/causal"
 
 A row names the kind of the mesh's axes, its shape, a function, a layout (of `recur` a form) and a call. With "bytes"
-in place of a shape, a function and sizes ask for what moves, forward and in both passes.
+in place of a shape, a function and sizes ask for what moves, forward and in both passes; with "refused", a function is
+called with arrays that do not lie on the devices as they should.
 """
 
 import os
@@ -19,8 +20,13 @@ from parity_tests.judge.xla import compile_quickly
 from parity_tests.tests.parallel import cases
 from parity_tests.tests.parallel.cases import Arrays
 
-# The sizes and axes of a mesh by its name: the sequence lies on "seq", the batch on "data" where there is such an axis.
-MESHES = {"8": ((8,), ("seq",)), "2 x 4": ((2, 4), ("data", "seq"))}
+# The sizes and axes of a mesh by its name: the sequence lies on "seq", the batch on "data" and the heads on "model",
+# where there are such axes. That of the heads is none of `shard_map`'s.
+MESHES = {
+    "8": ((8,), ("seq",)),
+    "2 x 4": ((2, 4), ("data", "seq")),
+    "2 x 2 x 2": ((2, 2, 2), ("data", "seq", "model")),
+}
 BYTES = {"f32": 4, "f64": 8, "s32": 4, "s64": 8, "u32": 4, "pred": 1, "bf16": 2}
 MOVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 
@@ -46,11 +52,13 @@ class Call:
     shared: tuple[str, ...]
     layout: str
 
-    def spec(self, name: str, axis: int | None) -> Any:
-        """How an array is sharded: along its positions, and along its batch where the mesh has an axis for it."""
+    def spec(self, name: str, axis: int | None, heads: int | None = None) -> Any:
+        """How an array is sharded: along its positions, and along its batch, and heads, where the mesh has an axis."""
         from jax.sharding import PartitionSpec
 
         cut: list[str | None] = [None] * 3
+        if heads is not None:
+            cut[heads] = "model"
         if axis is not None:
             cut[axis] = "seq"
         if name not in self.shared and "data" in self.mesh.shape:
@@ -63,7 +71,8 @@ class Call:
 
         specs = {name: self.spec(name, axis) for name, axis in self.axes.items()}
         out_specs = tuple(self.spec(name, axis) for name, axis in self.outputs.items())
-        return jax.shard_map(self.on_a_device, mesh=self.mesh, in_specs=(specs,), out_specs=out_specs)
+        cut = {name for name in self.mesh.shape if name != "model"}
+        return jax.shard_map(self.on_a_device, mesh=self.mesh, in_specs=(specs,), out_specs=out_specs, axis_names=cut)
 
     def moved(self, change: Any, x: Any, axis: int | None) -> Any:
         """An array put into the layout's order, or out of it."""
@@ -78,7 +87,9 @@ class Call:
 
         from attn_jax.parallel import to_devices
 
-        return jax.device_put(self.moved(to_devices, x, axis), NamedSharding(self.mesh, self.spec(name, axis)))
+        heads = cases.HEADS.get(name.removeprefix("d")) if "model" in self.mesh.shape else None
+        heads = heads if heads is not None and x.shape[heads] % self.mesh.shape["model"] == 0 else None
+        return jax.device_put(self.moved(to_devices, x, axis), NamedSharding(self.mesh, self.spec(name, axis, heads)))
 
 
 def made(kind: str, mesh: str, function: str, layout: str, call: str) -> Call:
@@ -173,6 +184,40 @@ def in_form(form: str) -> Arrays:
 # What moves -----------------------------------------------------------------------------------------------------------
 
 
+def not_cut(kind: str, function: str) -> Arrays:
+    """The result of a call whose arrays all devices have whole, of the joining of parts on an explicit mesh, or of a
+    call with heads that the devices of two axes do not divide.
+    """
+    import jax
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import attn_jax
+
+    if function == "ulysses_attend":
+        mesh = jax.make_mesh((4, 2), ("seq", "model"), axis_types=(AxisType[kind],) * 2)
+        x, cut = np.ones((2, 16, 12, 4)), P(None, "seq")
+        x = jax.device_put(x, NamedSharding(mesh, P(None, "seq", "model")))
+        exchanged = partial(attn_jax.parallel.ulysses_attend, axis_name="seq")
+        with jax.set_mesh(mesh):
+            run = jax.shard_map(exchanged, mesh=mesh, in_specs=(cut,) * 3, out_specs=cut, axis_names={"seq"})
+            return {"y": np.asarray(jax.jit(run)(x, x, x))}
+    mesh = jax.make_mesh((8,), ("seq",), axis_types=(AxisType[kind],))
+    x = jax.device_put(np.ones((2, 16, 4, 4)), NamedSharding(mesh, P(None, "seq") if "devices" in function else P()))
+    if "devices" in function:
+        with jax.set_mesh(mesh):
+            return {"y": getattr(attn_jax.parallel, function)(x, devices=8, layout="zigzag")}
+
+    def call(x: Any) -> Any:
+        if function == "apply":
+            layer = attn_jax.build("mha", d_model=4, num_heads=2, causal=True, dtype="float64")
+            return attn_jax.parallel.apply(layer, x[:, :, 0], axis_name="seq")
+        y = getattr(attn_jax.parallel, function)(x, x, x, axis_name="seq")
+        return y[0] if function == "recur" else y
+
+    return {"y": np.asarray(jax.shard_map(call, mesh=mesh, in_specs=P(), out_specs=P(None, "seq"))(x))}
+
+
 def bytes_received(function: str, devices: int, b: int, t: int, h: int, g: int, k: int, v: int, causal: bool) -> Arrays:
     """The bytes that a device gets, forward and in both passes, of a call in float32, and those of temporary arrays."""
     import jax
@@ -243,6 +288,8 @@ def main(path: str, rows: list[str]) -> None:
             match row.split("/"):
                 case [_, "form", form]:
                     arrays = in_form(form)
+                case [kind, "refused", function]:
+                    arrays = not_cut(kind, function)
                 case [_, "bytes", function, *sizes, causal]:
                     arrays = bytes_received(function, *map(int, sizes), causal=causal == "1")
                 case words:

@@ -16,7 +16,7 @@ import attn_jax
 from attn_jax.parallel.layouts import device_order
 from attn_np import contract
 from parity_tests.tests.parallel.cases import Arrays, position_axis
-from parity_tests.tests.parallel.layer_cases import held_layer
+from parity_tests.tests.parallel.layer_cases import held_layer, packed
 
 KINDS = (AxisType.Auto, AxisType.Explicit)
 
@@ -32,10 +32,11 @@ def reordered(x: Any, axis: int | None, layout: str, back: bool = False) -> np.n
 
 def on_devices(name: str, kind: AxisType) -> Arrays:
     """The output of a layer whose sequence lies on all devices, whole, and its gradients."""
-    variant, example, layout = name.split("/")
+    variant, example, layout, *_ = name.split("/")
     config, arrays = contract.examples(variant)[example], held_layer(name)[0]
     mesh = jax.make_mesh((jax.device_count(),), ("seq",), axis_types=(kind,))
     axes = {n: position_axis(config, n) for n in config.arguments() if n in arrays} | {"dy": 1, "y": 1}
+    axes |= {"numbers": 1} if "numbers" in arrays else {}
     specs = {n: P(*(None,) * axis, "seq") if axis is not None else P() for n, axis in axes.items()}
     build: Any = attn_jax.build
     layer = build(variant, dtype="float64", **{n: getattr(config, n) for n in config.fields()})
@@ -50,7 +51,8 @@ def on_devices(name: str, kind: AxisType) -> Arrays:
 
     def call(params: Any, floats: Any, others: Any) -> Any:
         part = nnx.merge(graph, params, rest)
-        y = attn_jax.parallel.apply(part, **floats, **others, axis_name="seq", layout=layout)
+        given = floats | {n: x for n, x in others.items() if n != "numbers"} | packed(others.get("numbers"))
+        y = attn_jax.parallel.apply(part, **given, axis_name="seq", layout=layout)
         return y[0] if isinstance(y, tuple) else y
 
     in_specs = P(), {n: specs[n] for n in floats}, {n: specs[n] for n in others}

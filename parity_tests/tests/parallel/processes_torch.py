@@ -16,10 +16,10 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import attn_torch
-from attn_np import contract
+from attn_np import contract, patterns
 from parity_tests.tests.parallel import cases
 from parity_tests.tests.parallel.cases import Arrays
-from parity_tests.tests.parallel.refused import ARRAYS, REFUSED, UNCUT, arguments
+from parity_tests.tests.parallel.refused import ARRAYS, REFUSED, REFUSED_LAYERS, UNCUT, arguments, layer_arguments
 
 WORLD = 4
 
@@ -36,7 +36,7 @@ def run(rank: int, folder: str, rows: dict[str, Arrays]) -> None:
         found: Any = {}
         for row, arrays in rows.items():
             match row.split("/"):
-                case ["layer", variant, example, layout]:
+                case ["layer", variant, example, layout, *_]:
                     results = whole_layer(variant, example, layout, arrays)
                 case ["heads and rows"]:
                     results = heads_and_rows(rank, mesh, Path(folder, "checkpoint"), arrays)
@@ -88,6 +88,9 @@ def whole_layer(variant: Any, example: str, layout: str, arrays: Arrays) -> Arra
     axes = {name: cases.position_axis(config, name) for name in config.arguments() if name in arrays}
     given = {name: moved(cut, torch.from_numpy(arrays[name]), axis) for name, axis in axes.items()}
     leaves = {name: x.clone().requires_grad_() for name, x in given.items() if x.is_floating_point()}
+    if "numbers" in arrays:
+        numbers = cut(torch.from_numpy(arrays["numbers"]))
+        given["pattern"] = patterns.Documents(numbers, numbers)
     y = attn_torch.parallel.apply(layer, **given | leaves, layout=layout)
     y = y[0] if isinstance(y, tuple) else y
     y.backward(cut(torch.from_numpy(arrays["dy"])))
@@ -167,6 +170,10 @@ def call_of(case: str, rank: int, mesh: Any) -> Callable[[], Any]:
         options = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
         given = {name: None if x is None else torch.from_numpy(x) for name, x in given.items()}
         return lambda: getattr(parallel, function)(**given, **options)
+    if case in REFUSED_LAYERS:
+        variant, fields, options = layer_arguments(case, torch.from_numpy)
+        build: Any = attn_torch.build
+        return lambda: parallel.apply(build(variant, **fields), torch.zeros(2, 6, 12), **options)
     if case.startswith("uncut, "):
         shape, options, _ = UNCUT[case.removeprefix("uncut, ")]
         return lambda: parallel.to_devices(torch.zeros(shape), **options)
@@ -191,6 +198,16 @@ def call_of(case: str, rank: int, mesh: Any) -> Callable[[], Any]:
             layer: Any = attn_torch.build("mha", d_model=4, num_heads=2, causal=True)
             options: dict[str, Any] = {"tape": {}} if case == "a tape" else {"spiral": True}
             return lambda: parallel.apply(layer, torch.zeros(1, 2, 4), **(options if second else {}))
+        case "configs":
+            fields: dict[str, Any] = {"d_model": 4, "num_heads": 2, "causal": True, "rope_base": 7.0 if second else 9.0}
+            layer = attn_torch.build("decoder", **fields)
+            return lambda: parallel.apply(layer, torch.zeros(1, 2, 4))
+        case "layouts of parts":
+            return lambda: parallel.from_devices(arrays["q"], layout="striped" if second else "zigzag")
+        case "other lengths of parts":
+            return lambda: parallel.from_devices(arrays["q"][:, : 4 if second else 6])
+        case "one part":
+            return lambda: parallel.from_devices(arrays["q"][:, :5], layout="zigzag" if second else "striped")
         case "two axes":
             return lambda: parallel.ring_attend(**arrays, group=mesh)
         case "no group":

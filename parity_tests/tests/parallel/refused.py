@@ -3,9 +3,12 @@
 Of each: the function, changes of the arrays of one of `DEVICES` devices, other arguments, the error and its words.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from attn_np import patterns
 
 DEVICES = 4
 X = np.zeros((2, 6, 4, 3))
@@ -178,9 +181,74 @@ UNCUT: dict[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
         "to_devices: expected x with the axes b t ..., got (8,); put the batch first, then the positions",
     ),
 }
+# Calls of `apply` on one device's part `2 6 12`: variant, fields, options, the error and its words. `numbers` are those
+# of documents, for a pattern.
+NUMBERS = np.zeros((2, 6), int)
+REFUSED_LAYERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "documents of a layer without them": (
+        "decoder",
+        {"causal": True},
+        {"documents": NUMBERS},
+        ValueError,
+        "apply: decoder: expected arguments of the layer's call, got documents; say pattern=patterns.Documents(d, d), "
+        "with d the numbers on this device",
+    ),
+    "positions": (
+        "decoder",
+        {"causal": True, "rope_base": 100.0},
+        {"positions": NUMBERS},
+        ValueError,
+        "apply: decoder: expected arguments of the layer's call, got positions; leave it out: apply says which "
+        "positions each device has",
+    ),
+    "a pattern of a layer that gathers keys": (
+        "alibi",
+        {"causal": True},
+        {"numbers": NUMBERS},
+        ValueError,
+        "apply: expected pattern= with keys that travel in a ring, got a call that gathers them; leave out tape=, ",
+    ),
+    "a pattern with a tape": (
+        "mha",
+        {"causal": True},
+        {"numbers": NUMBERS, "tape": {}},
+        ValueError,
+        "apply: expected pattern= with keys that travel in a ring, got a call that gathers them; leave out tape=, ",
+    ),
+    "a pattern of a layer with a state": (
+        "gla",
+        {"head_dim": 2},
+        {"numbers": NUMBERS},
+        ValueError,
+        "apply: gla: expected a layer without a state for pattern=, got one with a state; say documents=",
+    ),
+    "no pattern": (
+        "mha",
+        {"causal": True},
+        {"pattern": "documents"},
+        TypeError,
+        "apply: mha: expected pattern to be one of `patterns`, such as patterns.Chunks(128), or None, got str; ",
+    ),
+    "a pattern of another length": (
+        "mha",
+        {"causal": True},
+        {"numbers": NUMBERS[:, :5]},
+        ValueError,
+        "apply: mha: expected an array of the pattern of shape ",
+    ),
+}
 
 
 def arguments(case: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """The function, the arrays of one device, and the other arguments."""
     function, changes, options, *_ = REFUSED[case]
     return function, ARRAYS | changes, options
+
+
+def layer_arguments(case: str, put: Callable[[np.ndarray], Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The variant, its fields, and the options of the call, whose arrays a tree has put where they belong."""
+    variant, fields, options, *_ = REFUSED_LAYERS[case]
+    given = {name: put(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    numbers = given.pop("numbers", None)
+    given |= {} if numbers is None else {"pattern": patterns.Documents(numbers, numbers)}
+    return variant, {"d_model": 12, "num_heads": 2} | fields, given

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -76,6 +77,23 @@ def test_a_letter_that_no_parameter_has_is_refused() -> None:
         name_axes(Block(0), heads="model")
     with pytest.raises(ValueError, match="of which this model has none, got 'h'"):
         name_axes(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), h="model")
+
+
+@pytest.mark.parametrize("projections", ["arrays", "modules"])
+def test_heads_that_the_devices_do_not_divide_are_refused(projections: Any) -> None:
+    """Before JAX is given them, where the mesh is known; of a kernel the heads count, not the features."""
+    mesh: Any = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    layer = attn_jax.build("gqa", d_model=8, num_heads=12, num_kv_heads=6, head_dim=4, projections=projections)
+    words = (
+        "name_axes: expected g that the devices of the mesh divide, got 6 over 4 devices of the axis 'model'; leave g= "
+    )
+    for given in ({"mesh": mesh}, {}):
+        with jax.sharding.use_abstract_mesh(mesh), pytest.raises(ValueError, match="name_axes: expected g ") as caught:
+            name_axes(layer, **given, h="model", g="model")
+        assert str(caught.value).startswith(words)
+    assert set(specs(layer).values()) == {P()}
+    name_axes(layer, mesh, h="model", g="data", d="rows")
+    assert any("data" in spec for spec in specs(layer).values())
 
 
 ON_DEVICES = """

@@ -36,6 +36,10 @@ ASKED = (
     "Auto/8/recur/recurrent/delta",
     "Auto/2 x 4/recur/recurrent/gated, of heads",
     "Explicit/8/recur/recurrent/gated_delta, channels",
+    "Auto/2 x 2 x 2/ring_attend/zigzag/documents",
+    "Explicit/2 x 2 x 2/gather_attend/zigzag/sinks",
+    "Explicit/2 x 2 x 2/ulysses_attend/striped/window",
+    "Explicit/2 x 2 x 2/recur/recurrent/delta",
 )
 # Ways to write a program with a ring; the first two are asked by default.
 FORMS = ("gradients inside", "two axes", "one of two axes", "recomputed", "unchecked", "not compiled")
@@ -89,6 +93,7 @@ def results(selected: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFac
     """Of every row that a selected test asks for."""
     names = [told["row"] for told in selected if "row" in told]
     names += [f"Auto/form/{told['form']}" for told in selected if "form" in told]
+    names += [f"{NOT_CUT[told['refused']][0]}/refused/{told['refused']}" for told in selected if "refused" in told]
     names += [bytes_row(told["function"]) for told in selected if "function" in told]
     names += [bytes_row(told["ring"], devices) for told in selected if "ring" in told for devices in (4, 8)]
     return Results(dict.fromkeys(names), tmp_path_factory.mktemp("devices"))
@@ -111,6 +116,24 @@ def test_a_ring_has_its_gradients_in_every_form_of_program(form: str, results: R
     assert set(found) == {"dq", "dk", "dv"}
     ratios = {name: ratio(x, want[name]) for name, x in found.items()}
     assert max(ratios.values()) <= 1, ratios
+
+
+# Of calls with arrays that all devices have whole, or with parts that should be whole: the kind of mesh and the words.
+NOT_CUT = {
+    "ring_attend": ("Auto", "q cut along its positions over 'seq', got the same on every device; write in_specs="),
+    "recur": ("Auto", "q cut along its positions over 'seq', got the same on every device; write in_specs="),
+    "ulysses_attend": ("Explicit", "queries with a multiple of 8 heads, one for each device, got 12; call ring_attend"),
+    "apply": ("Explicit", "query cut along its positions over 'seq', got the same on every device; write in_specs="),
+    "from_devices": ("Explicit", "positions that every device has, on a mesh with explicit axes, got axis 'seq'; call"),
+    "to_devices": ("Explicit", "positions that every device has, on a mesh with explicit axes, got axis 'seq'; call"),
+}
+
+
+@pytest.mark.parametrize("refused", NOT_CUT)
+def test_arrays_that_do_not_lie_so_are_refused(refused: str, results: Results) -> None:
+    kind, words = NOT_CUT[refused]
+    found = results[f"{kind}/refused/{refused}"]
+    assert str(found.get("error", "nothing")).startswith(f"ValueError: {refused}: expected {words}"), found
 
 
 def bytes_of(function: str, n: int, b: int, t: int, h: int, g: int, k: int, v: int, causal: int) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def test_recurrences_agree_with_one_device(call: str, form: str) -> None:
 @pytest.mark.parametrize("layer", layer_cases.layers())
 def test_a_layer_over_devices_is_that_of_one(layer: str) -> None:
     """Forward; each device is a row of the batch."""
-    variant, example, layout = layer.split("/")
+    variant, example, layout, *_ = layer.split("/")
     config = contract.examples(variant)[example]
     arrays, want = layer_cases.held_layer(layer)
     build: Any = attn_np.build
@@ -76,10 +76,12 @@ def test_a_layer_over_devices_is_that_of_one(layer: str) -> None:
     one.set_params({name: arrays[name] for name in config.shapes()})
     axes = {name: cases.position_axis(config, name) for name in config.arguments() if name in arrays}
     assert all(axis in (None, 1) for axis in axes.values())
-    given = {
+    given: dict[str, Any] = {
         n: arrays[n] if axis is None else to_devices(arrays[n], devices=4, layout=layout) for n, axis in axes.items()
     }
-    if "out1" in want:
+    numbers = arrays.get("numbers")
+    given |= layer_cases.packed(None if numbers is None else to_devices(numbers, devices=4, layout=layout))
+    if "out1" in want and numbers is None:
         y, weights = attn_np.parallel.apply(one, **given, layout=layout, return_weights=True)
         assert weights.shape[:3] == y.shape[:2] + weights.shape[2:3]
     y = attn_np.parallel.apply(one, **given, layout=layout)

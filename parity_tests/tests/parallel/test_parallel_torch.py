@@ -12,9 +12,10 @@ import torch.multiprocessing as mp
 
 import attn_np
 import attn_torch
+from attn_torch.parallel.messages import DESCRIPTION_BYTES, difference, fixed_size
 from parity_tests.tests.parallel import cases, layer_cases, processes_torch
 from parity_tests.tests.parallel.cases import CALLS, FUNCTIONS, LAYOUTS, RECURRENCES
-from parity_tests.tests.parallel.refused import REFUSED, UNCUT
+from parity_tests.tests.parallel.refused import REFUSED, REFUSED_LAYERS, UNCUT
 from parity_tests.tests.witness import bounded, cotangent, ratio
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all that the processes do
@@ -58,6 +59,22 @@ DIFFERENT: dict[str, tuple[str, str]] = {
         f"apply: {SAME} mha in evaluation in process 0 and a call that it refuses in process 1",
         "apply: mha: expected arguments of the layer's call, got spiral; see help of the layer's call",
     ),
+    "configs": (
+        f"apply: {SAME} rope_base=9.0 in process 0 and rope_base=7.0 in process 1 of the group; give",
+        "",
+    ),
+    "layouts of parts": (
+        f"from_devices: {SAME} layout='zigzag' in process 0 and layout='striped' in process 1 of the group; give all",
+        "",
+    ),
+    "other lengths of parts": (
+        f"from_devices: {SAME} x of shape (2, 6, 4, 3) and torch.float64 in process 0 and x of shape (2, 4, 4, 3) and",
+        "",
+    ),
+    "one part": (
+        f"from_devices: {SAME} x of shape (2, 5, 4, 3) and torch.float64 in process 0 and a call that it refuses in",
+        "from_devices: expected x with an even number of positions on each device for layout='zigzag', got 5; pad",
+    ),
     "two axes": (
         "ring_attend: expected a mesh with one axis, got axes ('data', 'seq'); take the one of the sequence",
         "",
@@ -100,12 +117,12 @@ def test_processes_agree_with_one(row: str, found: dict[str, dict[str, np.ndarra
     assert max(ratios.values()) <= 1, ratios
 
 
-@pytest.mark.parametrize("case", [*REFUSED, *(f"uncut, {name}" for name in UNCUT)])
+@pytest.mark.parametrize("case", [*REFUSED, *REFUSED_LAYERS, *(f"uncut, {name}" for name in UNCUT)])
 def test_a_call_that_cannot_be_right_is_refused_in_every_process(
     case: str, found: dict[str, dict[str, np.ndarray]]
 ) -> None:
-    if case in REFUSED:
-        *_, error, words = REFUSED[case]
+    if case in REFUSED or case in REFUSED_LAYERS:
+        *_, error, words = (REFUSED | REFUSED_LAYERS)[case]
     else:
         error, words = ValueError, UNCUT[case.removeprefix("uncut, ")][2]
     told = found[f"refused/{case}"]["told"]
@@ -120,6 +137,15 @@ def test_calls_that_differ_between_processes_are_refused(case: str, found: dict[
         DIFFERENT[case],
     )
     assert all(one.startswith((of_second or words) if i == 1 else words) for i, one in enumerate(told)), told
+
+
+def test_long_calls_are_compared_to_their_end() -> None:
+    """A description has a fixed size on its way; one that is longer ends in a digest of all."""
+    first, second = (fixed_size(b"; ".join([b"recur", b"x" * DESCRIPTION_BYTES, end])) for end in (b"1", b"2"))
+    assert len(first) == len(second) == len(fixed_size(b"recur")) == DESCRIPTION_BYTES
+    assert first != second and first[:1900] == second[:1900]
+    words = difference(first.decode(), second.decode())
+    assert all(one.startswith("more, with the digest ") for one in words), words
 
 
 @pytest.mark.parametrize("layer", layer_cases.layers())

@@ -11,7 +11,16 @@ import pytest
 import attn_jax
 import attn_np
 from attn_np import patterns
-from parity_tests.tests.parallel.refused import ARRAYS, DEVICES, REFUSED, UNCUT, X, arguments
+from parity_tests.tests.parallel.refused import (
+    ARRAYS,
+    DEVICES,
+    REFUSED,
+    REFUSED_LAYERS,
+    UNCUT,
+    X,
+    arguments,
+    layer_arguments,
+)
 
 
 def on_devices(x: Any) -> Any:
@@ -42,6 +51,29 @@ def in_jax(case: str) -> Any:
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_call_that_cannot_be_right_is_refused(case: str, tree: Any) -> None:
     *_, error, words = REFUSED[case]
+    with pytest.raises(error) as caught:
+        tree(case)
+    assert str(caught.value).startswith(words)
+
+
+def layer_in_numpy(case: str) -> Any:
+    variant, fields, options = layer_arguments(case, on_devices)
+    layer: Any = attn_np.build(variant, **fields)  # type: ignore[call-overload]
+    return attn_np.parallel.apply(layer, np.zeros((DEVICES, 2, 6, 12), "float32"), **options)
+
+
+def layer_in_jax(case: str) -> Any:
+    variant, fields, options = layer_arguments(case, jnp.asarray)
+    layer: Any = attn_jax.build(variant, **fields)  # type: ignore[call-overload]
+    call = partial(attn_jax.parallel.apply, layer, axis_name="devices", **options)
+    return jax.vmap(call, axis_name="devices")(jnp.zeros((DEVICES, 2, 6, 12), "float32"))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tree", [layer_in_numpy, layer_in_jax])
+@pytest.mark.parametrize("case", REFUSED_LAYERS)
+def test_a_layer_that_cannot_be_called_so_is_refused(case: str, tree: Any) -> None:
+    *_, error, words = REFUSED_LAYERS[case]
     with pytest.raises(error) as caught:
         tree(case)
     assert str(caught.value).startswith(words)
@@ -105,6 +137,28 @@ def test_devices_as_an_axis_are_checked(case: str) -> None:
     with pytest.raises(ValueError, match="ring_attend: expected ") as caught:
         attn_np.parallel.ring_attend(**arrays, **options)
     assert str(caught.value).startswith(f"ring_attend: expected {words}")
+
+
+def test_cosines_and_sines_are_cut_as_the_sequence_is() -> None:
+    """As a pair for each device, whether or not the layer has a limit of positions; here they are its own."""
+    x = np.random.default_rng(0).normal(size=(2, 8, 12))
+    pair = attn_np.rotary_angles(np.tile(np.arange(8), (2, 1)), 4, dtype="float64")
+    for max_positions in (None, 8):
+        layer = attn_np.build(
+            "rotary", d_model=12, num_heads=3, head_dim=4, causal=True, dtype="float64", max_positions=max_positions
+        )
+        cut, *pair_cut = (attn_np.parallel.to_devices(a, devices=4) for a in (x, *pair))
+        y = attn_np.parallel.apply(layer, cut, positions=tuple(pair_cut))
+        assert np.array_equal(y, attn_np.parallel.apply(layer, cut))
+        assert not np.array_equal(
+            y, attn_np.parallel.apply(layer, cut, positions=tuple(a[:, :, ::-1] for a in pair_cut))
+        )
+
+
+def test_a_device_without_positions_is_refused() -> None:
+    layer = attn_np.build("mha", d_model=12, num_heads=3, causal=True)
+    with pytest.raises(ValueError, match="apply: mha: expected at least one position on each device, got "):
+        attn_np.parallel.apply(layer, np.zeros((4, 2, 0, 12), "float32"))
 
 
 def test_a_pattern_of_another_length_is_refused_in_jax() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def devices(folder: Path) -> None:
-    command = [sys.executable, "-m", "parity_tests.tests.parallel.training_jax", str(folder / "results.npz")]
+def devices(folder: Path, kind: str) -> None:
+    command = [sys.executable, "-m", "parity_tests.tests.parallel.training_jax", str(folder / "results.npz"), kind]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, "XLA_FLAGS": flags}
@@ -30,9 +31,16 @@ def processes(folder: Path) -> None:
     mp.start_processes(training_torch.run, (str(folder),), training_torch.WORLD, start_method="spawn")
 
 
-@pytest.fixture(scope="module", params=[devices, pytest.param(processes, marks=pytest.mark.left_out)])
+RUNS = [
+    pytest.param(partial(devices, kind="Explicit"), id="explicit devices"),
+    pytest.param(partial(devices, kind="Auto"), id="devices", marks=pytest.mark.left_out),
+    pytest.param(processes, id="processes", marks=pytest.mark.left_out),
+]
+
+
+@pytest.fixture(scope="module", params=RUNS)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """Every model's parameters before and after each step: on 2 x 2 x 2 devices in JAX, 2 x 2 processes in PyTorch."""
+    """Every model's parameters before and after each step: on 2 x 2 x 2 JAX devices, in 2 x 2 PyTorch processes."""
     folder = tmp_path_factory.mktemp("training")
     request.param(folder)
     with np.load(folder / "results.npz") as arrays:

@@ -1,6 +1,6 @@
 """Models trained on eight devices, batch x sequence x heads over 2 x 2 x 2, for `test_training`.
 
-python -m parity_tests.tests.parallel.training_jax results.npz
+python -m parity_tests.tests.parallel.training_jax results.npz Explicit
 """
 
 import sys
@@ -42,10 +42,10 @@ def logits_of(layers: Any, params: Any, given: Any, layout: str) -> Any:
     return norm(x, params["norm"]) @ params["head"]
 
 
-def trained(model: str) -> dict[str, np.ndarray]:
+def trained(model: str, kind: AxisType) -> dict[str, np.ndarray]:
     """The parameters before every step and after the last, by name and step."""
     configs, layout = MODELS[model]
-    mesh = jax.make_mesh((2, 2, 2), ("data", "seq", "heads"), axis_types=(AxisType.Auto,) * 3)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "seq", "heads"), axis_types=(kind,) * 3)
     build: Any = attn_jax.build
     split = [
         (c, *nnx.split(build(c.variant, dtype="float64", **{n: getattr(c, n) for n in c.fields()}), nnx.Param, ...))
@@ -63,7 +63,7 @@ def trained(model: str) -> dict[str, np.ndarray]:
     places |= {f"{i}.attn.{n}": heads_over(n, c) for i, c in enumerate(configs) for n in c.shapes()}
     params = {n: jax.device_put(x, NamedSharding(mesh, places[n])) for n, x in first_params(model).items()}
     rows = P("data", "seq")
-    call = partial(logits_of, layers, layout=layout)
+    call: Any = partial(logits_of, layers, layout=layout)
     logits = jax.shard_map(
         call, mesh=mesh, in_specs=(P(), rows), out_specs=rows, axis_names={"data", "seq"}, check_vma=False
     )
@@ -90,5 +90,6 @@ def trained(model: str) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    arrays: Any = {f"{model}|{key}": x for model in MODELS for key, x in trained(model).items()}
+    kind = AxisType[sys.argv[2]]
+    arrays: Any = {f"{model}|{key}": x for model in MODELS for key, x in trained(model, kind).items()}
     np.savez(sys.argv[1], **arrays)

@@ -115,3 +115,25 @@ def test_weights_of_8_bits_stay_within_half_a_step(variant: str) -> None:
     assert ratio(y, want) <= 1
     with pytest.raises(ValueError, match="to hold plain numbers for its parameters, got Int8Tensor"):
         layer.params()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_dynamic_quantisation_finds_plain_modules_alone() -> None:
+    """It takes the class itself, not ours; what it makes of a plain one is called, and holds no numbers for a file."""
+    layer: Any = build("mha", projections="modules", **ADAPTED["mha"][0])
+    given = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    before = {name: p.detach().clone() for name, p in layer.params().items()}
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    found = quantize(layer, {torch.nn.Linear})
+    assert torch.equal(found(given), layer(given)) and torch.equal(found.params()["w_q"], before["w_q"])
+    for projection in layer.projections:
+        plain = torch.nn.Linear(projection.in_features, projection.out_features)
+        plain.load_state_dict(getattr(layer, projection.name).state_dict())
+        setattr(layer, projection.name, quantize(torch.nn.Sequential(plain), {torch.nn.Linear})[0])
+        weight = getattr(layer, projection.name).weight()
+        was = before[projection.name].reshape(projection.in_features, projection.out_features).T
+        # Of at most 128 steps, the quotient and the product back are each rounded in float32.
+        assert torch.all((weight.dequantize() - was).abs() <= weight.q_scale() * (0.5 + 2 * 128 * 2.0**-24))
+    assert not torch.equal(layer(given), found(given))
+    with pytest.raises(ValueError, match=r"weight and bias alone .* got none; load the layer before it was changed"):
+        layer.params()

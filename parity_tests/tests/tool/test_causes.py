@@ -222,7 +222,7 @@ def test_the_next_step_names_what_the_config_has() -> None:
         fields = {"norm": None, "rope_base": None, "sinks": False, "softcap": None}
         odd = {"add": lambda self, x, bias: x + bias + 0.1 * bias**2}
         judged("decoder", odd, ("torch", "float64", False), fields, calls=("full",))
-    stages = "q_proj, k_proj, k, v, scores, biased, probs, context"
+    stages = "q_proj, k_proj, v_proj, k, v, scores, biased, probs, context"
     assert caught.value.finding.next_step == f"show {stages} (taps=), to see at which of them it begins"
 
 

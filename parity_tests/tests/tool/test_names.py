@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import contract
+from attn_np.contract._names import NAMES, like
 from parity_tests.commands.app import app
 from parity_tests.judge.calls import may_have
-from parity_tests.report.names import NAMES, like
 
 # Another layout of parameters, and presets of fields that have an entry.
 OTHER_SPELLINGS = {"fused_qkv", "softcap", "deberta_v3", "entmax15"}
@@ -37,7 +37,16 @@ def test_no_name_has_two_answers() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
-    [("RWKV", "RWKV-6"), ("rwkv4", "not here"), ("FOX", 'build("forgetting")'), ("bahdanau attention", "additive")],
+    [
+        ("RWKV", "RWKV-6"),
+        ("rwkv4", "in a few lines"),
+        ("FOX", 'build("forgetting")'),
+        ("bahdanau attention", "additive"),
+        ("FLUX joint attention", "in a few lines"),
+        ("Swin Transformer V2", "no layer has both"),
+        ("Perceiver IO", "the latents as the query"),
+        ("sLSTM", "not here"),
+    ],
 )
 def test_the_command_finds_names_however_they_are_spelled(asked: str, answer: str) -> None:
     shown = CliRunner().invoke(app, ["list", "--like", asked])

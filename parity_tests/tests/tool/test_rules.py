@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_np import ops
-from attn_np.attention import attend, masks
+from attn_np.attention import attend, chosen, masks
 from attn_np.normalizers import simplex, sparse
 from attn_np.ops import vjp
 from parity_tests.bounds import error_array, tangents
@@ -108,7 +108,7 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
-MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, masks.hide_neg_inf, ops.constants, masks.top_k_indices}
+MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, masks.hide_neg_inf, ops.constants, chosen.top_k_indices}
 
 
 def drawn(seed: int, scale: float, shapes: Shapes) -> list[np.ndarray]:

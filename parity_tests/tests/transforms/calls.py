@@ -115,8 +115,8 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 
 def in_pages(o: Bench, x: Any, n: Any) -> tuple[Any, Any]:
     """A pool in which each sequence has four pages of two positions, the last one first, and its table."""
-    pool = x[:, :4].reshape(4 * x.shape[0], 2, 1, x.shape[3])
-    return pool, 4 * (0 * n + 1).cumsum(0)[:, None] - o.at[1:5]
+    pool = x[:, :4].reshape(4 * x.shape[0], *x.shape[2:])[:, :, None]  # JAX merges sharded axes one by one
+    return pool, 4 * (0 * n + 1 + o.at[: x.shape[0]])[:, None] - o.at[1:5]
 
 
 @call("attend_paged")
@@ -130,7 +130,8 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 @call("write_pages")
 def _(o: Bench, x: Any, n: Any) -> Any:
     pool, table = in_pages(o, x, n)
-    return o.package.write_pages(pool + 0, x[:, :2, :1] * 2, table, places(o, n - 1, 2)).reshape(x[:, :4].shape)
+    pool = o.package.write_pages(pool + 0, x[:, :2, :1] * 2, table, places(o, n - 1, 2))
+    return pool[:, :, 0].reshape(x[:, :4].shape)
 
 
 @call("attend, mask= and bias=")
@@ -170,7 +171,7 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 
 @call("attend, return_weights= and sinks=")
 def _(o: Bench, x: Any, n: Any) -> Any:
-    return o.package.attend(x, x, x, sinks=x[0, 0, :, 0] * 0 + 0.5, return_weights=True)
+    return o.package.attend(x, x, x, sinks=o.shares, return_weights=True)
 
 
 @call("attend, keep= and rate=")
@@ -205,7 +206,7 @@ def _(o: Bench, x: Any, n: Any) -> Any:
 def _(o: Bench, x: Any, n: Any) -> Any:
     package, mask = o.package, x > -1
     smooth = package.softmax(x, mask), package.softmax(x, axis=1)
-    return *smooth, package.entmax(x, alpha=2, axis=1), package.entmax(x, mask, alpha=1.75)
+    return *smooth, package.entmax(x, alpha=2, axis=1), package.entmax(x, mask, alpha=1.75), package.entmax(x, alpha=3)
 
 
 # Recurrences ----------------------------------------------------------------------------------------------------------

@@ -39,16 +39,16 @@ def words(x: Any) -> Any:
     return x.reshape((*x.shape[:2], 16))
 
 
-def in_steps(one: Any, x: Any, positions: Any = None) -> Any:
+def in_steps(one: Any, x: Any, positions: Any = None, argument: str = "positions") -> Any:
     """The first three positions and then the last one, into a cache with room for more."""
     axes = " ".join(one.config.cache_axes().values()).split()
     sizes = {letter: x.shape[2] for letter in axes if letter not in ("b", "s", *one.config.sizes())}
     cache, outputs = one.init_cache(x.shape[0], 8, **sizes), []
     for part in (slice(0, 3), slice(3, 4)):
         if isinstance(positions, tuple):
-            given = {"positions": tuple(a[..., part, :] for a in positions)}
+            given = {argument: tuple(a[..., part, :] for a in positions)}
         else:
-            given = {} if positions is None else {"positions": positions[..., part]}
+            given = {} if positions is None else {argument: positions[..., part]}
         y, cache = one.step(x[:, part], cache, **given)
         outputs.append(y)
     return outputs
@@ -60,29 +60,32 @@ def layer(
     *,
     decodes: bool = True,
     same: str | None = None,
+    argument: str = "positions",
     **fields: Any,
 ) -> None:
     """Adds the call of a layer, and one of its steps.
 
     Args:
         name: what the table shows, which begins with the variant.
-        positions: of a bench, an integer of each sequence and how many, the argument `positions`.
+        positions: of a bench, an integer of each sequence and how many, the argument `positions`, or another.
         decodes: whether it has steps.
         same: the name of a call that returns the same.
+        argument: the name of the argument that `positions` makes.
         fields: as `build` takes them.
     """
     LAYERS[name] = name.partition(",")[0], fields
 
     @call(name, same)
     def _(o: Bench, x: Any, n: Any) -> Any:
-        given = {} if positions is None else {"positions": positions(o, n, x.shape[1])}
+        given = {} if positions is None else {argument: positions(o, n, x.shape[1])}
         return o.layers[name](words(x), **given)
 
     if decodes:
 
         @call(f"{name}, in steps", same or name)
         def _(o: Bench, x: Any, n: Any) -> Any:
-            return in_steps(o.layers[name], words(x), None if positions is None else positions(o, n, x.shape[1]))
+            given = None if positions is None else positions(o, n, x.shape[1])
+            return in_steps(o.layers[name], words(x), given, argument)
 
 
 def angles(o: Bench, n: Any, t: int) -> Any:
@@ -94,6 +97,11 @@ def angles_on_two_axes(o: Bench, n: Any, t: int) -> Any:
     """Cosines and sines of positions on two axes."""
     options: dict[str, Any] = {"sections": (1, 1), "max_positions": 16, "dtype": "float64"}
     return o.package.rotary_angles(on_two_axes(o, n, t), 4, **options)
+
+
+def numbers(o: Bench, n: Any, t: int) -> Any:
+    """The numbers of documents: the second begins at the third position, another for each sequence."""
+    return places(o, n, t) // 2
 
 
 def squares(x: Any) -> Any:
@@ -117,11 +125,14 @@ layer(
     **CAUSAL_HEADS,
 )
 layer(
-    "decoder, positions=(cos, sin), norm_bias= and clip_qkv=",
+    "decoder, positions=(cos, sin), norm_bias=, context_norm= and clip_qkv=",
     angles,
     num_kv_heads=1,
     norm="layer",
+    norm_position="after_rotation",
     norm_bias=True,
+    context_norm="rms",
+    context_norm_over="all",
     clip_qkv=0.5,
     **CAUSAL_HEADS,
 )
@@ -133,6 +144,8 @@ layer("linear, feature_map= of one's own", feature_map=squares, num_features=4, 
 layer("linear, feature_map=exp", feature_map="exp", num_features=6, **CAUSAL_HEADS)
 layer("retention, decay= without norm and gate", decay=(0.9, 0.25), norm="none", use_gate=False, **HEADS)
 layer("lightning", **HEADS)
+layer("gated_delta, documents=", numbers, argument="documents", chunk_size=2, conv_size=2, **HEADS)
+layer("retention, documents=", numbers, argument="documents", decay=(0.9, 0.25), **HEADS)
 layer("additive, causal=", query_dim=16, hidden_dim=5, causal=True)
 layer("additive, normalize_over=queries", decodes=False, query_dim=16, hidden_dim=5, normalize_over="queries")
 layer("luong, causal=", query_dim=16, causal=True)

@@ -111,14 +111,26 @@ def stock_styles(
 
 
 def local_outputs_refused(rank: int) -> dict[str, Any]:
-    """What is said of a style that gives each process its own part of the features."""
+    """What is said of a style that gives each process its own part of the features, and of a file of parts."""
     layer: Any = attn_torch.build("mha", projections="modules", d_model=12, num_heads=4)
     parallelize_module(layer, init_device_mesh("cpu", (WORLD,)), {"w_q": ColwiseParallel()})
+    told = {}
+    calls = {"told": lambda: layer(torch.ones(1, 3, 12)), "saved": lambda: attn_torch.save(layer, f"never_{rank}")}
+    for name, call in calls.items():
+        try:
+            call()
+            told[name] = "nothing"
+        except ValueError as error:
+            told[name] = str(error)
+    delta: Any = parallelize_module(
+        attn_torch.build("delta", d_model=6, num_heads=2, head_dim=3), init_device_mesh("cpu", (WORLD,)), Heads()
+    )
     try:
-        layer(torch.ones(1, 3, 12))
+        delta.step(torch.ones(1, 1, 6), delta.init_cache(1, 2))
+        told["a state"] = "nothing"
     except ValueError as error:
-        return {"told": str(error)}
-    return {"told": "nothing"}
+        told["a state"] = str(error)
+    return told
 
 
 def heads_refused(rank: int) -> dict[str, Any]:
@@ -133,6 +145,18 @@ def heads_refused(rank: int) -> dict[str, Any]:
             told[name] = np.array("nothing")
         except (TypeError, ValueError) as error:
             told[name] = np.array(f"{type(error).__name__}: {error}")
+    split = torch.nn.Sequential(attn_torch.build("gqa", d_model=12, num_heads=4, num_kv_heads=2, causal=True))
+    parallelize_module(split, mesh, {"0": Heads()})
+    calls = {
+        "twice": lambda: parallelize_module(split, mesh, {"0": Heads()}),
+        "apply": lambda: attn_torch.parallel.apply(split[0], torch.ones(1, 2, 12)),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+            told[name] = np.array("nothing")
+        except ValueError as error:
+            told[name] = np.array(str(error))
     return told | {"whole": np.array(not any(isinstance(p, DTensor) for p in mha.parameters()))}
 
 

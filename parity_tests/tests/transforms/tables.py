@@ -60,8 +60,9 @@ def functions() -> list[str]:
     asked = (
         "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. "
         "`dynamic` is at most two graphs for three numbers of sequences and of positions, forward and backward. On a "
-        "mesh sequences are sharded: the numbers are right, and nothing moves but what sequences share "
-        "(`parity_tests/tests/transforms/test_sharding_jax.py`). "
+        "mesh, of either kind, sequences are sharded: the numbers are right, and nothing moves but what they share "
+        "(pages of one pool travel to the sequences that read them; "
+        "`parity_tests/tests/transforms/test_sharding_jax.py`). "
         "Two calls are refused where positions are traced, as their angles depend on the largest one: "
         '`rope_scaling="dynamic"` with positions, and `rotary_angles` without `max_positions`. `make compiled` also '
         "puts the remaining examples of every variant through `torch.compile`, `jax.jit` with gradients, `vmap`, "

@@ -158,6 +158,12 @@ def test_the_styles_of_torch_split_modules(styled: str, found: dict[str, Any]) -
 
 
 def test_a_part_of_the_features_is_refused(found: dict[str, Any]) -> None:
+    assert str(found["local"]["a state"]).startswith(
+        "Heads: expected a step of a layer that caches keys, got one of delta"
+    )
+    assert str(found["local"]["saved"]).startswith(
+        "expected whole tensors, got a DTensor of shape (12, 4, 3); call x.full"
+    )
     words = str(found["local"]["told"])
     assert words.startswith("mha: expected w_q to return (1, 3, 12), got (1, 3, 6);"), words
     assert "use_local_output=False" in words
@@ -172,6 +178,8 @@ def test_heads_that_cannot_be_split_are_refused(found: dict[str, Any]) -> None:
         "no heads": "self_attention that the processes of the mesh divide, got no heads over 2",
         "three": "ValueError: Heads: expected heads of mha that the processes of the mesh divide, got 3 over 2",
         "inside": "got 4 inside of a module, over 2 processes; build the layer with arrays",
+        "twice": "Heads: expected a layer with plain tensors, got gqa with DTensors; name each layer once in the plan,",
+        "apply": "apply: gqa: expected a layer that each process has whole, got one with Heads; call parallel.ring_att",
     }
     for name, part in words.items():
         assert part in str(told[name])
@@ -192,7 +200,9 @@ def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> 
 def test_steps_with_heads_sharded(found: dict[str, Any]) -> None:
     """With a cache that is sharded as its keys they are the full pass; a plain one is refused."""
     (config, told), got = decoding(), found["steps"]
-    assert str(got["told"]).startswith("cache: expected DTensors, as the new keys are, got plain tensors; distribute")
+    words = str(got["told"])
+    assert words.startswith("cache: expected DTensors, as the new keys are, got plain tensors; pass dataclasses.")
+    assert "distribute_tensor(x, mesh, [Shard(dim=2)])" in words
     judged({"y": got["y"]}, bounded(config, {"query": told["x"]}, told["weights"]))
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from flax import nnx
 from jax.sharding import PartitionSpec
+from safetensors.numpy import save_file as numpy_file
+from safetensors.torch import save_file as torch_file
 
 import attn_jax
 import attn_np
@@ -118,39 +120,39 @@ def test_outputs_and_gradients_agree_in_jax(variant: str) -> None:
     agrees(TREES["jax"], variant, next(e for v, e in EXAMPLES if v == variant))
 
 
-class Doubled(torch.nn.Module):
-    """Twice what another module returns."""
+class Turned(torch.nn.Module):
+    """Minus twice what another module returns."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()
         self.base = base
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * self.base(x)
+        return -2 * self.base(x)
 
 
-class DoubledInFlax(nnx.Module):
-    """Twice what another module returns."""
+class TurnedInFlax(nnx.Module):
+    """Minus twice what another module returns."""
 
     def __init__(self, base: Any) -> None:
         self.base = base
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return 2 * self.base(x)
+        return -2 * self.base(x)
 
 
 def is_called(tree: Tree, config: Config, inputs: Arrays) -> set[str]:
-    """The projections that a call uses; replaced one by one, each gives what doubled parameters give, to the bit."""
-    used, plain, wrap = set(), with_modules(tree, config), Doubled if tree.name == "torch" else DoubledInFlax
+    """The projections that a call uses; each, replaced, gives what its parameters give times -2, to the bit."""
+    used, plain, wrap = set(), with_modules(tree, config), Turned if tree.name == "torch" else TurnedInFlax
     before = output(tree, plain, inputs)
     for n, (_, projection) in enumerate(owners(tree, plain)):
-        doubled, replaced = with_modules(tree, config), with_modules(tree, config)
-        owner, _ = owners(tree, doubled)[n]
+        turned, replaced = with_modules(tree, config), with_modules(tree, config)
+        owner, _ = owners(tree, turned)[n]
         own = owner.params()
-        fill(tree, owner, {k: tree.numpy(x) * (2 if k in projection.names() else 1) for k, x in own.items()})
+        fill(tree, owner, {k: tree.numpy(x) * (-2 if k in projection.names() else 1) for k, x in own.items()})
         owner, _ = owners(tree, replaced)[n]
         setattr(owner, projection.name, wrap(getattr(owner, projection.name)))
-        want = output(tree, doubled, inputs)
+        want = output(tree, turned, inputs)
         assert np.array_equal(output(tree, replaced, inputs), want, equal_nan=True), projection
         used |= {projection.name} if not np.array_equal(want, before) else set()
     return used
@@ -343,7 +345,7 @@ def test_copies_and_splits_go_on_as_layers() -> None:
     flax_layer: Any = attn_jax.build("mha", projections="modules", dtype="float64", **MHA)
     merged: Any = nnx.merge(*nnx.split(flax_layer))
     assert np.array_equal(merged(jnp.asarray(x)), flax_layer(jnp.asarray(x)))
-    merged.w_q = DoubledInFlax(merged.w_q)
+    merged.w_q = TurnedInFlax(merged.w_q)
     assert not np.array_equal(merged(jnp.asarray(x)), flax_layer(jnp.asarray(x)))
 
 
@@ -366,6 +368,54 @@ def test_layers_that_vmap_stacks_are_read_and_named() -> None:
     assert specs["w_k"]["bias"].get_value() == PartitionSpec(None, "model")
     with pytest.raises(ValueError, match="expected letters of the axes of parameters, d, h, i, j, o, got 'k'"):
         attn_jax.parallel.name_axes(layers, k="model")
+
+
+class Block(torch.nn.Module):
+    def __init__(self, attn: Any) -> None:
+        super().__init__()
+        self.attn = attn
+
+
+IN_MODELS = ["mha", "gated_delta", "disentangled", "swin"]
+
+
+@pytest.mark.parametrize("form", ["arrays", "modules"])
+@pytest.mark.parametrize("variant", IN_MODELS)
+def test_a_models_state_dict_loads_into_the_other_form(variant: str, form: str) -> None:
+    config = next(e for e in contract.examples(variant).values() if has_projections(e))
+    layers = [TREES["torch"].build(config, seed=3), with_modules(TREES["torch"], config, seed=4)]
+    source, target = layers if form == "modules" else layers[::-1]
+    want = {name: x.clone() for name, x in source.params().items()}
+    Block(target).load_state_dict(Block(source).state_dict())
+    assert all(torch.equal(x, want[name]) for name, x in target.params().items())
+    for name in want:  # a state that lacks one is refused, as ever
+        state = {key: x for key, x in source.state_dict().items() if not key.startswith(name)}
+        if state.keys() != source.state_dict().keys():
+            with pytest.raises(RuntimeError, match="Missing key"):
+                target.load_state_dict(state)
+
+
+@pytest.mark.parametrize("variant", IN_MODELS)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_models_file_with_modules_loads_everywhere(tree: Tree, variant: str, tmp_path: Path) -> None:
+    """As the framework's own tools write it: the names of modules after a prefix, no metadata."""
+    config = next(e for e in contract.examples(variant).values() if has_projections(e))
+    layer = with_modules(tree, config, seed=3)
+    if tree.name == "torch":
+        state = {f"model.attn.{key}": x.contiguous() for key, x in layer.state_dict().items()}
+        torch_file(state, tmp_path / "model.safetensors")
+    else:
+        leaves = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+        arrays = {f"model.attn.{'.'.join(map(str, path))}": np.asarray(x.get_value()) for path, x in leaves}
+        numpy_file(arrays, tmp_path / "model.safetensors")
+    want, given = {name: tree.numpy(x) for name, x in layer.params().items()}, {"prefix": "model.attn."}
+    for other in ALL.values():
+        loaded = other.package.load(tmp_path / "model.safetensors", variant=variant, **given, **config.as_dict())
+        into = other.package.load(tmp_path / "model.safetensors", into=other.build(config), **given)
+        for found in (loaded, into):
+            assert all(np.array_equal(other.numpy(x), want[name]) for name, x in found.params().items())
+    with pytest.raises(WeightFileError, match=r"for prefix= did you mean 'model\.attn\.'"):
+        attn_np.load(tmp_path / "model.safetensors", variant=variant, prefix="attn.", **config.as_dict())
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -427,6 +477,90 @@ def test_modules_that_do_not_fit_are_refused_in_one_voice(what: str) -> None:
     assert found[0] == found[1] and found[0].startswith(words)
 
 
+def plain(tree: str, dtype: str = "float32", bias: bool = True) -> Any:
+    if tree == "torch":
+        return torch.nn.Linear(12, 12, bias=bias, dtype=getattr(torch, dtype))
+    return nnx.Linear(12, 12, use_bias=bias, param_dtype=dtype, rngs=nnx.Rngs(0))
+
+
+# Of a layer with biases or without, in float32: each projection but in another dtype, and whether it has a bias.
+UNLIKE = {
+    "no bias": (True, {"bias": False}, "with a bias, got one without a bias; replace it by one like it, or build"),
+    "a bias": (False, {"bias": True}, "without a bias, got one with a bias; replace it by one like it, or build"),
+    "narrow": (True, {"dtype": "bfloat16"}, "in float32, got bfloat16; give the module the layer's dtype"),
+    "wide": (True, {"dtype": "float64"}, "in float32, got float64; give the module the layer's dtype"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("projection", ["w_q", "w_k", "w_o"])
+def test_a_linear_unlike_the_one_it_replaces_is_refused(projection: str, what: str) -> None:
+    """Whichever projection it is; and the layer is as it was."""
+    use_bias, options, words = UNLIKE[what]
+    for name, tree in TREES.items():
+        layer = tree.package.build("mha", projections="modules", **MHA | {"use_bias": use_bias})
+        before = getattr(layer, projection)
+        told = said(lambda layer=layer, name=name: setattr(layer, projection, plain(name, **options)))
+        assert told.startswith(f"ValueError: mha: expected {projection} {words}")
+        assert getattr(layer, projection) is before
+        setattr(layer, projection, plain(name, bias=use_bias))
+        layer(tree.array(np.ones((2, 5, 12), "float32")))
+
+
+def test_a_module_in_a_layer_of_arrays_is_refused() -> None:
+    """And where the parameter is no projection in any form."""
+    fix = {"numpy": "layers of attn_torch and attn_jax take it"}
+    for name, tree in ALL.items():
+        module, layer = plain("jax" if name == "jax" else "torch"), tree.package.build("mha", **MHA)
+        told = said(lambda layer=layer, module=module: setattr(layer, "w_q", module))
+        end = fix.get(name, 'build the layer with projections="modules"')
+        assert told == f"TypeError: mha: expected an array for w_q, got Linear; {end}"
+        layer = tree.package.build("sinks", d_model=12, num_heads=3)
+        told = said(lambda layer=layer, module=module: setattr(layer, "sinks", module))
+        assert told == "TypeError: sinks: expected an array for sinks, got Linear; assign an array"
+
+
+def test_a_module_of_a_layer_with_other_heads_is_refused() -> None:
+    """It knows one projection: the first layer would compute with the second's heads."""
+    for name, tree in TREES.items():
+        first, second = (tree.package.build("mha", projections="modules", **MHA | {"num_heads": n}) for n in (3, 2))
+        x = tree.array(np.ones((2, 5, 12), "float32"))
+        before = tree.numpy(first(x))
+        told = said(lambda first=first, second=second: setattr(second, "w_q", first.w_q))
+        assert told == (
+            "ValueError: mha: expected w_q from (12,) to (2, 6), got a module from (12,) to (3, 4), w_q of another "
+            "layer; give each layer a module of its own"
+        )
+        assert np.array_equal(tree.numpy(first(x)), before), name
+        same = tree.package.build("mha", projections="modules", **MHA)
+        same.w_q = first.w_q  # tied
+
+
+def test_weights_of_integers_do_not_make_the_layers_dtype() -> None:
+    layer: Any = attn_torch.build("mha", projections="modules", **MHA)
+    base = layer.w_q
+
+    class InEight(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return base(x)
+
+    x = torch.ones(2, 5, 12)
+    want = layer(x)
+    layer.w_q = InEight()
+    assert layer.dtype == "float32" and torch.equal(layer(x), want)
+
+
+def test_the_parameters_of_an_abstract_layer_are_shapes() -> None:
+    config: Any = contract.config("mha", **MHA)
+    make = lambda: attn_jax.MultiHeadAttention(config, rngs=nnx.Rngs(0), projections="modules")  # noqa: E731
+    found: Any = nnx.eval_shape(make).params()
+    assert {name: x.shape for name, x in found.items()} == config.shapes()
+
+
 def test_an_array_in_the_place_of_a_module_is_refused() -> None:
     layer: Any = attn_torch.build("mha", projections="modules", **MHA)
     words = said(lambda: setattr(layer, "w_q", torch.nn.Parameter(torch.ones(12, 3, 4))))
@@ -450,14 +584,23 @@ class NegatedInFlax(nnx.Linear):
         return -super().__call__(inputs, out_sharding)
 
 
+# What a module holds that a file does not, and whether the layer has biases.
+KEPT = {"a bias": False, "no bias": True, "adapter": True, "product": True, "formula": True, "state": True}
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_a_file_never_drops_what_a_module_holds(name: str, tmp_path: Path) -> None:
     """A bias that the config has not, a bias that is gone, an adapter, a formula of its own: nothing is written."""
     tree, told = TREES[name], {}
-    for what, use_bias in (("a bias", False), ("no bias", True), ("adapter", True), ("formula", True), ("state", True)):
+    for what, use_bias in KEPT.items():
         layer = tree.package.build("mha", projections="modules", d_model=12, num_heads=3, use_bias=use_bias)
         if what == "adapter":
-            layer.w_v = (Doubled if name == "torch" else DoubledInFlax)(layer.w_v)
+            layer.w_v = (Turned if name == "torch" else TurnedInFlax)(layer.w_v)
+        elif what == "product" and name == "torch":
+            old = layer.w_v.forward
+            layer.w_v.forward = lambda x, old=old: 2 * old(x)
+        elif what == "product":
+            layer.w_v.dot_general = lambda *args, **options: 2 * jax.lax.dot_general(*args, **options)
         elif what == "formula":
             layer.w_v = Negated(12, 12) if name == "torch" else NegatedInFlax(12, 12, rngs=nnx.Rngs(0))
         elif what == "state" and name == "torch":
@@ -465,9 +608,9 @@ def test_a_file_never_drops_what_a_module_holds(name: str, tmp_path: Path) -> No
         elif what == "state":
             layer.w_v.seen = nnx.BatchStat(jnp.ones(3))
         elif name == "torch":
-            layer.w_v = torch.nn.Linear(12, 12, bias=not use_bias)
+            layer.w_v.bias = None if use_bias else torch.nn.Parameter(torch.ones(12))
         else:
-            layer.w_v = nnx.Linear(12, 12, use_bias=not use_bias, rngs=nnx.Rngs(0))
+            layer.w_v.bias, layer.w_v.use_bias = None if use_bias else nnx.Param(jnp.ones(12, "float32")), not use_bias
         layer(tree.array(np.ones((1, 2, 12), "float32")))
         told[what] = said(lambda layer=layer: tree.package.save(layer, tmp_path / "file"))
         assert said(layer.params) == told[what] and not (tmp_path / "file").exists()
@@ -475,8 +618,10 @@ def test_a_file_never_drops_what_a_module_holds(name: str, tmp_path: Path) -> No
     assert f"expected w_v to hold {weight} alone for its parameters, got" in told["a bias"]
     assert f"expected w_v to hold {weight} and bias alone for its parameters, got {weight};" in told["no bias"]
     assert "got base.bias, base" in told["adapter"] or "got base.weight, base.bias" in told["adapter"]
+    assert "expected w_v to be a plain Linear for its parameters, got Linear" in told.pop("product")
     assert "expected w_v to be a plain Linear for its parameters, got Negated" in told.pop("formula")
     assert "seen; merge" in told["state"]
+    assert "load the layer before it was changed, or save the state" in told.pop("no bias")
     assert all("merge what was added to it, or save the state" in words for words in told.values())
 
 

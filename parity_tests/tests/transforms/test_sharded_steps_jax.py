@@ -16,12 +16,19 @@ import pytest
 
 from attn_np import contract
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.tests.transforms.test_sharding_jax import MESHES, STEPS, Results, layers, moves, rows
+from parity_tests.tests.transforms.test_sharding_jax import (
+    MESHES,
+    OTHERS_MOVE,
+    STEPS,
+    Results,
+    layers,
+    moves,
+    others,
+    rows,
+)
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a mesh waits for the programs of all
 
-# Beside `layers`: those with a state, for each head; all but `kda`, whose heads are of fewer keys.
-WITH_STATES = ("delta", "gated_delta", "gla", "linear", "retention")
 # By default one of each kind of cache: keys alone, rotated, in a ring of slots, a latent; states, with convolutions.
 DEFAULT = {
     "Auto": ("decoder", "gated_delta"),
@@ -40,7 +47,7 @@ def example(variant: str) -> Any:
 
 def decoders() -> tuple[str, ...]:
     """The variants that are asked, of which an example decodes."""
-    return tuple(v for v in contract.variants() if v in {*layers(), *WITH_STATES} and example(v) is not None)
+    return tuple(v for v in contract.variants() if v in {*layers(), *others()} and example(v) is not None)
 
 
 def step_rows() -> dict[str, bool]:
@@ -61,7 +68,7 @@ def main(names: list[str]) -> None:
 
     jax.config.update("jax_enable_x64", True)
 
-    def steps(mesh: Any, variant: str) -> dict[str, Any]:
+    def steps(mesh: Any, variant: str, whole: bool = False) -> dict[str, Any]:
         config = example(variant)
         inputs = random_inputs(config, given(config, "plain"), b=BATCH, t=T + MORE, s=T + MORE)
         weights, own = weights_of(config), config.own_params()
@@ -83,7 +90,9 @@ def main(names: list[str]) -> None:
         with jax.set_mesh(mesh):
             params = nnx.from_flat_state([put_param(path, leaf) for path, leaf in nnx.to_flat_state(state)])
             cache, axes = layer.init_cache(BATCH, 8), config.cache_axes()
-            arrays = {name: put(axes[name], x) for name, x in cache.arrays.items()}
+            arrays = {
+                name: put("b" + " ." * (x.ndim - 1) if whole else axes[name], x) for name, x in cache.arrays.items()
+            }
             length, overflowed = put("b", cache.length), put("b", cache.overflowed)
             cache = replace(cache, arrays=arrays, positions=put("b s", cache.positions), length=length)
             cache = replace(cache, overflowed=overflowed)
@@ -106,9 +115,9 @@ def main(names: list[str]) -> None:
     meshes = {kind: jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2) for kind in MESHES}
     found: dict[str, Any] = {}
     for name in names:
-        kind, variant = name.split("/")
+        kind, variant, *how = name.split("/")
         try:
-            found[name] = steps(meshes[kind], variant)
+            found[name] = steps(meshes[kind], variant, "whole" in how)
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(found))
@@ -125,9 +134,21 @@ def test_a_step_sums_over_devices_once(row: str, results: Results) -> None:
     """After the output projection, whether the step is of many positions or of one; the cache stays where it is."""
     found = results[row]
     assert "error" not in found, found
+    variant = row.split("/")[1]
+    beside = OTHERS_MOVE["block_sparse"] if variant == "block_sparse" else set()
     for moved in found["moves"]:
-        assert set(moved) <= {"all-reduce"}, found
-        assert moved.get("all-reduce", 0) <= 1 or row.split("/")[1] in STEPS, found
+        assert set(moved) <= {"all-reduce"} | beside, found
+        sums = 2 if variant == "talking_heads" else 1
+        assert moved.get("all-reduce", 0) <= sums or variant in STEPS, found
+    assert found["stays"], found
+    assert found["ratio"] <= 1, found
+
+
+@rows({f"Explicit/{v}/whole": v == "decoder" for v in ("decoder", "mla", "alibi")})
+def test_a_cache_whose_heads_are_whole_stays_so(row: str, results: Results) -> None:
+    """Where those of the layer lie on devices: the new keys are brought to it."""
+    found = results[row]
+    assert "error" not in found, found
     assert found["stays"], found
     assert found["ratio"] <= 1, found
 

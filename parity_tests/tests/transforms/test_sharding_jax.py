@@ -87,10 +87,11 @@ FUNCTIONS = (
     "drop_in.dot_product_attention",
     "recur, in chunks",
     "rotary, rope_sections=",
+    "rotary, rope_sections=, in steps",
+    "softmax and entmax",
 )
-# What they move besides: sinks made of the first sequence, whether a row still moves, the largest position.
+# What they move besides: whether a row still moves, the largest position.
 MOVED: dict[str, set[str]] = {
-    "attend, return_weights= and sinks=": {"all-reduce"},
     "rotate by rotary_angles": {"all-reduce"},
     "rotate by rotary_angles of each scaling, on two axes": {"all-reduce"},
     "rotary, rope_scaling=longrope": {"all-reduce"},
@@ -100,6 +101,13 @@ MOVED: dict[str, set[str]] = {
     "attend_paged": {"all-gather", "all-reduce", "collective-permute"},
     "write_pages": {"all-gather", "all-reduce", "collective-permute"},
 }
+# Of `others`: heads that are rows of sequences lie elsewhere than those of projections; with explicit axes JAX gathers
+# for gradients of products with tables and of norms over several heads.
+OTHERS_MOVE = {
+    "block_sparse": {"all-gather", "all-to-all", "collective-permute"},
+    "mamba2": {"all-gather"},
+    "shaw": {"all-gather"},
+}
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
 # Of layers that take rows in blocks: what calls are given, beside the arrays without which there is none.
@@ -107,13 +115,20 @@ CALLS_IN_BLOCKS = {"plain": (), "keep": ("keep",), "masked": ("mask", "bias"), "
 
 
 def layers() -> tuple[str, ...]:
-    """The variants made of `attend` that have heads, and arguments that stand alone.
-
-    All but `block_sparse`: its heads are batch rows of the kernel, so that each sees keys of its own choice, and move.
-    """
+    """The variants made of `attend` that have heads, and arguments that stand alone; `block_sparse` is of `others`."""
     every = [v for v in contract.variants() if v != "block_sparse"]
     made = [v for v in every if ATTENDS.search((ROOT / f"attn_np/{v}.py").read_text())]
     return tuple(v for v in made if "num_heads" in next(iter(contract.examples(v).values())).fields())
+
+
+def others() -> tuple[str, ...]:
+    """The other variants whose parameters have an axis of heads."""
+    first = {v: next(iter(contract.examples(v).values())) for v in contract.variants() if v not in layers()}
+    axes = {
+        v: {letter for param in config.own_params().values() for letter in param.axes.split()}
+        for v, config in first.items()
+    }
+    return tuple(v for v in first if {"h", "g"} & axes[v])
 
 
 def rows(names: dict[str, bool]) -> pytest.MarkDecorator:
@@ -170,9 +185,7 @@ def batch_rows() -> dict[str, bool]:
 
 
 def function_rows() -> dict[str, bool]:
-    recurrences = [name for name in asked("jax") if name.startswith("recur")]
-    rows = {f"Auto/function/{name}": name in FUNCTIONS for name in asked("jax")}
-    return rows | {f"Explicit/function/{name}": name in FUNCTIONS for name in recurrences}
+    return {f"{kind}/function/{name}": name in FUNCTIONS for kind in MESHES for name in asked("jax")}
 
 
 # In the process with eight devices ------------------------------------------------------------------------------------
@@ -381,6 +394,8 @@ def main(names: list[str]) -> None:
                     found[name] = function(meshes[kind], call)
                 case [kind, "batch", variant]:
                     found[name] = layer(meshes[kind], variant, heads=False)
+                case [kind, "heads", variant]:
+                    found[name] = layer(meshes[kind], variant)
                 case [kind, "pages"]:
                     found[name] = pages(meshes[kind])
                 case [kind, variant]:
@@ -451,6 +466,19 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: Result
     assert set(found["forward"]) <= {"all-reduce"}, found
     assert sums in (0, PROJECTIONS.get(variant, 1)) or variant in STEPS, found
     assert set(found["backward"]) <= {"all-reduce"}, found
+    assert found["sharding"] == ["b"]
+    assert found["ratio"] <= 1
+
+
+@rows({f"{kind}/heads/{v}": (kind, v) == ("Explicit", "block_sparse") for kind in MESHES for v in others()})
+def test_layers_with_other_cores_have_their_heads_on_devices(row: str, results: Results) -> None:
+    """They sum over devices once, too, and where they mix heads; what some move besides is said."""
+    found, (*_, variant) = results[row], row.split("/")
+    assert "error" not in found, found
+    moved = OTHERS_MOVE.get(variant, set())
+    assert set(found["forward"]) <= {"all-reduce"} | (moved if variant == "block_sparse" else set()), found
+    assert found["forward"]["all-reduce"] == (2 if variant == "talking_heads" else 1), found
+    assert set(found["backward"]) <= {"all-reduce"} | moved, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
 

@@ -34,7 +34,7 @@ EXEMPT: dict[tuple[str, str, str], str] = {
     ("torch", "vmap", name): "a cache has an axis of batch rows itself, and PyTorch writes into it" for name in STEPS
 }
 EXEMPT |= {("jax", "grad", name): "steps are asked for their outputs" for name in STEPS}
-EXEMPT |= {("torch", "dynamic", name): UNROLLED for name in CALLS if name.startswith(("recur", "gru"))}
+EXEMPT |= {("torch", "dynamic", name): UNROLLED for name in CALLS if name.startswith(("recur", "gru", "gated_delta"))}
 
 # What is asked --------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import TREES, Arrays, axis, flat, random_inputs
 from parity_tests.tests.transforms.tables import Elsewhere, Exemptions, cells
 from parity_tests.tests.transforms.test_sharded_steps_jax import decoders
-from parity_tests.tests.transforms.test_sharding_jax import MESHES, layers
+from parity_tests.tests.transforms.test_sharding_jax import MESHES, layers, others
 from parity_tests.tests.witness import bounded, cotangent, layer_of, weights_of
 
 TRANSFORMS: dict[str, str] = {
@@ -41,9 +41,12 @@ TRANSFORMS: dict[str, str] = {
     "mesh, Auto": (
         "eight devices, batch and heads sharded: the only communication is one all-reduce after the output projection "
         "(and booleans: for blocks where a pattern has arrays, `segments`, `longformer`, `prefix`; for whether a row "
-        "of `entmax_attention` needs another step)"
+        "of `entmax_attention` needs another step); `talking_heads` sums the mixed heads, too, and the heads of "
+        "`block_sparse`, which are rows of its kernel, move"
     ),
-    "mesh, Explicit": "the same with explicit axes, and the result's sharding",
+    "mesh, Explicit": (
+        "the same with explicit axes, and the result's sharding; arrays move for the gradients of `shaw` and `mamba2`"
+    ),
     "mesh, batch alone": (
         "the batch sharded and nothing else, in both kinds of meshes: nothing moves but sums of the gradients of "
         "parameters (and the booleans of `entmax_attention`; with explicit axes, arrays for the gradients of "
@@ -51,15 +54,15 @@ TRANSFORMS: dict[str, str] = {
     ),
     "mesh, steps": (
         "steps of decoding with batch and heads sharded, and the cache as its keys or states, in both kinds of "
-        "meshes: one all-reduce after the output projection (and the booleans of `entmax_attention`), and the "
-        "cache stays where it is"
+        "meshes: one all-reduce after the output projection (and the booleans of `entmax_attention`; "
+        "`talking_heads` and `block_sparse` as above), and the cache stays where it is"
     ),
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",
     "nnx.view": "`nnx.view` with another mode, sharing parameters",
 }
 EXEMPT: Exemptions = {}
 SHARDING = "parity_tests/tests/transforms/test_sharding_jax.py"
-ELSEWHERE: Elsewhere = {f"mesh, {mesh}": (SHARDING, layers()) for mesh in MESHES}
+ELSEWHERE: Elsewhere = {f"mesh, {mesh}": (SHARDING, tuple(sorted((*layers(), *others())))) for mesh in MESHES}
 ELSEWHERE["mesh, batch alone"] = SHARDING, contract.variants()
 ELSEWHERE["mesh, steps"] = "parity_tests/tests/transforms/test_sharded_steps_jax.py", decoders()
 

@@ -27,7 +27,8 @@ from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import reference
-from parity_tests.tests.contract.test_decoding import BATCH, T, work
+from parity_tests.tests.contract.test_decoding import work
+from parity_tests.tests.decoding import BATCH, T
 from parity_tests.tests.inputs import Arrays, same
 from parity_tests.tests.transforms.fork import case_of, results
 from parity_tests.tests.witness import ratio

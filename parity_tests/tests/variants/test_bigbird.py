@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from attn_np.contract import chunked, mha
-from attn_np.contract.bigbird import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.bigbird import Config
 from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
-    disagreement,
     each_row,
     heads_by_hand,
     layer_of,
@@ -58,44 +56,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     return stacked([heads_by_hand(options, w, row, score) for row in rows], "y", "out1")
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("bigbird", example, call, "float64"))
-
-
 # Who sees whom --------------------------------------------------------------------------------------------------------
-
-PATTERNS: dict[str, tuple[dict[str, Any], str]] = {
-    "window": (
-        {"block_size": 2, "global_blocks": 0, "random_blocks": 0},
-        "xxxx... xxxx... xxxxxx. xxxxxx. ..xxxxx ..xxxxx ....xxx",
-    ),
-    "global": (
-        {"block_size": 1, "near_blocks": 0, "random_blocks": 0},
-        "xxxxx xx..x x.x.x x..xx xxxxx",
-    ),
-    "random": (
-        {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 9},
-        "xxxx xxxx xxxx xxxx",
-    ),
-    # The first states over 2^33 are 2, 0, 1 and 1 modulo 3: of three others these.
-    "drawn": (
-        {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 1},
-        "x..x xx.. .xx. .x.x",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_the_pattern(tree: Tree, name: str) -> None:
-    """Weights are not 0 exactly where there is an x."""
-    fields, rows = PATTERNS[name]
-    want = np.array([[place == "x" for place in row] for row in rows.split()])
-    config = Config(d_model=6, num_heads=2, **fields)
-    x = np.random.default_rng(0).normal(size=(2, len(want), 6))
-    _, weights = tree(layer_of(tree, config, weights_of(config)), {"query": x}, return_weights=True)
-    assert np.array_equal(weights != 0, np.broadcast_to(want, weights.shape))
 
 
 OTHERS = {

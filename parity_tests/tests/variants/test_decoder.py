@@ -9,14 +9,12 @@ import torch
 
 from attn_np.contract import Config as AnyConfig
 from attn_np.contract import gqa, rotary
-from attn_np.contract.decoder import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.decoder import Config
 from parity_tests.tests.inputs import TREES, Arrays, Tree, normal
 from parity_tests.tests.variants.test_rotary import published, turned
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
-    disagreement,
     each_row,
     layer_of,
     ratio,
@@ -28,11 +26,29 @@ from parity_tests.tests.witness import (
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 
-def normed(c: Config, x: list[float], weight: list[float], shift: list[float] | None = None) -> list[float]:
-    mean = sum(x) / len(x) if c.norm == "layer" else 0.0
-    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + c.norm_eps)
-    y = [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
-    return y if shift is None else [a + b for a, b in zip(y, shift, strict=True)]
+def normed(
+    kind: str | None, over: str | int, eps: float, offset: float, heads: list[list[float]], w: Any, name: str
+) -> list[list[float]]:
+    """What the heads have, some at a time brought to one size; then each number by its weight and its shift."""
+    if kind is None:
+        return heads
+    width, together = len(heads[0]), {"head": 1, "all": len(heads)}.get(str(over), over)
+    made = []
+    for first in range(0, len(heads), int(together)):
+        joint = [a for x in heads[first : first + int(together)] for a in x]
+        mean = sum(joint) / len(joint) if kind == "layer" else 0.0
+        size = sqrt(sum((a - mean) ** 2 for a in joint) / (1 if kind == "l2" else len(joint)) + eps)
+        made += [(a - mean) / size for a in joint]
+
+    def of(which: str, h: int, e: int, otherwise: float) -> float:
+        shared, own = w.get(f"{which}_{name}_norm"), w.get(f"{which}_{name}_norm_heads")
+        own = w.get(f"{which}_qk_norm_heads") or own if name in "qk" else own
+        return shared[e] if shared else own[h][e] if own else otherwise
+
+    return [
+        [made[h * width + e] * (offset + of("w", h, e, 1.0)) + of("b", h, e, 0.0) for e in range(width)]
+        for h in range(len(heads))
+    ]
 
 
 def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
@@ -49,19 +65,19 @@ def clipped(c: Config, x: list[float]) -> list[float]:
 
 
 def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas: list[float]) -> list[list[float]]:
-    """Queries or keys of a word: normed, then clipped, then turned."""
-    heads = projected(w, name, word)
-    if c.norm is not None:
-        shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_norm_heads")
-        weights = [shared or (own[h] if own else [1.0] * len(x)) for h, x in enumerate(heads)]
-        if c.norm_over == "all":
-            flat = normed(c, [a for x in heads for a in x], [g for weight in weights for g in weight])
-            n = len(heads[0])
-            heads = [flat[h * n : h * n + n] for h in range(len(heads))]
-        else:
-            heads = [normed(c, x, weight, w.get(f"b_{name}_norm")) for x, weight in zip(heads, weights, strict=True)]
+    """Queries or keys of a word: clipped, then turned, and normed before that or afterwards."""
+    how, heads = (c.norm, c.norm_over, c.norm_eps, c.norm_offset), projected(w, name, word)
+    heads = heads if c.norm_position == "after_rotation" else normed(*how, heads, w, name)
     heads = [clipped(c, x) for x in heads]
-    return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
+    heads = [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
+    return normed(*how, heads, w, name) if c.norm_position == "after_rotation" else heads
+
+
+def values_of(c: Config, w: Any, word: list[float]) -> list[list[float]]:
+    """The values of a word."""
+    heads = projected(w, "k" if c.keys_as_values else "v", word)
+    heads = normed("rms" if c.value_norm else None, "head", c.norm_eps, 0.0, heads, {}, "v")
+    return [clipped(c, x) for x in heads]
 
 
 def forgetting(w: Any, h: int, word: list[float]) -> float:
@@ -69,16 +85,28 @@ def forgetting(w: Any, h: int, word: list[float]) -> float:
     return 1 / (1 + exp(-sum(a * row[h] for a, row in zip(word, w["w_forget"], strict=True)) - w["b_forget"][h]))
 
 
-def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+def activated(c: Config, a: float) -> float:
+    """A gate from its score."""
+    return {"sigmoid": 1 / (1 + exp(-a)), "silu": a / (1 + exp(-a)), "softplus": log(1 + exp(a))}[c.gate_activation]
+
+
+def loops(
+    c: Config, w: Any, x: Any, places: Any, thetas: Any, shared: Any, mask: Any, bias: Any, keep: Any
+) -> tuple[Any, Any]:
     """Output and weights of one batch row, one number at a time."""
     (left, right), t = c.window or (None, None), len(x)
-    q, k = ([compared(c, w, name, word, m, thetas) for word, m in zip(x, places, strict=True)] for name in "qk")
-    v = [[clipped(c, head) for head in projected(w, "v", word)] for word in x]
+    q = [compared(c, w, "q", word, m, thetas) for word, m in zip(x, places, strict=True)]
+    if c.shared_kv:
+        k, v = shared
+    else:
+        k = [compared(c, w, "k", word, m, thetas) for word, m in zip(x, places, strict=True)]
+        v = [values_of(c, w, word) for word in x]
     if c.temperature_growth is not None and c.temperature_interval is not None:
         warm = [1 + c.temperature_growth * log(1 + (m + 1) // c.temperature_interval) for m in places]
         q = [[[a * factor for a in head] for head in heads] for heads, factor in zip(q, warm, strict=True)]
     r = c.num_heads // (c.num_kv_heads or c.num_heads)
     y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in x], []
+    contexts: list[list[list[float]]] = [[] for _ in x]
     for h in range(c.num_heads):
         alphas, gates = [], [forgetting(w, h, word) if c.forget_gate else 1.0 for word in x]
         is_key = [any(mask[h][i][j] for i in range(j, t)) for j in range(t)]  # no query sees padding
@@ -90,17 +118,25 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
                 hidden = hidden or (c.chunk_size is not None and i // c.chunk_size != j // c.chunk_size)
                 hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
                 score = sum(a * b for a, b in zip(q[i][h], k[j][h // r], strict=True))
-                score *= 1 / sqrt(len(q[i][h])) if c.scale is None else c.scale
+                scale = sqrt(len(q[i][h])) if c.norm == "l2" else 1 / sqrt(len(q[i][h]))
+                score *= scale if c.scale is None else c.scale
                 score = score if c.softcap is None else c.softcap * tanh(score / c.softcap)
                 raised.append(0.0 if hidden else exp(score + bias[h][i][j]) * prod(gates[j + 1 : i + 1]))
             total = sum(raised) + (exp(w["sinks"][h]) if c.sinks else 0.0)
             alphas.append([e / total if e else 0.0 for e in raised])
             used = [a / (1 - c.dropout) * kept for a, kept in zip(alphas[i], keep[h][i], strict=True)]
-            gate = [1 / (1 + exp(-a)) for a in projected(w, "gate", x[i])[h]] if c.gate else [1.0] * len(v[0][0])
-            for e, opened in enumerate(gate):
-                found = opened * sum(a * word[h // r][e] for a, word in zip(used, v, strict=True))
-                y[i] = [sum_ + found * row for sum_, row in zip(y[i], w["w_o"][h][e], strict=True)]
+            widths = range(len(v[0][0]))
+            contexts[i].append([sum(a * word[h // r][e] for a, word in zip(used, v, strict=True)) for e in widths])
         weights.append(alphas)
+    for i, heads in enumerate(contexts):
+        how = (c.context_norm, c.context_norm_over, c.context_norm_eps, 0.0)
+        shown = any(a for alphas in weights for a in alphas[i])  # the input of a query that sees nothing is 0
+        word = x[i] if shown else [0.0] * len(x[i])
+        gates = [[activated(c, a) for a in scores] for scores in projected(w, "gate", word)] if c.gate else []
+        for h, head in enumerate(normed(*how, heads, w, "context")):
+            for e, found in enumerate(head):
+                opened = found * gates[h][e if len(gates[h]) > 1 else 0] if c.gate else found
+                y[i] = [sum_ + opened * row for sum_, row in zip(y[i], w["w_o"][h][e], strict=True)]
     return y, weights
 
 
@@ -111,19 +147,16 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
     length = int(places.max()) + 1 if "positions" in inputs else t
     turns: Any = config
-    width = config.rotary_dim or params["w_q"].shape[-1]
+    rotary_dim = None if config.rope_scaling == "proportional" else config.rotary_dim
+    width = rotary_dim or params["w_q"].shape[-1]
     thetas = [] if config.rope_base is None else published(turns, width, length or 0)
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
     places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
-    found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
+    given = [inputs[f"shared_{x}"].tolist() for x in "kv"] if config.shared_kv else [[[]] * b] * 2
+    each = zip(rows, places, zip(*given, strict=True), strict=True)
+    found = [loops(config, w, row[0], at.tolist(), thetas, given, *row[1:]) for row, at, given in each]
     return stacked(found, "y", "out1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("decoder", example, call, "float64"))
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -173,6 +206,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "GPT-J": {"num_kv_heads": 4, "rotary_dim": 4, "rope_layout": "interleaved"},
     "Falcon 7B": {"num_kv_heads": 1},
     "Cohere": {"rope_layout": "interleaved", "norm": "layer", "norm_weight": "own", "norm_eps": 1e-5},
+    "Hunyuan": {"norm": "rms", "norm_position": "after_rotation", "norm_eps": 1e-5},
+    "nanochat": {"num_kv_heads": 4, "norm": "rms", "norm_position": "after_rotation", "norm_weight": None},
+    "BitNet": {"context_norm": "rms", "context_norm_over": "all", "context_norm_weight": "own"},
+    "FoX (Pro)": {"forget_gate": True, "rope_base": None, "norm": "rms", "context_norm": "rms", "gate": True},
+    "Laguna": {"norm": "rms", "gate": True, "gate_over": "head", "gate_activation": "softplus"},
+    "silu": {"gate": True, "gate_activation": "silu", "context_norm": "l2", "context_norm_weight": None},
+    "nGPT": {"num_kv_heads": 4, "norm": "l2", "norm_position": "after_rotation", "norm_weight": "tied"},
+    "one weight over all heads": {"norm": "rms", "norm_over": "all"},
     "OLMo 2": {"num_kv_heads": 4, "norm": "rms", "norm_over": "all", "norm_weight": "own", "rope_base": 500000.0},
     "gpt-oss": {"sinks": True, "window": (3, None), "rope_base": 150000.0, **BOTH, **YARN},
     "no positions": {"rope_base": None},
@@ -244,16 +285,37 @@ def test_torch_functions() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "groups": ({"num_kv_heads": 3}, "num_heads divisible by num_kv_heads, got num_heads=4, num_kv_heads=3"),
     "width": ({"head_dim": None}, "d_model divisible by num_heads, got d_model=6, num_heads=4"),
-    "norm": ({"norm": "l2"}, "norm to be one of rms, layer, got 'l2'"),
-    "weight": ({"norm_weight": "each"}, "norm_weight to be one of shared, own, got 'each'"),
-    "over": ({"norm_over": "all"}, "norm_weight='own' or None over all heads, got 'shared'"),
+    "norm": ({"norm": "l1"}, "norm to be one of rms, layer, l2, got 'l1'"),
+    "position": (
+        {"norm_position": "after"},
+        "norm_position to be one of before_rotation, after_rotation, got 'after'; set norm_position=",
+    ),
+    "weight": ({"norm_weight": "each"}, "norm_weight to be one of shared, own, tied, got 'each'"),
+    "tied": (
+        {"norm_weight": "tied"},
+        "as many heads of keys for norm_weight='tied', got num_heads=4, num_kv_heads=2; change one of them",
+    ),
+    "contexts are tied to nothing": (
+        {"context_norm_weight": "tied"},
+        "context_norm_weight to be one of shared, own, got 'tied'; set context_norm_weight=",
+    ),
+    "over": ({"norm_over": "each"}, "norm_over to be one of head, all, or how many heads from 1, got 'each'"),
+    "over no heads": ({"norm_over": 0}, "norm_over to be one of head, all, or how many heads from 1, got 0"),
+    "over some heads": (
+        {"norm_over": 4},
+        "num_heads and num_kv_heads divisible by norm_over, got norm_over=4, num_heads=4, num_kv_heads=2; change one",
+    ),
+    "contexts of some heads": (
+        {"context_norm_over": 3},
+        "num_heads divisible by context_norm_over, got context_norm_over=3, num_heads=4; change one of them",
+    ),
     "eps": ({"norm_eps": None}, "norm_eps to be a finite int or float above 0.0, got None; set norm_eps="),
     "scale": ({"scale": 10**400}, "scale to be a finite int or float, got 1000"),
     "offset of nothing": ({"norm_offset": None}, "norm_offset to be a finite int or float, got None; set norm_offset="),
     "offset": ({"norm_offset": 1.0}, "a norm with a weight for norm_offset=, got norm=None, norm_weight='shared'"),
     "a norm's bias": (
         {"norm": "rms", "norm_bias": True},
-        "norm='layer' with a shared weight for norm_bias=, got norm='rms'",
+        "norm='layer' with a weight of its own for norm_bias=, got norm='rms', norm_weight='shared'; leave norm_bias",
     ),
     "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
     "a temperature that does not grow": (

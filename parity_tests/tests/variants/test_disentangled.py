@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from attn_np.contract import mha
-from attn_np.contract.disentangled import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.disentangled import Config
 from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
-    disagreement,
     each_row,
     heads_by_hand,
     layer_of,
@@ -86,18 +84,6 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         return found * (1 / sqrt(len(q) * (1 + len(config.score_terms))) if config.scale is None else config.scale)
 
     return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("disentangled", example, call, "float64"))
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_more_queries_than_keys(example: str) -> None:
-    """The first of them stand before the first key."""
-    assert not disagreement(witness, Case("disentangled", example, "full", "float64"), t=7, s=3)
 
 
 # The terms in PyTorch -------------------------------------------------------------------------------------------------

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from attn_np import contract
-from attn_np.contract.entmax_attention import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.entmax_attention import Config
 from parity_tests.tests.inputs import Arrays, Tree, normal
-from parity_tests.tests.witness import bounded, disagreement, each_row, layer_of, of_heads, ratio, stacked, weights_of
+from parity_tests.tests.witness import bounded, each_row, layer_of, of_heads, ratio, stacked, weights_of
 
 # Scalar loops: the threshold by bisection -----------------------------------------------------------------------------
 
@@ -47,12 +46,6 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         return [0.0 if x is None else next(found) for x in scores]
 
     return stacked([of_heads(config, w, row[:3], row[3:], weigh) for row in rows], "y", "out1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("entmax_attention", example, call, "float64"))
 
 
 # Known numbers --------------------------------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ from torch.nn.functional import bilinear, scaled_dot_product_attention
 
 from attn_np.contract import Config as AnyConfig
 from attn_np.contract import additive, dot_product
-from attn_np.contract.luong import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.luong import Config
 from parity_tests.tests.inputs import TREES, Arrays, Tree, first_difference, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
-    disagreement,
     each_row,
     layer_of,
     ratio,
@@ -87,12 +85,6 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     config, rows = each_row(config, inputs, (query, key, value), (*query.shape[:2], key.shape[1]))
     w = {name: p.tolist() for name, p in params.items()}
     return stacked([loops(config, w, *row) for row in rows], "y", "out1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("luong", example, call, "float64"))
 
 
 # PyTorch's own functions and layers -----------------------------------------------------------------------------------

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from attn_np.contract import mha
-from attn_np.contract.prefix import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.prefix import Config
 from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
-    cotangent,
-    disagreement,
     each_row,
     heads_by_hand,
     layer_of,
@@ -47,49 +44,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     return stacked(found, "y", "out1")
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("prefix", example, call, "float64"))
-
-
 # Who sees whom --------------------------------------------------------------------------------------------------------
-
-PATTERNS = {
-    "inside": ({}, [3, 1], ("xxx.. xxx.. xxx.. xxxx. xxxxx", "x.... xx... xxx.. xxxx. xxxxx")),
-    "ends": ({}, [0, 4], ("x... xx.. xxx. xxxx", "xxxx xxxx xxxx xxxx")),
-    "beyond": ({}, [9, 2], ("xxx xxx xxx", "xx. xx. xxx")),
-}
-
-
-def drawn(name: str) -> tuple[Config, np.ndarray, Arrays]:
-    """A config, a pattern for each batch row, and words."""
-    fields, numbers, rows = PATTERNS[name]
-    want = np.array([[[place == "x" for place in line] for line in text.split()] for text in rows])
-    words = np.random.default_rng(0).normal(size=(*want.shape[:2], 6))
-    return Config(d_model=6, num_heads=2, **fields), want[:, None], {"query": words, "prefix": np.array(numbers)}
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_the_pattern(tree: Tree, name: str) -> None:
-    """Weights are not 0 exactly where there is an x."""
-    config, want, inputs = drawn(name)
-    _, weights = tree(layer_of(tree, config, weights_of(config)), inputs, return_weights=True)
-    assert np.array_equal(weights != 0, np.broadcast_to(want, weights.shape))
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_it_is_multi_head_attention_under_a_mask(tree: Tree, name: str) -> None:
-    """Outputs and gradients, beside a mask of the caller's own."""
-    config, pattern, inputs = drawn(name)
-    whole, w, t = mha.Config(d_model=6, num_heads=2), weights_of(config), pattern.shape[-1]
-    inputs["mask"] = np.random.default_rng(1).random((2, 2, t, t)) < 0.75
-    layer = layer_of(tree, config, w)
-    want = bounded(whole, {"query": inputs["query"], "mask": inputs["mask"] & pattern}, w)
-    got = {"y": tree(layer, inputs)[0]} | tree.gradients(layer, inputs, cotangent((2, t, 6)))
-    for name, x in got.items():
-        # The gradient of the keys' bias is 0 but for rounding: the bound itself is asked, as no bound is small to it.
-        assert np.all(np.abs(x - want[name].v) <= want[name].b) if name == "db_k" else ratio(x, want[name]) <= 1, name
 
 
 def test_at_both_ends_it_is_multi_head_attention(tree: Tree) -> None:

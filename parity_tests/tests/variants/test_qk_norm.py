@@ -10,13 +10,11 @@ import torch
 from torch.nn import functional
 
 from attn_np.contract import mha
-from attn_np.contract.qk_norm import EXAMPLES, Config
-from parity_tests.judge.cases import CALLS, Case
+from attn_np.contract.qk_norm import Config
 from parity_tests.tests.inputs import Arrays, Tree, normal
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
-    disagreement,
     each_row,
     layer_of,
     of_heads,
@@ -29,13 +27,27 @@ from parity_tests.tests.witness import (
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 
-def brought_to_length(config: Config, x: list[float]) -> list[float]:
+def brought_to_length(kind: str, eps: float, x: list[float]) -> list[float]:
     """One vector: LN(x) of the second paper without its weight, x / |x| of the first, or by the mean square."""
-    if config.norm == "layer":
+    if kind == "layer":
         mean = sum(x) / len(x)
         x = [a - mean for a in x]
-    size = sum(a * a for a in x) / (1 if config.norm == "l2" else len(x))
-    return [a / sqrt(size + config.norm_eps) for a in x]
+    size = sum(a * a for a in x) / (1 if kind == "l2" else len(x))
+    return [a / sqrt(size + eps) for a in x]
+
+
+def normed(kind: str, over: str | int, eps: float, w: Any, name: str, heads: list[list[float]]) -> list[list[float]]:
+    """What the heads have of one word: some heads at a time brought to length, then by the weights, plus the biases."""
+    n, k = {"head": 1, "all": len(heads)}.get(str(over)) or int(over), len(heads[0])
+    groups = [heads[first : first + n] for first in range(0, len(heads), n)]
+    joint = [y for group in groups for y in brought_to_length(kind, eps, [a for x in group for a in x])]
+    found = []
+    for h in range(len(heads)):
+        (weight, shift), ones = (w.get(f"{which}_{name}_norm") for which in "wb"), [1.0] * k
+        weight = weight or w.get(f"w_{name}_norm_heads", [ones] * len(heads))[h]
+        shift = shift or w.get(f"b_{name}_norm_heads", [[0.0] * k] * len(heads))[h]
+        found.append([a * g + b for a, g, b in zip(joint[k * h : k * h + k], weight, shift, strict=True)])
+    return found
 
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
@@ -50,31 +62,22 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     w: Any = {name: p.tolist() for name, p in params.items()}
 
     def turn(name: str, heads: list[list[float]]) -> list[list[float]]:
-        if config.norm_over == "head":
-            found = [brought_to_length(config, x) for x in heads]
-        else:
-            joint, k = brought_to_length(config, [a for x in heads for a in x]), len(heads[0])
-            found = [joint[k * h : k * h + k] for h in range(len(heads))]
-        if config.norm == "l2":
-            return [[a * w["w_scale"][h] for a in x] for h, x in enumerate(found)] if name == "q" else found
-        if config.norm_over == "head":
-            return [[a * b for a, b in zip(x, w[f"w_{name}_norm"], strict=True)] for x in found]
-        return [
-            [a * b for a, b in zip(x, own, strict=True)]
-            for x, own in zip(found, w[f"w_{name}_norm_heads"], strict=True)
-        ]
+        if config.norm is None:
+            return heads
+        found = normed(config.norm, config.norm_over, config.norm_eps, w, name, heads)
+        if config.norm == "l2" and name == "q":
+            return [[a * w["w_scale"][h] for a in x] for h, x in enumerate(found)]
+        return found
+
+    def settle(heads: list[list[float]]) -> list[list[float]]:
+        how, over, eps = config.context_norm, config.context_norm_over, config.context_norm_eps
+        return heads if how is None else normed(how, over, eps, w, "context", heads)
 
     def weigh(h: int, scores: list[float | None]) -> list[float]:
         raised = [0.0 if x is None else exp(x) for x in scores]
         return [e / sum(raised) if e else 0.0 for e in raised]
 
-    return stacked([of_heads(config, w, row[:3], row[3:], weigh, turn) for row in rows], "y", "out1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_scalar_loops(example: str, call: str) -> None:
-    assert not disagreement(witness, Case("qk_norm", example, call, "float64"))
+    return stacked([of_heads(config, w, row[:3], row[3:], weigh, turn, settle) for row in rows], "y", "out1")
 
 
 # PyTorch's own norms --------------------------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ def test_shared_heads_are_equal_heads(tree: Tree, fields: Any) -> None:
 REFUSED = {
     "num_kv_heads": (0, r"num_kv_heads to be an integer of at least 1, got 0"),
     "norm": ("batch", r"norm to be one of rms, layer, l2, got 'batch'"),
-    "norm_over": ("heads", r"norm_over to be one of head, all, got 'heads'"),
+    "norm_over": ("heads", r"norm_over to be one of head, all, or how many heads from 1, got 'heads'"),
     "norm_eps": (0.0, r"norm_eps to be a finite int or float above 0.0, got 0.0"),
 }
 
@@ -216,6 +219,3 @@ def test_fields_are_checked(tree: Tree, name: str) -> None:
     value, words = REFUSED[name]
     with pytest.raises(ValueError, match=rf"qk_norm: expected {words}; set {name}="):
         tree.package.build("qk_norm", d_model=6, num_heads=2, **{name: value})
-
-
-QUERY = 'q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_norm_heads))'

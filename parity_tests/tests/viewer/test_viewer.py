@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from parity_tests.commands.app import app
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare
-from parity_tests.tests.viewer.browser import Browser, browser, chromium
+from parity_tests.tests.viewer.browser import Browser
 from parity_tests.viewer import data
 from parity_tests.viewer.data import forward, one_row
 from parity_tests.viewer.formulas import Traced
@@ -64,14 +63,6 @@ def opened(tab: Browser, folder: Path, case: Case, **options: Any) -> None:
     """A page of a case in the browser."""
     page_of(case, draw(case), words={}, frameworks=("numpy",)).save(folder / "page.html")
     tab.open(folder / "page.html", **options)
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if chromium() is None:
-        pytest.skip("no Chromium here")
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 def test_every_family_is_shown() -> None:

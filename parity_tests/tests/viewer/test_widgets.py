@@ -1,7 +1,6 @@
 """The widgets of the lessons: they show what attn_np computes, a keyboard is enough, and their numbers can be read."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import attn_np
 from parity_tests.tests.house.test_docs import ROOT, course, extension
-from parity_tests.tests.viewer.browser import Browser, browser, chromium
+from parity_tests.tests.viewer.browser import Browser
 
 widgets = extension("widgets")
 MOST_BYTES = 60_000
@@ -25,14 +24,6 @@ CONTRAST = """(() => {
         return (high + 0.05) / (low + 0.05);
     }));
 })()"""
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if chromium() is None:
-        pytest.skip("no Chromium here")
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 def opened(tab: Browser, folder: Path, name: str, **options: Any) -> None:

@@ -298,6 +298,50 @@ DIFFLLAMA: Fields = {
     "rms_norm_eps": 1e-06,
     "rope_theta": 500000.0,
 }
+HUNYUAN: Fields = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "attention_bias": False,
+    "attention_head_dim": 128,
+    "cla_share_factor": 2,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "max_position_embeddings": 32768,
+    "mlp_bias": False,
+    "norm_type": "rms",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "rope_theta": 10000.0,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
+}  # fmt: skip
+OURS_HUNYUAN = decoder(
+    d_model=4096, num_heads=32, num_kv_heads=8, head_dim=128, norm="rms", norm_position="after_rotation",
+    norm_eps=1e-5, rope_base=1e4 * 1000.0 ** (128 / 126),
+)  # fmt: skip
+BITNET: Fields = {
+    "architectures": ["BitNetForCausalLM"],
+    "model_type": "bitnet",
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+}
+OURS_BITNET = decoder(
+    d_model=2560, num_heads=20, num_kv_heads=5, head_dim=128, rope_base=5e5, context_norm="rms",
+    context_norm_over="all", context_norm_weight="own", context_norm_eps=1e-5,
+)  # fmt: skip
 OURS_DIFF: Fields = {"d_model": 1024, "num_heads": 16, "num_kv_heads": 4, "head_dim": 32, "causal": True}
 OURS_DIFF |= {"norm_weight": False, "use_bias": False}
 
@@ -316,6 +360,13 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
     ),
     "Qwen 2 7B": (QWEN2, 27, OURS2),
     "StarCoder 2": (STARCODER2, 3, STARCODER2_LAYER),
+    "Hunyuan 7B": (HUNYUAN, 31, OURS_HUNYUAN),
+    "Hunyuan without alpha": (
+        {name: x for name, x in HUNYUAN.items() if name != "rope_scaling"},
+        0,
+        replace(OURS_HUNYUAN, rope_base=1e4),
+    ),
+    "BitNet 2B": (BITNET, 29, OURS_BITNET),
     "Qwen2-VL 7B": (QWEN2_VL, 27, replace(OURS2, rope_sections=(16, 24, 24), max_positions=32768)),
     "Qwen 2 7B, window used, below": (QWEN2 | {"use_sliding_window": True}, 20, OURS2),
     "Qwen 2 7B, window used, above": (
@@ -408,6 +459,8 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
 # What else a file states, and the words of the refusal.
 REFUSED: dict[str, tuple[Fields, str]] = {
     "StarCoder 2 without a scale": (STARCODER2 | {"scale_attn_weights": False}, "'scale_attn_weights'"),
+    "Hunyuan without norms": (HUNYUAN | {"use_qk_norm": False}, "'use_qk_norm': expected one of True"),
+    "Hunyuan with layers that share keys": (HUNYUAN | {"use_cla": True}, "'use_cla': expected one of False"),
     "Mistral with types": (MISTRAL | {"layer_types": ["full_attention"] * 32}, "'layer_types'"),
     "Mistral that turns in part": (
         MISTRAL | {"partial_rotary_factor": 0.5},

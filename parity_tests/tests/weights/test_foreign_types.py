@@ -15,9 +15,10 @@ from attn_np import weights
 from attn_np.contract import Config
 from attn_np.weights import ConfigMismatchError, WeightFileError, layouts
 from attn_np.weights._foreign_config import OVERRIDABLE_FIELDS, table_name_and_config
-from attn_np.weights._known_types import KNOWN_TYPES
+from attn_np.weights._known_types import KNOWN_TYPES, NO_LAYOUT_YET
 from attn_np.weights._layer_prefixes import find_part
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
+from attn_np.weights._text_models import TEXT_MODELS
 from attn_np.weights.layouts._base import differences
 from attn_np.weights.layouts._hf_config import NULL_SAYS, HFConfig
 from attn_np.weights.layouts._kin import KIN
@@ -81,10 +82,14 @@ def test_a_null_is_a_field_that_is_left_out(name: str) -> None:
 def test_no_default_of_a_family_is_taken_silently(name: str) -> None:
     """Each field of a file left out: the layer is the same in what weights do not show, plain, or refused.
 
-    Plain is no number: no scale, window or base of positions.
+    Plain is no number: no scale, window or base of positions. What the file states elsewhere is no default.
     """
     recorded, wrong = RECORDED[name], {}
     fields, part, layer = recorded["fields"], recorded["part"], max(map(int, recorded["layers"]))
+    rope = fields.get("rope_parameters") or {}
+    stated = {"rope_base": [rope.get("rope_theta")], "rope_scaling": [rope.get("rope_type")]}
+    stated["rope_scaling_factor"] = [rope.get("factor")]
+    stated["original_max_positions"] = [fields.get("max_position_embeddings")]
     table, whole = of_layer(fields, layer, part)
     unseen = {*layouts.get(layout_of_model_type()[fields["model_type"]]).tables[table].not_in_weights}
     for key in names_of(fields):
@@ -102,8 +107,9 @@ def test_no_default_of_a_family_is_taken_silently(name: str) -> None:
             plain = getattr(type(config), ours)
             if key.endswith("attention_factor"):  # follows from other fields of the file
                 continue
-            if is_number(plain) or getattr(config, ours) != plain:
-                wrong[key, ours] = getattr(config, ours)
+            found = getattr(config, ours)
+            if (is_number(plain) or found != plain) and found not in stated.get(ours, ()):
+                wrong[key, ours] = found
     assert not wrong
 
 
@@ -313,8 +319,9 @@ WRONG = {
         "NanoChatForCausalLM",
         {},
         {"layout": "llama", "allow": ["final_logit_softcapping"]},
-        "'nanochat': it norms queries and keys after",
+        "got 'nanochat'; leave layout= out",
     ),
+    "Hunyuan": ("HunYuanDenseV1ForCausalLM", {}, {"layout": "qwen3"}, "got 'hunyuan_v1_dense'; leave layout= out"),
     "Falcon": (
         "FalconForCausalLM",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -351,3 +358,16 @@ def test_the_wrong_layout_is_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stated))
     with pytest.raises(ConfigMismatchError, match=words):
         weights.read_pretrained(tmp_path, 1, **options)
+
+
+def test_the_page_of_types_names_layouts_and_the_types_that_they_read() -> None:
+    """Every row is what `load_pretrained` does with the type; types without a layout are those known by name."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "model_types.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (`.*`) \| [\d.e-]+ \|$", page, re.MULTILINE)
+    layout_of = layout_of_model_type()
+    for layout, kinds in rows:
+        for kind in re.findall("`([^`]+)`", kinds):
+            assert layout in (layout_of.get(kind), layout_of.get(TEXT_MODELS.get(kind, ""))), kind
+    assert len(rows) > 90
+    section = page.partition("## Causal language models without a layout")[2].partition("\n## ")[0]
+    assert {*re.findall("`([^`]+)`", section.partition(" is read, but")[0].rpartition("\n\n")[0])} == NO_LAYOUT_YET

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attn_np import contract, weights
-from attn_np.weights import ConfigMismatchError, UnexpectedKeysError, layouts
+from attn_np.weights import ConfigMismatchError, MissingKeysError, UnexpectedKeysError, layouts
 from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._known_types import KNOWN_TYPES
 from attn_np.weights._pretrained import find_layout, layout_of_model_type
@@ -69,6 +69,30 @@ PUBLISHED = {
         | {"num_key_value_heads": 16, "hidden_act": "gelu", "attention_bias": False, "max_position_embeddings": 8192},
         contract.config("decoder", d_model=3072, num_heads=16, num_kv_heads=16, head_dim=256),
     ),
+    "Mamba-Codestral 7B": (
+        {
+            "model_type": "mamba2",
+            "hidden_size": 4096,
+            "num_heads": 128,
+            "head_dim": 64,
+            "state_size": 128,
+            "n_groups": 8,
+        }
+        | {"conv_kernel": 4, "hidden_act": "silu", "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5}
+        | {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random", "time_step_scale": 1.0}
+        | {"time_step_limit": [0.0, float("inf")], "time_step_rank": 256, "chunk_size": 256, "expand": 2},
+        contract.config(
+            "mamba2",
+            d_model=4096,
+            num_heads=128,
+            num_key_heads=8,
+            state_dim=128,
+            head_dim=64,
+            conv_size=4,
+            norm_groups=8,
+            norm_eps=1e-5,
+        ),
+    ),
     "Nemotron": (
         {"model_type": "nemotron", "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
         | {"partial_rotary_factor": 0.5, "rope_theta": 10000, "norm_eps": 1e-5, "mlp_bias": False},
@@ -98,6 +122,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         {"model_type": "jamba", "hidden_size": 8, "num_attention_heads": 2},
         "'attn_layer_offset': expected a layer that attends",
     ),
+    "Mamba-2 without its norm": ({"model_type": "mamba2", "rms_norm": False}, "'rms_norm': expected one of True"),
     "a field that nobody knows": (QWEN3_MOE | {"colour": 1}, "'colour': expected fields with a known meaning"),
 }
 
@@ -211,6 +236,25 @@ def test_layout_and_prefix_reach_the_text_model_of_an_unknown_model(tmp_path: Pa
     stated = {"model_type": "fairly-new", "text_config": LLAMA | {"model_type": "fairly-new-text"}}
     folder = model(tmp_path, stated, {f"brain.{name}": x for name, x in llama().items()})
     assert weights.read_pretrained(folder, 1, layout="llama", prefix="brain.").config == WANT
+
+
+def test_a_tower_of_an_unknown_model_is_read_by_a_named_layout(tmp_path: Path) -> None:
+    stated = LLAVA | {"model_type": "fairly-new", "vision_config": TOWER}
+    folder = model(tmp_path / "new", stated, tower("vision_tower."))
+    alone = model(tmp_path / "alone", TOWER, tower("vision_model."))
+    found = weights.read_pretrained(folder, 1, layout=layout_of_model_type()[TOWER["model_type"]], part="vision")
+    want = weights.read_pretrained(alone, 1, part="vision")
+    assert found.config == want.config
+    assert all(np.array_equal(x, found.values[name]) for name, x in want.values.items())
+
+
+def test_a_prefix_without_layers_is_answered_by_those_with(tmp_path: Path) -> None:
+    folder = model(tmp_path / "new", LLAMA, {f"language_model.{name}": x for name, x in llama().items()})
+    words = "expected the keys of layers after prefix=, got them after 'language_model.'; pass what stands before them"
+    with pytest.raises(MissingKeysError, match=words):
+        weights.read_pretrained(folder, 1, prefix="model.language_model.")
+    with pytest.raises(MissingKeysError, match="got them without a prefix; leave prefix= out"):
+        weights.read_pretrained(model(tmp_path / "plain", LLAMA, llama()), 1, prefix="brain.")
 
 
 # Keys around attention ------------------------------------------------------------------------------------------------

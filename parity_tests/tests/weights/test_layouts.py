@@ -175,9 +175,10 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
         covered |= set(ours)
         assert concatenation(pattern) is None or len(keys) == 1
         if concatenation(pattern) is None and len(ours) == 1 and layout.own_variant is None:
-            # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several.
+            # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several
+            # and for gates of each number, which are as wide as the values.
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
-            assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
+            assert all(axis == (letter,) or (*axis, letter) == ("v", "f") for axis, letter in pairs if len(axis) == 1)
     assert covered >= set(params)
     assert {key for keys, _ in table.rules.values() for key in _base.as_tuple(keys)} >= {
         *table.first_layer_keys,

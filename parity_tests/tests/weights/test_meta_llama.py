@@ -48,6 +48,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"high_freq_factor": 4.0, "original_max_positions": 8192},
     ),
     "Mistral 7B": ({"head_dim": 4, "hidden_dim": 20, "sliding_window": 5}, {"window": (4, None)}),
+    "Mixtral, whose base its code says": ({"head_dim": 4, "moe": {"num_experts": 8}}, {"rope_base": 1e6}),
     "Mixtral": ({"moe": {"num_experts": 8}, "rope_theta": 1e6}, {"rope_base": 1e6}),
 }
 

@@ -14,7 +14,9 @@ import safetensors.numpy
 
 from attn_np import contract, weights
 from attn_np.weights import layouts
+from attn_np.weights._foreign_config import table_name_and_config
 from attn_np.weights._pretrained import layout_of_model_type
+from attn_np.weights.layouts._hf_config import HFConfig
 from parity_tests.tests.inputs import TREES, Arrays
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +32,9 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float32",
     "vocab_size": 7,
 }
-WANT = contract.config("decoder", d_model=12, num_heads=3, num_kv_heads=1, head_dim=4, rope_base=500000.0)
+WANT = contract.config(
+    "decoder", d_model=12, num_heads=3, num_kv_heads=1, head_dim=4, rope_base=500000.0, max_positions=64
+)
 
 
 def llama(layers: int = 3, **shapes: tuple[int, ...]) -> Arrays:
@@ -61,6 +65,24 @@ def model(folder: Path, stated: dict[str, Any], tensors: Arrays, shards: int = 1
     return folder
 
 
+def test_layers_take_the_positions_that_their_model_has(tmp_path: Path) -> None:
+    """As many as `config.json` says, or the caller; a model may have millions, of which no table is made."""
+    stated = LLAMA | {"max_position_embeddings": 10**12}
+    folder, x = model(tmp_path, stated, llama()), np.random.default_rng(0).normal(size=(1, 3, 12)).astype("float32")
+    for tree in TREES.values():
+        layer, places = tree.package.load_pretrained(folder, 1), tree.array(np.array([[0, 5, 9]]))
+        assert layer.config.max_positions == 10**12
+        narrow = tree.package.load_pretrained(folder, 1, max_positions=10)
+        outputs = [tree.numpy(of(tree.array(x), positions=places)) for of in (layer, narrow)]
+        assert np.array_equal(outputs[0], outputs[1])
+        with pytest.raises(ValueError, match="expected positions from 0 to 8, got 0 to 9"):
+            tree.package.load_pretrained(folder, 1, max_positions=9)(tree.array(x), positions=places)
+    sections = {"type": "mrope", "mrope_section": [2, 1, 1]}
+    sees = HFConfig("config.json", LLAMA | {"model_type": "qwen2_vl", "head_dim": 8, "rope_parameters": sections})
+    _, config = table_name_and_config(sees, layouts.get("qwen2_vl"), 0, "", {"max_positions": 9})
+    assert config.as_dict()["max_positions"] == 9
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_layer_by_its_indices(shards: int, tmp_path: Path) -> None:
     held = llama()
@@ -87,6 +109,72 @@ def test_a_real_model_in_one_line() -> None:
         assert all(np.array_equal(tree.numpy(a), tree.numpy(b)) for a, b in same)
 
 
+CONTRADICTIONS: dict[str, Any] = {
+    "window": (3, None), "rope_scaling_factor": 2.0, "rope_layout": "interleaved", "norm_position": "after_rotation",
+    "scale": 1.0, "softcap": 5.0, "clip_qkv": 1.0, "chunk_size": 4, "rope_base": 10.0, "rotary_dim": 2, "norm": "rms",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_model_of_its_own_family_says_every_field(name: str, tmp_path: Path) -> None:
+    """What it leaves out is its family's default: a caller cannot contradict it, as with what it states."""
+    told = {name: CONTRADICTIONS[name]}
+    told |= {"rope_scaling": "linear"} if name == "rope_scaling_factor" else {}
+    told |= {"norm": "rms"} if name == "norm_position" else {}
+    with pytest.raises(weights.ConfigMismatchError, match=r"expected .*, as the model has it, got .*; leave \w+= out"):
+        weights.read_pretrained(model(tmp_path, LLAMA, llama()), 0, **told)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torch_dtype", "write dtype="),
+        ("device_map", "write device="),
+        ("into", "call load(file, layout=, layer=, into=layer)"),
+        ("config", "leave it out, as config.json says it"),
+        ("variant", "leave it out, as config.json says it"),
+    ],
+)
+def test_arguments_of_other_functions_say_what_to_write(name: str, words: str, tmp_path: Path) -> None:
+    folder, told = model(tmp_path, LLAMA, llama()), {name: "float32"}
+    for tree in TREES.values():
+        for options in ({"layer": 1}, {}):
+            with pytest.raises(TypeError) as caught:
+                tree.package.load_pretrained(folder, **options, **told)
+            expected = "load_pretrained: expected its own arguments or fields of the Config"
+            assert str(caught.value) == f"{expected}, got {name}=; {words}"
+        if name in ("torch_dtype", "device_map"):
+            with pytest.raises(TypeError, match=f"load: expected its own .*, got {name}=; {words}"):
+                tree.package.load(folder / "model.safetensors", layout="llama", layer=1, **told)
+
+
+def test_missing_keys_name_arguments_that_there_are(tmp_path: Path) -> None:
+    tensors = {name: x for name, x in llama().items() if not name.endswith("1.self_attn.o_proj.weight")}
+    with pytest.raises(weights.MissingKeysError, match="or check layout=, prefix= and the layer's config"):
+        weights.read_pretrained(model(tmp_path, LLAMA, tensors), 1)
+
+
+def test_load_takes_a_config(tmp_path: Path) -> None:
+    """Instead of its fields: of a model's file, under a prefix, and of our own names without a config."""
+    file = model(tmp_path, LLAMA, llama()) / "model.safetensors"
+    (tmp_path / "config.json").unlink()
+    for tree in TREES.values():
+        layer = tree.package.load(file, layout="llama", layer=1, config=WANT)
+        assert layer.config == WANT
+        state = {f"blocks.0.{name}": np.asarray(tree.numpy(x)) for name, x in layer.params().items()}
+        safetensors.numpy.save_file(state, tmp_path / "own.safetensors")
+        own = tree.package.load(tmp_path / "own.safetensors", prefix="blocks.0.", variant="decoder", config=WANT)
+        assert own.config == WANT and np.array_equal(tree.numpy(own.w_q), tree.numpy(layer.w_q))
+        for told, words in (
+            ({"config": {}}, "load: expected config= to be a Config, got dict; pass its fields by name"),
+            ({"config": WANT, "into": layer}, "load: expected config= without into= and fields, got into=; leave one"),
+            ({"config": WANT, "scale": 2.0}, "load: expected config= without into= and fields, got scale=; leave one"),
+        ):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                tree.package.load(file, layout="llama", layer=1, **told)
+            assert str(caught.value).startswith(words)
+
+
 def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     folder = model(tmp_path, LLAMA, llama())
     found = weights.read_pretrained(folder, 1)
@@ -105,15 +193,15 @@ def test_fields_that_no_file_states(tmp_path: Path) -> None:
     for tree in TREES.values():
         config = tree.package.load_pretrained(folder, 0, dropout=0.5, max_positions=9).config
         assert (config.dropout, config.max_positions) == (0.5, 9)
-        config = tree.package.load_pretrained(folder, 0, causal=False, window=(3, 2), num_heads=3).config
-        assert config == replace(WANT, causal=False, window=(3, 2))
+        config = tree.package.load_pretrained(folder, 0, causal=False, num_heads=3).config
+        assert config == replace(WANT, causal=False)
         with pytest.raises(
             weights.ConfigMismatchError, match=r"config.json: 'num_heads': expected \d+, as the model has"
         ):
             tree.package.load_pretrained(folder, 0, num_heads=2)
         with pytest.raises(weights.ConfigMismatchError, match="'rotary_dim': expected None, as the model has it"):
             tree.package.load_pretrained(folder, 0, rotary_dim=2)
-        with pytest.raises(weights.ConfigMismatchError, match="got none for sinks"):
+        with pytest.raises(weights.ConfigMismatchError, match="'sinks': expected False, as the model has it, got True"):
             tree.package.load_pretrained(folder, 0, sinks=True)
         with pytest.raises(TypeError, match="decoder: expected one of its fields"):
             tree.package.load_pretrained(folder, 0, heads=2)
@@ -308,15 +396,32 @@ def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
         weights.read_pretrained(folder, 0, layout="bert")
 
 
-@pytest.mark.parametrize("kind", ["gemma4_text", "zamba", "mllama", "starcoder"])
-def test_no_family_is_guessed(kind: str, tmp_path: Path) -> None:
-    """A name that is spelt alike may have other numbers; the refusal is one line, with the nearest names."""
+@pytest.mark.parametrize(
+    ("kind", "near"),
+    [
+        ("lfm3", None),
+        ("zamba2", None),
+        ("starcoder", "starcoder2"),
+        ("mamba3", "mamba2_model"),
+        ("bambu", "llama"),
+    ],
+)
+def test_no_family_is_guessed(kind: str, near: str | None, tmp_path: Path) -> None:
+    """A name that is spelt alike may have other numbers; the refusal is one line, with layouts that may be meant."""
     with pytest.raises(weights.ConfigMismatchError) as caught:
         weights.read_pretrained(model(tmp_path, LLAMA | {"model_type": kind}, llama()), 0)
     words = str(caught.value).removeprefix(str(tmp_path))
     assert "name a layout as layout= if the model has its names and numbers" in words and len(words) < 400
-    near = {"starcoder": "starcoder2", "gemma4_text": "gemma3_text", "mllama": "llama", "zamba": "jamba"}[kind]
-    assert f"{near!r}" in words.partition("did you mean")[2]
+    if near is None:
+        assert f"got {kind!r}, which is known and has no layout yet; name a layout" in words
+    else:
+        hint = words.partition("did you mean ")[2].partition("?")[0]
+        assert f"layout={near!r}" in hint.split(" or ")
+
+
+def test_a_model_type_is_no_layout(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 'bamba', a model_type that layout llama reads; pass 'llama', or leave"):
+        weights.read_pretrained(model(tmp_path, LLAMA, llama()), 0, layout="bamba")
 
 
 def test_experts_are_no_part_of_attention(tmp_path: Path) -> None:
@@ -368,7 +473,10 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="got none; get it"):
         weights.read_pretrained(tmp_path, 0)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(FileNotFoundError, match=r"got .pytorch_model\.bin., which is not read; .*safe_serialization"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"got .pytorch_model\.bin., which is not read; .*as save_pretrained\(folder\) of transf",
+    ):
         weights.read_pretrained(tmp_path, 0)
     safetensors.numpy.save_file(llama(), tmp_path / "a.safetensors")
     with pytest.raises(FileNotFoundError, match=r"expected a config\.json beside the weights, got none"):

@@ -77,7 +77,10 @@ def test_windows_and_rotation_are_each_layers_own(tmp_path: Path) -> None:
 
 def test_a_layer_that_does_not_attend_is_none(tmp_path: Path) -> None:
     folder = model(tmp_path, JAMBA, llama(6))
-    with pytest.raises(weights.NoAttentionError, match="'attn_layer_offset': expected a layer that attends"):
+    with pytest.raises(
+        weights.NoAttentionError,
+        match=r"'attn_layer_offset': expected a layer that attends.* as others are not read from this type",
+    ):
         TREES["numpy"].package.load_pretrained(folder, 2)
     for tree in TREES.values():
         layers = tree.package.load_pretrained(folder)
@@ -85,6 +88,9 @@ def test_a_layer_that_does_not_attend_is_none(tmp_path: Path) -> None:
         assert all(layer is None or layer.config.rope_base is None for layer in layers)
     with pytest.raises(weights.NoAttentionError, match="a layer that attends"):
         TREES["numpy"].package.load_pretrained(model(tmp_path, JAMBA | {"num_hidden_layers": 1}, llama(1)))
+    silent = {name: x for name, x in JAMBA.items() if name != "num_hidden_layers"}
+    with pytest.raises(weights.ConfigMismatchError, match="'num_hidden_layers': expected this field, as layer 0 does"):
+        TREES["numpy"].package.load_pretrained(model(tmp_path, silent, llama(6)))
 
 
 HYBRIDS: dict[str, dict[str, Any]] = {

@@ -195,6 +195,11 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "no group": (group() | {"config_groups": {}}, "compressed-tensors, int-quantized"),
     "a block without sides": (FP8 | {"weight_block_size": [128]}, "fp8"),
     "a block of words": (FP8 | {"weight_block_size": ["a", "b"]}, "fp8"),
+    "rotated": (
+        group() | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+        "compressed-tensors with transform_config",
+    ),
+    "a field that nobody knows": (FP8 | {"colour": 1}, "fp8 with colour"),
     "no method": ({"bits": 4}, "of no known kind, 4 bits"),
     "no object": ("fp8", "of no known kind"),
     "a method that is a list": ({"quant_method": ["fp8"]}, r"\['fp8'\]"),

@@ -231,6 +231,30 @@ def test_fields_that_are_missing_or_unknown(file: Path) -> None:
         refused(file, ValueError, "or pass prefix= for our own names", **WHERE, **FIELDS, **options)
 
 
+def test_arguments_of_load_that_are_nearly_right(file: Path) -> None:
+    """A field that is near an argument is still a field."""
+    words = "load: expected its own arguments or fields of the Config, got"
+    refused(file, TypeError, f"{words} varient=; did you mean variant=?", varient="decoder")
+    refused(file, TypeError, f"{words} layr=; did you mean layer=?", **WHERE, **FIELDS, layr=0)
+    refused(file, TypeError, "got 'causl'; did you mean 'causal'", **WHERE, **FIELDS, causl=True)
+    refused(file, weights.ShapeMismatchError, "'blocks.0.attn.", **WHERE, **FIELDS | {"num_kv_heads": 3}, scale=2.0)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_adapters_that_are_not_merged_are_told_to_be(tmp_path: Path, mixed: bool) -> None:
+    """As peft names them: beside the layer's own weight, which is `base_layer`, or with nothing else."""
+    path, before = tmp_path / "model", weights.draw(CONFIG, 0, "float32")
+    adapters = {f"a.w_q.lora_{x}.default.weight": np.ones((2, 12), "float32") for x in "AB"}
+    base = {f"a.{name}": x for name, x in before.items() if name != "w_q"}
+    base |= {"a.w_q.base_layer.weight": before["w_q"].reshape(12, -1).T.copy()}
+    safetensors.numpy.save_file(adapters | (base if mixed else {}), path)
+    words = "got keys of adapters; merge the adapters into the model first, model.merge_and_unload() of peft"
+    refused(path, weights.MissingKeysError, "'a.w_q'", words, prefix="a.", variant="decoder", **FIELDS)
+    refused(path, weights.MissingKeysError, words.partition("; ")[2], layout="llama", prefix="a.", rope_base=500.0)
+    safetensors.numpy.save_file(base | {"a.w_q": before["w_q"]} | (adapters if mixed else {}), path)
+    refused(path, weights.UnexpectedKeysError, words.partition("; ")[2], prefix="a.", variant="decoder", **FIELDS)
+
+
 def test_a_file_from_the_future_is_not_taken_for_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model"
     safetensors.numpy.save_file(model(), path, metadata={"format": "attn-parity/2"})

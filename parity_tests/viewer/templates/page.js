@@ -70,7 +70,7 @@
     get("stage-name").textContent = stage.name;
     get("stage-shape").textContent = shapeText(stage);
     get("stage-also").textContent = stage.also.length ? `The same array as ${stage.also.join(", ")}.` : "";
-    const scale = `Darkest: ${text(maps.scaleOf(stage), 3)} and beyond. Blue is positive, orange negative`;
+    const scale = `Strongest: ${text(maps.scaleOf(stage), 3)} and beyond. Blue is positive, orange negative`;
     const grey = stage.hides ? ", grey hidden" : "";
     get("stage-scale").textContent = stage.mask ? "True is drawn, False is not." : `${scale}${grey}.`;
   };
