@@ -206,7 +206,7 @@ def small_fields(model_type: str, sizes: Mapping[str, Any] = SIZES) -> dict[str,
     for name, x in default.items():
         if isinstance(x, dict) and x.get("model_type") in importlib.import_module("transformers").CONFIG_MAPPING:
             fields[name] = {"model_type": x["model_type"]} | small_fields(x["model_type"], sizes)
-        elif isinstance(x, dict) and name.endswith("_config"):
+        elif isinstance(x, dict) and name.endswith("_config") and sizes.keys() & x.keys():
             fields[name] = {key: as_many(key, size, x[key]) for key, size in sizes.items() if key in x}
         if name in fields and isinstance(fields[name], dict) and "experts_implementation" in fields[name]:
             fields["experts_implementation"] = "eager"
