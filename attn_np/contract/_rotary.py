@@ -148,7 +148,7 @@ class Rotary(Config):
         require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
         if width > head_width:
             raise field_error(variant, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim=")
-        has_rotary_dim = hasattr(self, "rotary_dim")
+        has_rotary_dim = "rotary_dim" in self.__dataclass_fields__  # which torch.compile can ask, unlike fields()
         self.check_one_of("rope_scaling", tuple(x for x in SCALINGS if x != "proportional" or has_rotary_dim))
         if self.rope_scaling == "proportional":
             turning, fix = self.rotary_dim, f"set rotary_dim= to at most {head_width}"
