@@ -22,7 +22,6 @@ from attn_jax.ops import (
     pytree,
     read_lengths,
     reverse_cumsum,
-    scan,
     signed,
     take_rows,
     to_dtype,
@@ -34,6 +33,8 @@ from attn_jax.ops import (
     write_slots,
     zeros,
 )
+from attn_jax.ops.order import latest, take_positions
+from attn_jax.ops.sharded import varying_as
 from attn_jax.ops.specs import spec_of
 from attn_np.contract._decode import (
     SPARE,
@@ -404,7 +405,7 @@ def read_state(step: DecodeStep | None, name: str, initial_state: Array) -> Arra
     """The state in the cache; without a cache the initial one."""
     if step is None or step.recur is not None:
         return initial_state
-    return to_dtype(step.cache.arrays[name], dtype_name(initial_state))
+    return varying_as(to_dtype(step.cache.arrays[name], dtype_name(initial_state)), initial_state)
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:
@@ -440,6 +441,13 @@ def read_window(step: DecodeStep | None, name: str, x: Array, size: int, continu
     return where(is_last_document.reshape(*window.shape[:2], *(1 for _ in window.shape[2:])), window, 0.0)
 
 
+def numbers_held(numbers: Array, last: Array, real: Array) -> Array:
+    """The number of the last real position up to each one, `b t`; before there is any, `last`."""
+    places = where(broadcast_mask(real, numbers.shape, numbers), arange(numbers.shape[1], numbers) + 1, 0)
+    with_last = concatenate([last[:, None], numbers], 1)
+    return take_positions(with_last, latest(places))
+
+
 def continued_documents(step: DecodeStep | None, documents: Array | None, real: Array | None) -> Array | None:
     """The positions that go on with the document of the real position before them, `b t`; None where all do.
 
@@ -458,17 +466,10 @@ def continued_documents(step: DecodeStep | None, documents: Array | None, real: 
         numbers = to_dtype(numbers, dtype_name(last))
     else:
         last = numbers[:, 0] if before is None else before(numbers, 1)[:, 0]
-    if real is None:
-        continues = numbers == concatenate([last[:, None], numbers[:, :-1]], 1)
-        last = numbers[:, -1]
-    else:
-
-        def body(last, xs):
-            document, real = xs
-            return where(real, document, last), ((document == last) | (real ^ True),)
-
-        xs = numbers, broadcast_mask(real, numbers.shape, numbers)
-        last, (continues,) = scan(body, last, xs, names=("continues",))
+    seen = concatenate([last[:, None], numbers if real is None else numbers_held(numbers, last, real)], 1)
+    continues, last = numbers == seen[:, :-1], seen[:, -1]
+    if real is not None:
+        continues = continues | (broadcast_mask(real, numbers.shape, numbers) ^ True)
     if cache is not None:
         write_state(step, documents=last)
     return continues

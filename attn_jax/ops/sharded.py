@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, get_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
@@ -15,6 +16,11 @@ def sharded_as_after(turn: Callable[[Any, Any], Any], carry: Any, xs: Any) -> An
         return carry
     after, _ = jax.eval_shape(turn, carry, jax.tree.map(lambda x: x[0], xs))
     return jax.tree.map(lambda x, y: jax.sharding.reshard(x, y.sharding.spec), carry, after)
+
+
+def varying_as(x: jax.Array, zeros: jax.Array) -> jax.Array:
+    """x; in `shard_map` it differs from device to device where the zeros, of its shape, are said to."""
+    return x + zeros if AxisType.Manual in get_abstract_mesh().axis_types else x
 
 
 def with_rows_of(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -61,3 +67,23 @@ def with_whole_heads(x: jax.Array) -> jax.Array:
     """`b t h ...` with all heads on every device."""
     b, t, _, *rest = jax.typeof(x).sharding.spec
     return jax.sharding.reshard(x, P(b, t, None, *rest))
+
+
+def in_groups_of_heads(x: jax.Array, groups: int) -> jax.Array:
+    """`b t h k` -> `b t groups (h/groups k)`; heads that lie on several devices stay there where groups allow it."""
+    (b, t, h, k), sharding = x.shape, jax.typeof(x).sharding
+    shape = (b, t, groups, h // groups * k)
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return x.reshape(shape)
+    if groups > 1 and groups % head_shards(x):
+        x = with_whole_heads(x)
+    b_axes, t_axes, h_axes, _ = jax.typeof(x).sharding.spec
+    axes = (None, h_axes) if groups == 1 else (h_axes, None)
+    return jnp.reshape(x, shape, out_sharding=P(b_axes, t_axes, *axes))
+
+
+def in_heads_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The reverse of `in_groups_of_heads`: the shape of `like`, `b t h k`, and where its entries lie."""
+    sharding = jax.typeof(like).sharding
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return jnp.reshape(x, like.shape, out_sharding=P(*sharding.spec) if explicit else None)

@@ -39,7 +39,6 @@ from attn_np.ops import (
     pytree,
     read_lengths,
     reverse_cumsum,
-    scan,
     signed,
     take_rows,
     to_dtype,
@@ -51,6 +50,7 @@ from attn_np.ops import (
     write_slots,
     zeros,
 )
+from attn_np.ops.order import latest, take_positions
 from attn_np.ops.specs import spec_of
 
 # A recurrence as it is computed, (values, first state, tape) -> (outputs, last state): linear in values and state.
@@ -440,6 +440,13 @@ def read_window(step: DecodeStep | None, name: str, x: Array, size: int, continu
     return where(is_last_document.reshape(*window.shape[:2], *(1 for _ in window.shape[2:])), window, 0.0)
 
 
+def numbers_held(numbers: Array, last: Array, real: Array) -> Array:
+    """The number of the last real position up to each one, `b t`; before there is any, `last`."""
+    places = where(broadcast_mask(real, numbers.shape, numbers), arange(numbers.shape[1], numbers) + 1, 0)
+    with_last = concatenate([last[:, None], numbers], 1)
+    return take_positions(with_last, latest(places))
+
+
 def continued_documents(step: DecodeStep | None, documents: Array | None, real: Array | None) -> Array | None:
     """The positions that go on with the document of the real position before them, `b t`; None where all do.
 
@@ -458,17 +465,10 @@ def continued_documents(step: DecodeStep | None, documents: Array | None, real: 
         numbers = to_dtype(numbers, dtype_name(last))
     else:
         last = numbers[:, 0] if before is None else before(numbers, 1)[:, 0]
-    if real is None:
-        continues = numbers == concatenate([last[:, None], numbers[:, :-1]], 1)
-        last = numbers[:, -1]
-    else:
-
-        def body(last, xs):
-            document, real = xs
-            return where(real, document, last), ((document == last) | (real ^ True),)
-
-        xs = numbers, broadcast_mask(real, numbers.shape, numbers)
-        last, (continues,) = scan(body, last, xs, names=("continues",))
+    seen = concatenate([last[:, None], numbers if real is None else numbers_held(numbers, last, real)], 1)
+    continues, last = numbers == seen[:, :-1], seen[:, -1]
+    if real is not None:
+        continues = continues | (broadcast_mask(real, numbers.shape, numbers) ^ True)
     if cache is not None:
         write_state(step, documents=last)
     return continues

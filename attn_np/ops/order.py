@@ -15,3 +15,8 @@ def real_first(real: Array) -> Array:
 def take_positions(x: Array, index: Array) -> Array:
     """Positions of each sequence by an index that must fit: `b n ...`, `b t` -> `b t ...`."""
     return x[np.arange(x.shape[0])[:, None], index]
+
+
+def latest(places: Array) -> Array:
+    """The largest entry up to each position, `b t`."""
+    return np.maximum.accumulate(places, axis=1)

@@ -43,7 +43,7 @@ MUTANTS = (
     shared(
         "number of padding begins a document",
         "padding begins no document: compare the numbers of real positions",
-        "return where(real, document, last), ((document == last) | (real ^ True),)",
-        "return document, (document == last,)",
+        "numbers if real is None else numbers_held(numbers, last, real)",
+        "numbers",
     ),
 )
