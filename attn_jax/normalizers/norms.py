@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_jax.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
-from attn_jax.ops.sharded import in_groups_of_heads, in_heads_as
+from attn_jax.ops.sharded import in_heads_as, reshape_heads
 from attn_np.contract._norms import Norm
 
 
@@ -26,7 +26,9 @@ def in_groups(norm: Norm, x: Array) -> Array:
     """The heads that are normalised together as one: `b t h k` -> `b t groups (h/groups k)`."""
     if norm.over == "head":
         return x
-    return in_groups_of_heads(x, norm.groups(x.shape[2]))
+    b, t, h, k = x.shape
+    groups = norm.groups(h)
+    return reshape_heads(x, (b, t, groups, h // groups * k))
 
 
 def unit_norm(norm: Norm, x: Array) -> Array:

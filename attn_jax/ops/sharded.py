@@ -69,12 +69,11 @@ def with_whole_heads(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, P(b, t, None, *rest))
 
 
-def in_groups_of_heads(x: jax.Array, groups: int) -> jax.Array:
+def reshape_heads(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`b t h k` -> `b t groups (h/groups k)`; heads that lie on several devices stay there where groups allow it."""
-    (b, t, h, k), sharding = x.shape, jax.typeof(x).sharding
-    shape = (b, t, groups, h // groups * k)
-    if AxisType.Explicit not in sharding.mesh.axis_types:
+    if AxisType.Explicit not in jax.typeof(x).sharding.mesh.axis_types:
         return x.reshape(shape)
+    groups = shape[2]
     if groups > 1 and groups % head_shards(x):
         x = with_whole_heads(x)
     b_axes, t_axes, h_axes, _ = jax.typeof(x).sharding.spec
@@ -83,7 +82,7 @@ def in_groups_of_heads(x: jax.Array, groups: int) -> jax.Array:
 
 
 def in_heads_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """The reverse of `in_groups_of_heads`: the shape of `like`, `b t h k`, and where its entries lie."""
+    """The reverse of `reshape_heads`: the shape of `like`, `b t h k`, and where its entries lie."""
     sharding = jax.typeof(like).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jnp.reshape(x, like.shape, out_sharding=P(*sharding.spec) if explicit else None)

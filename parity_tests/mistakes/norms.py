@@ -77,9 +77,8 @@ MUTANTS = (
     normed(
         "groups of heads that do not stand beside each other",
         "heads of a group are neighbours: the first of them, then the next",
-        "    return x.reshape((b, t, groups, h // groups * k))\n",
-        "    x = x.reshape((b, t, h // groups, groups, k)).swapaxes(2, 3)\n"
-        "    return x.reshape((b, t, groups, h // groups * k))\n",
+        GROUPED,
+        f"{GROUPED}    x = x.reshape((b, t, h // groups, groups, k)).swapaxes(2, 3).reshape(x.shape)\n",
     ),
     normed(
         "mean kept in the layer norm of queries and keys",
