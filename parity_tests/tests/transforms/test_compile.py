@@ -76,7 +76,7 @@ def test_a_tape_adds_nothing_to_the_graph(variant: str) -> None:
     torch.compile(Traced(layer), backend=on, fullgraph=True)(**inputs)
     assert len(plain.steps) > 3
     assert off.steps in ([], plain.steps)  # empty: compiled already, for the same call
-    # For a tape a causal layer forms who sees whom, of which it otherwise knows two numbers, and a decoder in steps stacks
+    # For a tape a causal layer forms who sees whom, of which it otherwise knows two numbers; a decoder in steps stacks
     # the weights of its steps.
     assert on.steps == plain.steps or getattr(layer.config, "causal", False) or variant == "seq2seq"
 
