@@ -221,8 +221,7 @@ def attend_vjp(
     result: ForwardResult, dcontext: Array, dlse: Array | None = None, needs_diagonal_grad: bool = False
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
-    the biased scores, `b h 1 s` where all queries have the same bias, and, if asked for, of the scores summed over each
-    diagonal, `1 h 1 n`.
+    the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
 
     With the weights p = exp(score - row_shift / exp_factor) / total, the rule of the softmax is
 
@@ -534,9 +533,7 @@ def backward(
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
-    # Of a bias that is the same for all queries, such as a number for each key, the sum over them: no array of t s.
-    rows = 1 if args.bias is not None and args.bias.shape[2] == 1 else t
-    dbiased = None if args.bias is None else np.zeros((b, h, rows, s), dtype)
+    dbiased = None if args.bias is None else np.zeros((b, h, t if args.bias.shape[2] > 1 else 1, s), dtype)
 
     def add_block(block: QueryBlock, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, of the skewed diagonals."""
@@ -565,8 +562,7 @@ def backward(
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                by_row = dscores if rows == t else np.sum(dscores, 2, keepdims=True)
-                dbiased[sub_block.score_index(dbiased.shape, keys)] += by_row
+                sub_block.add_scores(dbiased, keys, dscores)
             if needs_diagonal_grad:
                 add_to_diagonal_sums(diagonal_sums, dscores, sub_block.queries, keys, t)
             if tanh_scores is not None:
