@@ -154,6 +154,7 @@ KNOWN = {
     "gqa": Formula(QUADRATIC, fields={"num_kv_heads": 2}),
     "gru": Formula(LINEAR, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
     "hard": Formula(QUADRATIC),
+    "joint": Formula(QUADRATIC, 4.2, {"norm": "rms"}),
     "kda": Formula(LINEAR),
     "mamba2": Formula(LINEAR),
     "linear": Formula(LINEAR, fields={"causal": True}),
