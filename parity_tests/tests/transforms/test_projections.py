@@ -62,12 +62,13 @@ def owners(tree: Tree, layer: Any) -> list[tuple[Any, Projection]]:
 
 
 def output(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:
-    """The outputs that are differentiated, one behind the other; in JAX compiled."""
+    """The output, or both where a second is differentiated, one behind the other; in JAX compiled."""
     n = 2 if layer.config.second_output() else 1
     call = nnx.jit(lambda layer, given: flat(layer(**given))[:n]) if tree.name == "jax" else None
     given = {name: tree.array(x) for name, x in inputs.items()}
     outputs = call(layer, given) if call else flat(layer(**given))[:n]
-    return np.concatenate([tree.numpy(x).ravel() for x in outputs])
+    y, *second = map(tree.numpy, outputs)
+    return np.concatenate([y.ravel(), *(x.ravel() for x in second)]) if second else y
 
 
 def results(tree: Tree, layer: Any, inputs: Arrays) -> Arrays:
