@@ -37,6 +37,7 @@ from attn_jax.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_jax.gqa import GroupedQueryAttention as _GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_jax.hard import HardAttention as _HardAttention
+from attn_jax.joint import JointAttention as _JointAttention
 from attn_jax.kda import KimiDeltaAttention as _KimiDeltaAttention
 from attn_jax.linear import LinearAttention as _LinearAttention
 from attn_jax.longformer import LongformerAttention as _LongformerAttention
@@ -93,6 +94,7 @@ from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
+from attn_np.contract.joint import Config as _JointAttentionConfig
 from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
 from attn_np.contract.linear import Config as _LinearAttentionConfig
 from attn_np.contract.longformer import Config as _LongformerAttentionConfig
@@ -139,6 +141,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "JointAttention",
     "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
@@ -402,6 +405,16 @@ class HardAttention(_HardAttention):
     @overload
     def __init__(
         self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.HardAttentionFields]
+    ) -> None: ...
+
+class JointAttention(_JointAttention):
+    @overload
+    def __init__(
+        self, config: _JointAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.JointAttentionFields]
     ) -> None: ...
 
 class KimiDeltaAttention(_KimiDeltaAttention):
@@ -712,6 +725,10 @@ def build(
 def build(
     variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.HardAttentionFields]
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["joint"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.JointAttentionFields]
+) -> JointAttention: ...
 @overload
 def build(
     variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]

@@ -42,6 +42,7 @@ from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
+from attn_np.contract.joint import Config as _JointAttentionConfig
 from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
 from attn_np.contract.linear import Config as _LinearAttentionConfig
 from attn_np.contract.longformer import Config as _LongformerAttentionConfig
@@ -85,6 +86,7 @@ from attn_np.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_np.gqa import GroupedQueryAttention as _GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_np.hard import HardAttention as _HardAttention
+from attn_np.joint import JointAttention as _JointAttention
 from attn_np.kda import KimiDeltaAttention as _KimiDeltaAttention
 from attn_np.linear import LinearAttention as _LinearAttention
 from attn_np.longformer import LongformerAttention as _LongformerAttention
@@ -140,6 +142,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "JointAttention",
     "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
@@ -404,6 +407,16 @@ class HardAttention(_HardAttention):
     @overload
     def __init__(
         self, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.HardAttentionFields]
+    ) -> None: ...
+
+class JointAttention(_JointAttention):
+    @overload
+    def __init__(
+        self, config: _JointAttentionConfig, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.JointAttentionFields]
     ) -> None: ...
 
 class KimiDeltaAttention(_KimiDeltaAttention):
@@ -714,6 +727,10 @@ def build(
 def build(
     variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.HardAttentionFields]
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["joint"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.JointAttentionFields]
+) -> JointAttention: ...
 @overload
 def build(
     variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.KimiDeltaAttentionFields]

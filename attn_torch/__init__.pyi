@@ -29,6 +29,7 @@ from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
+from attn_np.contract.joint import Config as _JointAttentionConfig
 from attn_np.contract.kda import Config as _KimiDeltaAttentionConfig
 from attn_np.contract.linear import Config as _LinearAttentionConfig
 from attn_np.contract.longformer import Config as _LongformerAttentionConfig
@@ -84,6 +85,7 @@ from attn_torch.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_torch.gqa import GroupedQueryAttention as _GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_torch.hard import HardAttention as _HardAttention
+from attn_torch.joint import JointAttention as _JointAttention
 from attn_torch.kda import KimiDeltaAttention as _KimiDeltaAttention
 from attn_torch.linear import LinearAttention as _LinearAttention
 from attn_torch.longformer import LongformerAttention as _LongformerAttention
@@ -139,6 +141,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "JointAttention",
     "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
@@ -402,6 +405,16 @@ class HardAttention(_HardAttention):
     @overload
     def __init__(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays", **fields: Unpack[_fields.HardAttentionFields]
+    ) -> None: ...
+
+class JointAttention(_JointAttention):
+    @overload
+    def __init__(
+        self, config: _JointAttentionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays", **fields: Unpack[_fields.JointAttentionFields]
     ) -> None: ...
 
 class KimiDeltaAttention(_KimiDeltaAttention):
@@ -712,6 +725,10 @@ def build(
 def build(
     variant: Literal["hard"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.HardAttentionFields]
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["joint"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.JointAttentionFields]
+) -> JointAttention: ...
 @overload
 def build(
     variant: Literal["kda"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.KimiDeltaAttentionFields]

@@ -1,11 +1,13 @@
 """Every variant against its formula: does its time grow with the length as its formula says, and does its memory?
 
 A race is one variant in one tree and pass: the same layer at both lengths and `mha` with all keys (or its like) take
-turns. Times are those of one thread, so that trees can be compared, and races run side by side, one on each core.
+turns. So do mechanisms, which are fields, arguments or functions: each beside the layer without it. Times are those of
+one thread, so that trees can be compared, and races run side by side, one on each core.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import numpy as np
 from rich.table import Table
 
 from attn_np import contract
-from benchmarks import statistics
+from benchmarks import inputs, statistics
 from benchmarks.entrants import WHO
+from benchmarks.inputs import SEED
 from benchmarks.plan import ASKED, BOTH, Entrant, Race, Target, Work
 
 SHORT, LONG = 1024, 4096
@@ -29,6 +32,7 @@ SECONDS = 1.5
 ROOM = 200e6
 WIDTH, HEADS = 128, 4
 TREES = ("attn_np", "attn_torch", "attn_jax")
+PASSES = ("forward", BOTH)
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,13 @@ class Formula:
         growth: of its time from SHORT to LONG positions, by its formula.
         at_most: the time at LONG positions as a multiple of that of `beside`; None: not judged.
         beside: the variant with all keys that takes turns with it.
-        fields: of its Config besides the width and the number of heads.
+        fields: of its Config besides the width and the number of heads; of a function its options.
         for_length: a function from the number of positions to more fields.
+        of: the variant whose layer it is, if it is not named like it.
+        function: the function that it is, if it is no layer.
+        given: a function from the number of positions to arguments that are given beside those that must be.
+        projections: "arrays" or "modules".
+        trees, passes: what it is raced in.
     """
 
     growth: float
@@ -48,6 +57,12 @@ class Formula:
     fields: dict[str, Any] = field(default_factory=dict)
     beside: str = "mha"
     for_length: Callable[[int], dict[str, Any]] = lambda t: {}
+    of: str = ""
+    function: str = ""
+    given: Callable[[int], dict[str, Any]] = lambda t: {}
+    projections: str = "arrays"
+    trees: tuple[str, ...] = TREES
+    passes: tuple[str, ...] = PASSES
 
 
 def grid(t: int) -> dict[str, Any]:
@@ -61,6 +76,55 @@ def windows(t: int) -> dict[str, Any]:
     sides = grid(t)
     size = gcd(8, *sides.values())
     return sides | {"window_size": size, "shift": size // 2}
+
+
+# Documents of equal length, however long the sequence.
+DOCUMENT = 256
+
+
+def documents(t: int) -> Any:
+    """The number of each position's document."""
+    return np.arange(t)[None] // DOCUMENT
+
+
+def drawn(stream: int, *shape: int) -> Any:
+    return inputs.drawn(shape, "float32", stream)
+
+
+def of_states(t: int) -> dict[str, Any]:
+    """Arguments of `recur` by a delta rule: keys of norm 1 and shares from 0 to 1."""
+    q, k, v = (drawn(stream, 1, t, HEADS, WIDTH // HEADS) for stream in range(3))
+    return {"q": q, "k": unit(k), "v": v, "beta": 1 / (1 + np.exp(-drawn(3, 1, t, HEADS)))}
+
+
+def unit(k: Any) -> Any:
+    return k / np.sqrt(np.sum(k * k, -1, keepdims=True))
+
+
+# As in decoding: one query of each of so many sequences; pages of so many positions.
+SEQUENCES, PAGE = 8, 64
+
+
+def of_one_query(t: int) -> dict[str, Any]:
+    """Arguments of `attend`: a query for each sequence of t keys."""
+    lengths = {"q": 1, "k": t, "v": t}
+    return {
+        name: drawn(stream, SEQUENCES, n, HEADS, WIDTH // HEADS) for stream, (name, n) in enumerate(lengths.items())
+    }
+
+
+def in_pages(t: int) -> dict[str, Any]:
+    """The same keys and values in pages, which lie in any order."""
+    arrays, count = of_one_query(t), -(-t // PAGE)
+    table = np.random.default_rng((0, 3)).permutation(SEQUENCES * count).reshape(SEQUENCES, count)
+    found = {"q": arrays["q"], "table": table, "lengths": np.full(SEQUENCES, t)}
+    for name in ("k", "v"):
+        filled = np.zeros((SEQUENCES, count * PAGE, HEADS, WIDTH // HEADS), np.float32)
+        filled[:, :t] = arrays[name]
+        pool = np.empty((SEQUENCES * count, PAGE, HEADS, WIDTH // HEADS), np.float32)
+        pool[table.ravel()] = filled.reshape(pool.shape)
+        found[f"{name}_pages"] = pool
+    return found
 
 
 LATENT = {"kv_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_head_dim": 32}
@@ -90,6 +154,7 @@ KNOWN = {
     "gqa": Formula(QUADRATIC, fields={"num_kv_heads": 2}),
     "gru": Formula(LINEAR, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
     "hard": Formula(QUADRATIC),
+    "joint": Formula(QUADRATIC, 4.2, {"norm": "rms"}),
     "kda": Formula(LINEAR),
     "mamba2": Formula(LINEAR),
     "linear": Formula(LINEAR, fields={"causal": True}),
@@ -114,6 +179,44 @@ KNOWN = {
     "transformer_xl": Formula(QUADRATIC, 4.0),
 }
 
+# More heads, where reading few keys pays: all keys are read expanded, chosen ones absorbed.
+WIDE = LATENT | {"num_heads": 16}
+
+
+def decoder(at_most: float, growth: float = QUADRATIC, **more: Any) -> Formula:
+    """A decoder with a field, beside one without."""
+    return Formula(growth, at_most, of="decoder", beside="decoder", **more)
+
+
+def packed(of: str) -> Formula:
+    """A layer with a state and documents, beside one without."""
+    return Formula(LINEAR, 1.2, of=of, beside=of, given=lambda t: {"documents": documents(t)})
+
+
+# Fields, arguments and functions, each beside the same without it.
+MECHANISMS = {
+    "attend": Formula(LINEAR, function="attend", beside="attend", given=of_one_query, passes=("forward",)),
+    "attend+pages": Formula(LINEAR, 3.0, function="attend_paged", beside="attend", given=in_pages, passes=("forward",)),
+    "decoder+context_norm": decoder(1.1, fields={"context_norm": "rms"}),
+    "decoder+forget_gate": decoder(1.25, fields={"forget_gate": True}),
+    "decoder+gate": decoder(1.1, fields={"gate": True}),
+    "decoder+modules": decoder(1.05, projections="modules", trees=("attn_torch", "attn_jax")),
+    "decoder+norm": decoder(1.1, fields={"norm": "rms"}),
+    "decoder+shared_kv": decoder(1.0, fields={"shared_kv": True}),
+    "dsa+heads": Formula(QUADRATIC, 1.0, WIDE | INDEXER, of="mla", beside="mla+heads"),
+    "mla+heads": Formula(QUADRATIC, fields=WIDE | {"causal": False}, of="mla", beside="mla+heads"),
+    "recur": Formula(LINEAR, fields={"rule": "delta"}, function="recur", given=of_states, beside="recur"),
+    "recur+erase_key": Formula(
+        LINEAR,
+        1.3,
+        {"rule": "delta"},
+        function="recur",
+        given=lambda t: of_states(t) | {"erase_key": unit(drawn(4, 1, t, HEADS, WIDTH // HEADS))},
+        beside="recur",
+    ),
+} | {f"{of}+documents": packed(of) for of in ("delta", "gla", "linear", "mamba2", "retention")}
+MECHANISMS["linear+documents"].fields["causal"] = True
+
 
 def formula_of(variant: str) -> Formula:
     """What is asked of a variant; of one without an entry its first example, and no more growth than a square's.
@@ -121,8 +224,8 @@ def formula_of(variant: str) -> Formula:
     Raises:
         ValueError: it has no entry, and its fields fix the number of positions.
     """
-    if variant in KNOWN:
-        return KNOWN[variant]
+    if known := KNOWN.get(variant) or MECHANISMS.get(variant):
+        return known
     example = next(iter(contract.examples(variant).values()))
     if "t" in example.sizes():
         raise ValueError(
@@ -132,13 +235,12 @@ def formula_of(variant: str) -> Formula:
     return Formula(QUADRATIC, fields={f.name: getattr(example, f.name) for f in fields(example)})
 
 
-# The variants, and the presets that stand in KNOWN.
-FORMULAS = {name: formula_of(name) for name in sorted({*contract.variants(), *KNOWN})}
-# Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
-# sequence, a prefix of a quarter, two global positions.
-DOCUMENT = 256
+# The variants, the presets that stand in KNOWN, and the mechanisms.
+FORMULAS = {name: formula_of(name) for name in sorted({*contract.variants(), *KNOWN, *MECHANISMS})}
+# Arguments that are given beside those that must be arrays of numbers: documents, a prefix of a quarter, two global
+# positions.
 SPECIAL = {
-    "segments": lambda t: np.arange(t)[None] // DOCUMENT,
+    "segments": documents,
     "prefix": lambda t: np.array([t // 4]),
     "global_mask": lambda t: np.arange(t)[None] % max(1, t // 2) == 0,
 }
@@ -146,17 +248,35 @@ SPECIAL = {
 
 def config(work: Work) -> tuple[Any, dict[str, Any]]:
     """The variant and its fields."""
-    known = contract.get(work.variant).Config.fields()
+    formula = FORMULAS[work.variant]
+    variant = formula.of or work.variant
+    known = contract.get(variant).Config.fields()
     shared = {"d_model": work.heads * work.width, "num_heads": work.heads}
     own = {name: value for name, value in shared.items() if name in known}
+    return variant, own | formula.fields | formula.for_length(work.length)
+
+
+def made(package: Any, work: Work) -> Any:
+    """The layer in a tree, or the function with its options."""
     formula = FORMULAS[work.variant]
-    return work.variant, own | formula.fields | formula.for_length(work.length)
+    if formula.function:
+        return partial(getattr(package, formula.function), **formula.fields)
+    variant, own = config(work)
+    return package.build(variant, seed=SEED, dtype=work.dtype, projections=formula.projections, **own)
+
+
+def cotangent(work: Work) -> Any:
+    """The gradient of the output of a layer or of a function."""
+    return inputs.cotangent(work) if FORMULAS[work.variant].function else inputs.tokens(work)[1]
 
 
 def arguments(work: Work) -> dict[str, Any]:
-    """What the layer is called with: numbers where nothing stands in for them, and the special arguments."""
+    """What it is called with: numbers where nothing stands in for them, and the special arguments."""
+    formula = FORMULAS[work.variant]
+    if formula.function:
+        return formula.given(work.length)
     variant, own = config(work)
-    made, found = contract.config(variant, **own), {}
+    made, found = contract.config(variant, **own), formula.given(work.length)
     sizes = made.sizes() | {"b": work.batch, "t": work.length, "s": work.length}
     known = made.arguments()
     shapes = {
@@ -174,7 +294,7 @@ def arguments(work: Work) -> dict[str, Any]:
 
 
 def first(result: Any) -> Any:
-    """The output of a layer that may return a state as well."""
+    """The output of a layer or function that may return a state as well."""
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -187,8 +307,10 @@ def races() -> Iterator[Race]:
     Races of one tree and pass stand together: `mha` is made and compiled once for all of them.
     """
     for tree in TREES:
-        for passes in ("forward", BOTH):
+        for passes in PASSES:
             for variant, formula in FORMULAS.items():
+                if tree not in formula.trees or passes not in formula.passes:
+                    continue
                 short, long, plain = (
                     Work(what="variant", variant=name, length=t, passes=passes, heads=HEADS, kv_heads=HEADS, width=32)
                     for name, t in ((variant, SHORT), (variant, LONG), (formula.beside, LONG))
@@ -295,7 +417,7 @@ def draw(found: dict[str, Any], path: Path) -> bool:
     }
     for axes, (title, value) in zip(panels, marks.items(), strict=True):
         for tree in TREES:
-            for passes, face in (("forward", WHO[tree].colour), (BOTH, "none")):
+            for passes, face in zip(PASSES, (WHO[tree].colour, "none"), strict=True):
                 alike = [row for row in lines if (row.tree, row.passes) == (tree, passes) and value(row)]
                 points = [value(row) for row in alike], [names.index(row.variant) for row in alike]
                 axes.plot(*points, "o", color=WHO[tree].colour, markerfacecolor=face, label=f"{tree}, {passes}")

@@ -146,9 +146,7 @@ class Config:
         raise NotImplementedError
 
     def unshown_sizes(self) -> tuple[int, ...]:
-        """Sizes that no parameter's shape shows, such as how many dimensions of a head are rotated: layouts of weight
-        files compare configs by all sizes.
-        """
+        """Sizes that no parameter's shape shows, such as rotated dimensions: layouts compare configs by all sizes."""
         return ()
 
     def children(self) -> dict[str, "Config | list[Config]"]:
@@ -158,6 +156,10 @@ class Config:
     def arguments(self) -> dict[str, Arg]:
         """The call's arguments, in order."""
         raise NotImplementedError
+
+    def second_output(self) -> str | None:
+        """Axes of an output behind y that has a gradient, too: a last state, or the output of another stream."""
+        return None
 
     def cache_axes(self) -> dict[str, str]:
         """Axes of the arrays in a cache, by name: with `s` one entry for each position, without it a state."""
@@ -175,9 +177,7 @@ class Config:
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     def broken_relations(self) -> dict[str, str]:
-        """Relations that most attention satisfies and this variant does not, and why: by the names of their functions
-        in `parity_tests/judge/relations`.
-        """
+        """Relations in `parity_tests/judge/relations` that this variant breaks, by their functions' names, and why."""
         return {}
 
     def meaning(self) -> dict[str, Any]:

@@ -341,6 +341,19 @@ class HardAttentionFields(TypedDict, total=False):
     estimator: Literal["straight_through", "argmax"]  # "straight_through"
     temperature: float  # 1.0
 
+class JointAttentionFields(TypedDict, total=False):
+    d_model: Required[int]
+    num_heads: Required[int]
+    added_dim: int | None  # None
+    head_dim: int | None  # None
+    value_head_dim: int | None  # None
+    output_dim: int | None  # None
+    scale: float | None  # None
+    use_bias: bool  # True
+    norm: Literal["rms"] | None  # None
+    norm_eps: float  # 1e-06
+    added_output: bool  # True
+
 class KimiDeltaAttentionFields(TypedDict, total=False):
     d_model: Required[int]
     num_heads: Required[int]

@@ -5,7 +5,7 @@ LETTERS = {
     "t": "query position",
     "s": "key position",
     "d": "model width, width of the queries",
-    "i": "width of the key input",
+    "i": "width of the key input; of an added stream",
     "j": "width of the value input",
     "h": "head",
     "g": "key/value head; in `gated_delta` head of queries and keys; in `talking_heads` head outside the softmaxes",

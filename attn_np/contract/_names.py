@@ -158,7 +158,9 @@ NAMES = (
     here("top-k attention, explicit sparse Transformer", words=IN_LINES),
     here("Nystromformer", words=IN_LINES),
     here("cosFormer", words=IN_LINES),
-    here("joint attention, MM-DiT, SD3, FLUX", words=IN_LINES),
+    here("joint attention, MM-DiT, Stable Diffusion 3, SD3", "joint"),
+    here("Stable Diffusion 3.5, SD3.5, AuraFlow, joint attention with QK-norm", "joint", norm="rms"),
+    here("FLUX, Qwen-Image, joint attention with RoPE", words=IN_LINES),
     here(
         "cross-layer attention, CLA, KV sharing, YOCO, Gemma 3n, Gemma 4",
         "decoder",

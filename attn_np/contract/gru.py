@@ -141,6 +141,9 @@ class Config(_base.Config):
             "keep": Arg("w b t o", "keep", optional=True),
         }
 
+    def second_output(self) -> str | None:
+        return "l b e"
+
     def broken_relations(self) -> dict[str, str]:
         both = "the second direction begins at the last position"
         return {"a_sequence_in_pieces": both} if self.bidirectional else {}

@@ -49,6 +49,9 @@ class RecurrentDecoderConfig(_base.Config):
             ),
         }
 
+    def second_output(self) -> str | None:
+        return "l b e"
+
     def arguments(self) -> dict[str, Arg]:
         return {
             "target": Arg("b t d"),
@@ -156,6 +159,9 @@ class Config(_base.Config):
                 dropout=self.dropout,
             ),
         }
+
+    def second_output(self) -> str | None:
+        return "l b e"
 
     def arguments(self) -> dict[str, Arg]:
         tokens = self.vocab_size is not None

@@ -64,6 +64,12 @@ class QueryBlock(NamedTuple):
         parts = self.batch, self.heads, slice(*self.queries), index_of(keys)
         return tuple(part if n > 1 else slice(None) for part, n in zip(parts, shape, strict=True))
 
+    def add_scores(self, sums: Array, keys: Keys, scores: Array) -> None:
+        """Add scores to those of the block in an array `b h t s`, or to their sums over all queries, `b h 1 s`: where
+        all queries share a bias, such as a number for each key, no array of t s is needed.
+        """
+        sums[self.score_index(sums.shape, keys)] += scores if sums.shape[2] > 1 else scores.sum(2, keepdims=True)
+
     def slice_diagonals(self, x: Array, keys: Any, t: int) -> Array:
         """A view of an array by diagonal, `h n`: the diagonals of this block, with a span of keys."""
         heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start

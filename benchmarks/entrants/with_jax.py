@@ -164,16 +164,17 @@ def equinox(work: Work) -> Runner:
 
 
 def variant(work: Work) -> Runner:
-    name, fields = variants.config(work)
-    graph, state = nnx.split(attn_jax.build(name, seed=inputs.SEED, dtype=work.dtype, **fields))
+    layer = variants.made(attn_jax, work)
+    graph, state = nnx.split(layer) if isinstance(layer, nnx.Module) else (None, {})
     given = {name: jnp.asarray(x) for name, x in variants.arguments(work).items()}
     floats = {name: x for name, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     rest = {name: x for name, x in given.items() if name not in floats}
 
     def call(state: Any, floats: Any, **rest: Any) -> Any:
-        return variants.first(nnx.merge(graph, state)(**floats, **rest))
+        of_arrays = layer if graph is None else nnx.merge(graph, state)
+        return variants.first(of_arrays(**floats, **rest))
 
-    return passes(work, call, (state, floats), jnp.asarray(inputs.tokens(work)[1]), rest)
+    return passes(work, call, (state, floats), jnp.asarray(variants.cotangent(work)), rest)
 
 
 def ours(work: Work) -> Runner:

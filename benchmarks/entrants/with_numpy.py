@@ -88,9 +88,7 @@ def decode(made: Any, x: Any) -> Runner:
 
 
 def variant(work: Work) -> Runner:
-    name, fields = variants.config(work)
-    layer, given = attn_np.build(name, seed=inputs.SEED, dtype=work.dtype, **fields), variants.arguments(work)
-    dy = inputs.tokens(work)[1]
+    layer, given, dy = variants.made(attn_np, work), variants.arguments(work), variants.cotangent(work)
     if work.passes == "forward":
         return Runner(lambda _: variants.first(layer(**given)), output=wide, kept=size)
 

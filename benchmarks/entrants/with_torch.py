@@ -176,12 +176,12 @@ def module(work: Work) -> Runner:
 
 
 def variant(work: Work) -> Runner:
-    name, fields = variants.config(work)
-    layer = attn_torch.build(name, seed=inputs.SEED, dtype=work.dtype, **fields)
+    layer = variants.made(attn_torch, work)
+    parameters = layer.parameters() if isinstance(layer, torch.nn.Module) else ()
     given = {name: tensor(x) for name, x in variants.arguments(work).items()}
     floats = [x for x in given.values() if x.is_floating_point()]
-    dy = tensor(inputs.tokens(work)[1])
-    return passes(work, lambda: variants.first(layer(**given)), (*floats, *layer.parameters()), dy)
+    dy = tensor(variants.cotangent(work))
+    return passes(work, lambda: variants.first(layer(**given)), (*floats, *parameters), dy)
 
 
 def ours(work: Work) -> Runner:

@@ -83,6 +83,8 @@ IDEAS = {
                 titles=("",), axes=("head", "head")),
     "gru": Idea("The update gate `layers.0.z`: at 1 a unit keeps its state, at 0 it takes the new one.",
                 "layers.0.z", take=lambda x: x[0].T, axes=("time t", "unit")),
+    "joint": Idea("Six positions of the first stream, then six of the added one: each reads both streams.",
+                  fields={"num_heads": 1}),
     "kda": Idea("What fades row by row and is overwritten: each position then corrects the state at its key."),
     "mamba2": Idea("What fades and is written: each position's step decides how much of both.",
                    fields={"state_dim": 3, "head_dim": 4}),

@@ -126,10 +126,10 @@ def letters(config: Config) -> dict[str, list[str]]:
     """Axis letters of every argument and every output."""
     arguments = config.arguments()
     axes = {name: arg.axes for name, arg in arguments.items()}
-    if "state" in arguments:
-        axes |= {"y": "b t o", "out1": "l b e", "out2": "b t s"}
-    else:
-        axes |= {"y": "b t o"} | ({"out1": axes["mask"]} if weighs(config) else {})
+    second, of_weights = config.second_output(), "b t s" if "state" in arguments else "b h _ _"
+    if weighs(config):
+        of_weights = axes["mask"]
+    axes |= {"y": "b t o"} | ({"out1": of_weights} if second is None else {"out1": second, "out2": of_weights})
     return {name: text.split() for name, text in axes.items()}
 
 
@@ -236,7 +236,8 @@ def louder(call: Call, factor: float) -> Call:
     names = [name for name in ("w_score", "w", "decoder.attention.w_score") if name in w]
     own = ("w_q", "b_q", "b_content", "b_position", "w_rel_q", "b_rel_q", "w_q_global", "b_q_global")
     of_axes = ("w_q_rows", "b_q_rows", "w_q_columns", "b_q_columns")
-    names = names or [name for name in own + of_axes if name in w]
+    of_streams = ("w_added_q", "b_added_q")
+    names = names or [name for name in own + of_axes + of_streams if name in w]
     if names:
         return call.with_params(**{name: w[name] * factor for name in names})
     return complete(call).given(query=call.inputs["query"] * factor)

@@ -81,15 +81,9 @@ def attends(variant: str, layer: str) -> bool:
     return "implementation" in signature(getattr(import_module(f"attn_np.{variant}"), layer).__call__).parameters
 
 
-@cache
-def takes_last(variant: str, layer: str) -> bool:
-    """Whether the hand-written backward takes the gradient of the returned state too."""
-    return "dlast" in signature(getattr(import_module(f"attn_np.{variant}"), layer).vjp).parameters
-
-
 def pulled(case: Case, drawn: Drawn, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Random gradients of the outputs that are differentiated: y, and the state where one is returned."""
-    names = ("y", "out1") if takes_last(case.config.variant, case.config.class_name) else ("y",)
+    """Random gradients of the outputs that are differentiated: y, and the second, if there is one."""
+    names = ("y", "out1") if case.config.second_output() else ("y",)
     return {n: drawn.pulled[n] if n in drawn.pulled else drawn.cotangent(shapes[n], case.dtype) for n in names}
 
 

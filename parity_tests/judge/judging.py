@@ -322,7 +322,8 @@ def judge_call(
     p = p or fast_precision_of(candidate.framework, case.dtype)
     found, grads = expected_call(case, p) if drawn is None else reference(case, undropped(case, drawn), {}, p)
     outcome = candidate.run(case, undropped(case, drawn or draw(case)), False)
-    yield from judge_ends(case, candidate.name, outcome, {"y": found["y"]}, grads)
+    names = ("y", "out1") if case.config.second_output() else ("y",)
+    yield from judge_ends(case, candidate.name, outcome, {name: found[name] for name in names}, grads)
 
 
 def undropped(case: Case, drawn: Drawn) -> Drawn:

@@ -397,19 +397,39 @@ def test_every_variant_has_its_formula(listed: bool, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(variants, "KNOWN", {})
         with pytest.raises(ValueError, match="swin: expected an entry in KNOWN of"):
             variants.formula_of("swin")
-    for name in variants.FORMULAS:
+    for name, formula in variants.FORMULAS.items():
         work = Work(what="variant", variant=name, length=12, heads=2, kv_heads=2, width=variants.WIDTH // 2)
-        runner, notes = worker.ready(Entrant("attn_np", work, name))
+        runner, notes = worker.ready(Entrant(formula.trees[0], work, name))
         assert runner is not None, (name, notes)
         shape = runner.output(runner.run(None)).shape
-        assert shape[:2] == (1, 12) and (name not in variants.KNOWN or shape[2] == variants.WIDTH), name
+        batch = (variants.SEQUENCES, 1) if "attend" in formula.function else (1, 12)
+        assert shape[:2] == batch and (name not in variants.KNOWN or shape[2] == variants.WIDTH), name
 
 
-@pytest.mark.parametrize("variant", ["segments", "linear"])
+def test_a_mechanism_is_raced_beside_the_same_without_it() -> None:
+    """In every tree and pass that has it; its growth is judged by its own formula."""
+    assert not set(variants.MECHANISMS) & {*contract.variants(), *contract.presets()}
+    for name, formula in variants.MECHANISMS.items():
+        plain = variants.FORMULAS[formula.beside]
+        assert plain.function == formula.function or {plain.function, formula.function} == {"attend", "attend_paged"}
+        assert ((formula.of or formula.function) and "+" in name) or name == formula.beside, name
+        races = run.chosen(USUAL, (f"variants/{name}",), ())
+        assert len(races) == len(formula.trees) * len(formula.passes), name
+        for race in races:
+            assert Target(f"{name} 4096", f"{name} 1024", variants.SLACK * formula.growth) in race.targets
+            assert (f"{formula.beside} 4096" in {entrant.name for entrant in race.entrants}) or name == formula.beside
+    pages, keys = (variants.arguments(Work(variant=name, length=100)) for name in ("attend+pages", "attend"))
+    found = pages["k_pages"][pages["table"]].reshape(variants.SEQUENCES, -1, *keys["k"].shape[2:])[:, :100]
+    assert (found == keys["k"]).all()
+
+
+@pytest.mark.parametrize(
+    "variant", ["segments", "linear", "decoder+shared_kv", "gla+documents", "recur+erase_key", "dsa+heads"]
+)
 def test_trees_race_the_same_layer(variant: str) -> None:
     from benchmarks import worker
 
-    work = Work(what="variant", variant=variant, length=12, passes=BOTH, heads=2, kv_heads=2, width=4)
+    work = Work(what="variant", variant=variant, length=12, passes=BOTH, heads=4, kv_heads=4, width=32)
     answers: list[dict[str, Any]] = []
     worker.race([Entrant(who, work, who) for who in variants.TREES], 1, answers.append)
     (ready,) = [answer["entrants"] for answer in answers if answer["event"] == "ready"]

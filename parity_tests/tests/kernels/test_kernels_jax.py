@@ -13,6 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from attn_jax import attend
 from attn_jax.kernels import cudnn, flash
 from attn_jax.ops import einsum, linear
+from attn_jax.ops.choices import largest_indices
 from attn_np.attention.attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -363,3 +364,16 @@ def test_sums_over_axes_of_one(spec: str, sizes: dict[str, int]) -> None:
     known = {"b": 2, "g": 3, "h": 4, "t": 5, "s": 6, "k": 7, "v": 8} | sizes
     a, b = (rng.integers(-9, 10, size=[known[letter] for letter in x]).astype("float32") for x in factors)
     assert np.array_equal(einsum(spec, jnp.asarray(a), jnp.asarray(b)), np.einsum(spec, a, b))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_largest_are_the_same_for_any_number_of_devices(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equals the first, and zeros of either sign are equal, as NaN of either sign are: these come first."""
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    x = np.random.default_rng(0).integers(-1, 3, size=(7, 40)).astype(np.float32)
+    x[:, ::3] *= -1
+    x[0, 3], x[1, 5], x[1, 7] = -np.inf, -np.nan, np.nan
+    assert np.signbit(x[x == 0]).any()
+    assert not np.signbit(x[x == 0]).all()
+    want = np.argsort(-np.where(np.isnan(x), np.inf, x), -1, kind="stable")[:, :30]
+    np.testing.assert_array_equal(largest_indices(jnp.asarray(x), 30), want)

@@ -191,6 +191,28 @@ def test_no_array_of_all_pairs(package: Any, fields: dict[str, Any], monkeypatch
     assert bytes_of_both_passes(package, fields, length) >= 4 * numbers
 
 
+@pytest.mark.parametrize("shape", [(1536,), (1, 2, 1, 1536)], ids=["shared", "of each head"])
+def test_the_gradient_of_a_number_for_each_key_needs_no_array_of_all_pairs(shape: tuple[int, ...]) -> None:
+    t, rng = 1536, np.random.default_rng(0)
+    q, k, v, dy = (rng.normal(size=(1, t, 2, 8)) for _ in range(4))
+    bias = rng.normal(size=shape)
+
+    def gradient(implementation: str) -> tuple[Any, int]:
+        tracemalloc.start()
+        try:
+            options: Any = {"bias": bias, "causal": True, "implementation": implementation}
+            _, pull = value_and_vjp(attn_np.attend, q, k, v, **options)
+            return pull(dy).inputs["bias"], tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    (got, memory), (want, of_pairs) = gradient("auto"), gradient("textbook")
+    assert got.shape == want.shape == shape
+    # Each number is a sum over queries and heads.
+    assert np.abs(got - want).max() <= np.finfo(np.float64).eps * 2 * t * np.abs(want).max()
+    assert memory < 8 * 2 * t * t <= of_pairs
+
+
 @pytest.mark.parametrize("package", [attn_np, attn_torch])
 def test_chunks_are_taken_back_by_any_number(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six: the same gradients, bit for bit."""

@@ -42,11 +42,12 @@ def build(variant: Any, config: dict[str, Any], weights: dict[str, Any], project
     return layer
 
 
-def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """The output, and the gradients of parameters and inputs, as whole NumPy arrays."""
-    y.backward(torch.from_numpy(dy))
+def results(layer: Any, y: Any, dy: Any, inputs: dict[str, Tensor]) -> dict[str, Any]:
+    """The outputs, and the gradients of parameters and inputs, as whole NumPy arrays; `dy` has those of the outputs."""
+    outputs = dict(zip(("y", "out1"), y if isinstance(y, tuple) else (y,), strict=False))
+    torch.autograd.backward(list(outputs.values()), [torch.from_numpy(x) for x in dy])
     leaves = dict(layer.named_parameters()) | inputs
-    found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
+    found: dict[str, Any] = outputs | {f"d{name}": x.grad for name, x in leaves.items()}
     return by_our_names(layer, {name: whole(x) for name, x in found.items()})
 
 
@@ -81,7 +82,8 @@ def heads_sharded(
     given = {name: x.requires_grad_(x.is_floating_point()) for name, x in given.items()}
     with CommDebugMode() as forward:
         y = layer(**given)
-    assert not isinstance(y, DTensor) and any(isinstance(p, DTensor) for p in layer.parameters())
+    outputs = y if isinstance(y, tuple) else (y,)
+    assert not any(isinstance(x, DTensor) for x in outputs) and any(isinstance(p, DTensor) for p in layer.parameters())
     counts = forward.get_comm_counts()
     sums = sum(n for kind, n in counts.items() if "all_reduce" in str(kind))
     floats = {name: x for name, x in given.items() if x.is_floating_point()}

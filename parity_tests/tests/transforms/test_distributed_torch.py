@@ -8,7 +8,6 @@ import pytest
 import torch.multiprocessing as mp
 
 from attn_np import contract
-from parity_tests.judge.candidates import takes_last
 from parity_tests.tests.inputs import axis, random_inputs
 from parity_tests.tests.transforms import processes
 from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
@@ -27,8 +26,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 # in the delta rules and the chunks of retention DTensor gathers what it need not; the norm of `mamba2` is over heads.
 HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
 TALK = ("talking_heads", "block_sparse", "delta", "gated_delta", "kda", "mamba2", "retention")
-# How often a layer sums over its heads: axial projects its rows before it attends along its columns.
-SUMS = {"axial": 2}
+# How often a layer sums over its heads: axial projects its rows before it attends along its columns, joint each stream.
+SUMS = {"axial": 2, "joint": 2}
 # Those with parameters, whose batch is split by FSDP2 and DDP.
 ROWS = tuple(v for v in contract.variants() if next(iter(contract.examples(v).values())).shapes())
 
@@ -59,7 +58,9 @@ def asked(name: str, styled: bool = False) -> tuple[Any, dict[str, Any]]:
     inputs = random_inputs(config, call, b=4, t=7, s=7)
     inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
     told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}
-    return config, told | {"dy": cotangent((4, config.sizes().get("t", 7), config.sizes().get("o", config.d_model)))}
+    sizes = {"b": 4, "t": 7, "s": 7, "o": config.d_model} | config.sizes()
+    outputs = [axes.split() for axes in ("b t o", config.second_output()) if axes]
+    return config, told | {"dy": [cotangent(tuple(sizes[letter] for letter in axes)) for axes in outputs]}
 
 
 @cache
@@ -68,8 +69,9 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     config = next(iter(contract.examples(variant).values()))
     inputs, weights = random_inputs(config, "full", b=4, t=3, s=4), weights_of(config)
     want = bounded(config, inputs, weights)
-    names = ("y", "out1") if takes_last(variant, config.class_name) else ("y",)
-    axes = {name: axis(config, name, "b") or 0 for name in inputs} | {"y": 0, "out1": 1}
+    names = ("y", "out1") if config.second_output() else ("y",)
+    axes = {name: axis(config, name, "b") or 0 for name in inputs} | {"y": 0}
+    axes |= {"out1": second.split().index("b")} if (second := config.second_output()) else {}
     told = {"variant": variant, "config": {name: getattr(config, name) for name in config.fields()}}
     told |= {"weights": weights, "inputs": inputs, "axes": axes, "dys": {n: cotangent(want[n].shape) for n in names}}
     return config, told, want

@@ -22,7 +22,6 @@ from attn_np import contract
 from attn_np.contract import Config
 from attn_np.contract._projections import Projection, has_projections, projections
 from attn_np.weights import WeightFileError
-from parity_tests.judge.candidates import takes_last
 from parity_tests.tests.inputs import TREES as ALL
 from parity_tests.tests.inputs import Arrays, Tree, flat, random_inputs
 from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
@@ -63,16 +62,19 @@ def owners(tree: Tree, layer: Any) -> list[tuple[Any, Projection]]:
 
 
 def output(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:
-    """The first output, in JAX compiled."""
-    call = nnx.jit(lambda layer, given: flat(layer(**given))[0]) if tree.name == "jax" else None
+    """The output, or both where a second is differentiated, one behind the other; in JAX compiled."""
+    n = 2 if layer.config.second_output() else 1
+    call = nnx.jit(lambda layer, given: flat(layer(**given))[:n]) if tree.name == "jax" else None
     given = {name: tree.array(x) for name, x in inputs.items()}
-    return tree.numpy(call(layer, given) if call else flat(layer(**given))[0])
+    outputs = call(layer, given) if call else flat(layer(**given))[:n]
+    y, *second = map(tree.numpy, outputs)
+    return np.concatenate([y.ravel(), *(x.ravel() for x in second)]) if second else y
 
 
 def results(tree: Tree, layer: Any, inputs: Arrays) -> Arrays:
     """The first output, and the gradients that `bounded` has, by the names of inputs and parameters."""
     given = {name: tree.array(x) for name, x in inputs.items()}
-    n = 2 if takes_last(layer.config.variant, type(layer).__name__) else 1
+    n = 2 if layer.config.second_output() else 1
     holder = copy.deepcopy(layer)  # of gradients, under the names of parameters
     if tree.name == "torch":
         floats = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}

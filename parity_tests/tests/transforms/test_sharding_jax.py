@@ -221,7 +221,6 @@ def main(names: list[str]) -> None:
     from attn_jax.kernels import flash
     from parity_tests.bounds.error_array import ErrArray
     from parity_tests.bounds.precision import precision, precision_of
-    from parity_tests.judge.candidates import takes_last
     from parity_tests.judge.cases import given
     from parity_tests.judge.judging import compare
     from parity_tests.judge.kernels import blocks, by_numpy
@@ -301,7 +300,7 @@ def main(names: list[str]) -> None:
         graph, state, others = nnx.split(layer_of(TREES["jax"], config, weights), nnx.Param, ...)
         own = config.own_params()
 
-        count = 2 if takes_last(variant, config.class_name) else 1
+        count = 2 if config.second_output() else 1
 
         def run(state: Any, inputs: Any) -> Any:
             return flat(nnx.merge(graph, state, others)(**inputs))[:count]

@@ -19,7 +19,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import TREES, Arrays, axis, flat, random_inputs
 from parity_tests.tests.transforms.tables import Elsewhere, Exemptions, cells
@@ -116,7 +115,7 @@ class Work:
 
     def differentiated(self, outputs: list[Any]) -> list[Any]:
         """The outputs whose gradients the reference gives: the first, and a state that is returned."""
-        return outputs[: 2 if takes_last(self.config.variant, self.config.class_name) else 1]
+        return outputs[: 2 if self.config.second_output() else 1]
 
 
 @cache

@@ -25,7 +25,6 @@ from attn_np import contract
 from attn_np.contract import Config
 from attn_torch.ops import DTYPES
 from parity_tests.bounds.precision import UNIT, Precision, fast_precision_of
-from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import compare, reference
 from parity_tests.tests.inputs import TREES, Arrays, axis, first_difference, flat, random_inputs
@@ -288,7 +287,7 @@ def test_export_dynamic(transform: str, variant: str) -> None:
 
 def differentiated(config: Config, outputs: list[Any]) -> list[Any]:
     """The outputs whose gradients the reference gives: the first, and a state that is returned."""
-    return outputs[: 2 if takes_last(config.variant, config.class_name) else 1]
+    return outputs[: 2 if config.second_output() else 1]
 
 
 def rows_of(todo: Work) -> tuple[dict[str, int], Callable[..., dict[str, Any]]]:

@@ -1,0 +1,132 @@
+"""Joint attention: two streams, each with projections of its own, attend to both by one softmax."""
+
+from typing import Any
+
+from jaxtyping import Bool, Float
+
+from attn_np.attention.masks import broadcast_mask, zero_unseen
+from attn_np.contract.joint import Config
+from attn_np.frame.backward import AttentionBackward
+from attn_np.frame.call import AttentionCall
+from attn_np.frame.layer import Layer, Output, cast_output
+from attn_np.normalizers.norms import normalize, normalize_vjp
+from attn_np.ops import Array, Tape, concatenate, linear, record, upcast, zeros
+from attn_np.ops.vjp import Grads, linear_vjp, sum_grads
+
+
+class JointAttention(Layer[Config]):
+    """Two streams, each with projections of its own, attend to both by one softmax."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v o"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "o"] | None
+    w_added_q: Float[Array, "i h k"] | None
+    w_added_k: Float[Array, "i h k"]
+    w_added_v: Float[Array, "i h v"]
+    w_added_o: Float[Array, "h v i"] | None
+    b_added_q: Float[Array, "h k"] | None
+    b_added_k: Float[Array, "h k"] | None
+    b_added_v: Float[Array, "h v"] | None
+    b_added_o: Float[Array, "i"] | None
+    w_q_norm: Float[Array, "k"] | None
+    w_k_norm: Float[Array, "k"] | None
+    w_added_q_norm: Float[Array, "k"] | None
+    w_added_k_norm: Float[Array, "k"] | None
+
+    def __call__(
+        self,
+        query: Float[Array, "b t d"],
+        added: Float[Array, "b s i"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        added_mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        """The outputs of both streams, `b t o` and `b s i`; of the first alone where the config says so.
+
+        Args:
+            mask, added_mask: broadcastable to `b t` and `b s`; False = a key that nothing sees, such as padding.
+            tape: a dictionary that gets every named intermediate; q, k, v and context are of one stream behind the
+                other.
+            return_weights: return the weights, too, `b h (t + s) (t + s)`.
+            implementation: "auto", "textbook" or "fused"; see `attend`.
+        """
+        options: Any = {"tape": tape, "return_weights": return_weights, "implementation": implementation}
+        call = AttentionCall(self, query, mask=mask, added=added, added_mask=added_mask, **options)
+        (b, t, s), norm = (call.sizes[letter] for letter in "bts"), self.config.qk_norm()
+        query, added, mask, added_mask = record(
+            tape, query=upcast(query), added=upcast(added), mask=mask, added_mask=added_mask
+        )
+        if not (mask is added_mask is None):
+            masks = broadcast_mask(mask, (b, t), query), broadcast_mask(added_mask, (b, s), added)
+            call.mask = record(tape, seen=concatenate(masks, 1)[:, None, None])
+        call.who_sees_whom()
+        key, added_key = zero_unseen("bt->btd", mask, query), zero_unseen("bs->bsi", added_mask, added)
+        query, added = zero_unseen("bhts->btd", call.mask, query), zero_unseen("bhts->btd", call.mask, added)
+        query, key = record(tape, zeroed_query=query, zeroed_key=key)
+        added, added_key = record(tape, zeroed_added=added, zeroed_added_key=added_key)
+        q = record(tape, q_proj=linear("btd,dhk->bthk", query, self.w_q, self.b_q))
+        k = record(tape, k_proj=linear("btd,dhk->bthk", key, self.w_k, self.b_k))
+        v = linear("btd,dhv->bthv", key, self.w_v, self.b_v)
+        added_k = record(tape, added_k_proj=linear("bsi,ihk->bshk", added_key, self.w_added_k, self.b_added_k))
+        added_v = linear("bsi,ihv->bshv", added_key, self.w_added_v, self.b_added_v)
+        q, k = normalize(self, norm, "q", q), normalize(self, norm, "k", k)
+        if self.w_added_q is not None:
+            added_q = record(tape, added_q_proj=linear("bsi,ihk->bshk", added, self.w_added_q, self.b_added_q))
+            q = concatenate([q, normalize(self, norm, "added_q", added_q)], 1)
+        k = concatenate([k, normalize(self, norm, "added_k", added_k)], 1)
+        context = call.attend(q, k, concatenate([v, added_v], 1))
+        y = linear("bthv,hvo->bto", context[:, :t], self.w_o, self.b_o)
+        if self.w_added_o is None:
+            return call.end(y)
+        added_y = linear("bshv,hvi->bsi", context[:, t:], self.w_added_o, self.b_added_o)
+        outputs: Any = record(tape, y=y, added_y=added_y)
+        outputs = (*outputs, call.weights) if return_weights else outputs
+        return tuple(cast_output(call.dtype, x) for x in outputs)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dadded_y: Float[Array, "b s i"] | None = None) -> Grads:
+        """The gradients, from those of the outputs: the forward in reverse, with the same einsum strings."""
+        back, norm, t = AttentionBackward(self, tape, dy), self.config.qk_norm(), dy.shape[1]
+        context, dw, names = tape["context"], back.dw, ("query", "key", "added", "added_key")
+        query, key, added, added_key = (tape[f"zeroed_{name}"] for name in names)
+        dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context[:, :t], self.w_o, self.b_o, back.dy)
+        if self.w_added_o is not None:
+            dadded_y = zeros(added.shape, added) if dadded_y is None else upcast(dadded_y)
+            dout: Any = record(tape, dadded_y=dadded_y)
+            dadded_context, dw["w_added_o"], dw["b_added_o"] = linear_vjp(
+                "bshv,hvi->bsi", context[:, t:], self.w_added_o, self.b_added_o, dout
+            )
+            dcontext = concatenate([dcontext, dadded_context], 1)
+        dq, dk, dv = back.attend(dcontext)
+        dadded = None
+        if self.w_added_q is not None:
+            dadded_q = normalize_vjp(self, norm, "added_q", tape["added_q_proj"], dq[:, t:], dw)
+            dadded_q = record(tape, dadded_q_proj=dadded_q)
+            dadded, dw["w_added_q"], dw["b_added_q"] = linear_vjp(
+                "bsi,ihk->bshk", added, self.w_added_q, self.b_added_q, dadded_q
+            )
+            dadded = zero_unseen("bhts->btd", tape.get("seen"), dadded)
+        dq_proj = normalize_vjp(self, norm, "q", tape["q_proj"], dq[:, :t], dw)
+        dk_proj = normalize_vjp(self, norm, "k", tape["k_proj"], dk[:, :t], dw)
+        dadded_k = normalize_vjp(self, norm, "added_k", tape["added_k_proj"], dk[:, t:], dw)
+        dq_proj, dk_proj, dadded_k = record(tape, dq_proj=dq_proj, dk_proj=dk_proj, dadded_k_proj=dadded_k)
+        dadded_v, dw["w_added_v"], dw["b_added_v"] = linear_vjp(
+            "bsi,ihv->bshv", added_key, self.w_added_v, self.b_added_v, dv[:, t:]
+        )
+        dadded_key, dw["w_added_k"], dw["b_added_k"] = linear_vjp(
+            "bsi,ihk->bshk", added_key, self.w_added_k, self.b_added_k, dadded_k
+        )
+        dvalue, dw["w_v"], dw["b_v"] = linear_vjp("btd,dhv->bthv", key, self.w_v, self.b_v, dv[:, :t])
+        dkey, dw["w_k"], dw["b_k"] = linear_vjp("btd,dhk->bthk", key, self.w_k, self.b_k, dk_proj)
+        dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq_proj)
+        dkey = zero_unseen("bt->btd", tape.get("mask"), sum_grads(dkey, dvalue))
+        dadded_key = zero_unseen("bs->bsi", tape.get("added_mask"), sum_grads(dadded_key, dadded_v))
+        dquery = zero_unseen("bhts->btd", tape.get("seen"), dquery)
+        return back.end_with(query=sum_grads(dquery, dkey), added=sum_grads(dadded_key, dadded))
