@@ -34,7 +34,6 @@ from attn_jax.ops import (
     zeros,
 )
 from attn_jax.ops.order import latest, take_positions
-from attn_jax.ops.sharded import varying_as
 from attn_jax.ops.specs import spec_of
 from attn_np.contract._decode import (
     SPARE,
@@ -405,7 +404,7 @@ def read_state(step: DecodeStep | None, name: str, initial_state: Array) -> Arra
     """The state in the cache; without a cache the initial one."""
     if step is None or step.recur is not None:
         return initial_state
-    return varying_as(to_dtype(step.cache.arrays[name], dtype_name(initial_state)), initial_state)
+    return to_dtype(step.cache.arrays[name], dtype_name(initial_state))
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:

@@ -15,6 +15,7 @@ from flax import nnx
 from attn_jax.attention.decode import Cache, begin_step, empty_cache, end_step
 from attn_jax.ops import DTYPES, Array, Tape, dtype_name, float_dtype_name, memoized_check, to_dtype, upcast
 from attn_jax.ops.modules import linear_arrays, linear_module, mark, module_arrays
+from attn_jax.ops.sharded import varying_as
 from attn_jax.ops.specs import checked_specs, refuse_silent_float32, spec_of
 from attn_np.contract import Config, annotated_names, under_prefix
 from attn_np.contract._base import shape_of
@@ -267,7 +268,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, not self.deterministic, sizes, valid_spec, cache_specs, cache.max_length)
-        step = begin_step(config, cache, query, valid)
+        step = begin_step(config, varying_as(cache, query), query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
     @UncompiledMethod

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_jax.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
-from attn_jax.ops.sharded import in_heads_as, reshape_heads
+from attn_jax.ops.heads import join_heads, reshape_as
 from attn_np.contract._norms import Norm
 
 
@@ -11,7 +11,7 @@ def normalize(layer: Any, norm: Norm | None, what: str, x: Array) -> Array:
     """x, `b t h k`, normalised in the norm's groups of heads, by the layer's weight and bias for the norm of `what`."""
     if norm is None:
         return x
-    unit, weight, bias = in_heads_as(unit_norm(norm, in_groups(norm, x)), x), *norm_arrays(layer, norm, what)
+    unit, weight, bias = reshape_as(unit_norm(norm, in_groups(norm, x)), x), *norm_arrays(layer, norm, what)
     unit = unit if weight is None else unit * offset_weight(norm, weight)
     return unit if bias is None else unit + upcast(bias)
 
@@ -26,9 +26,7 @@ def in_groups(norm: Norm, x: Array) -> Array:
     """The heads that are normalised together as one: `b t h k` -> `b t groups (h/groups k)`."""
     if norm.over == "head":
         return x
-    b, t, h, k = x.shape
-    groups = norm.groups(h)
-    return reshape_heads(x, (b, t, groups, h // groups * k))
+    return join_heads(x, norm.groups(x.shape[2]))
 
 
 def unit_norm(norm: Norm, x: Array) -> Array:

@@ -18,9 +18,11 @@ def sharded_as_after(turn: Callable[[Any, Any], Any], carry: Any, xs: Any) -> An
     return jax.tree.map(lambda x, y: jax.sharding.reshard(x, y.sharding.spec), carry, after)
 
 
-def varying_as(x: jax.Array, zeros: jax.Array) -> jax.Array:
-    """x; in `shard_map` it differs from device to device where the zeros, of its shape, are said to."""
-    return x + zeros if AxisType.Manual in get_abstract_mesh().axis_types else x
+def varying_as(tree: Any, like: jax.Array) -> Any:
+    """Arrays that, in `shard_map`, differ from device to device as `like` is said to, so that scans may carry them."""
+    if AxisType.Manual not in get_abstract_mesh().axis_types:
+        return tree
+    return jax.tree.map(lambda x: x + jnp.zeros_like(like, x.dtype, shape=jnp.shape(x)), tree)
 
 
 def with_rows_of(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -67,22 +69,3 @@ def with_whole_heads(x: jax.Array) -> jax.Array:
     """`b t h ...` with all heads on every device."""
     b, t, _, *rest = jax.typeof(x).sharding.spec
     return jax.sharding.reshard(x, P(b, t, None, *rest))
-
-
-def reshape_heads(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`b t h k` -> `b t groups (h/groups k)`; heads that lie on several devices stay there where groups allow it."""
-    if AxisType.Explicit not in jax.typeof(x).sharding.mesh.axis_types:
-        return x.reshape(shape)
-    groups = shape[2]
-    if groups > 1 and groups % head_shards(x):
-        x = with_whole_heads(x)
-    b_axes, t_axes, h_axes, _ = jax.typeof(x).sharding.spec
-    axes = (None, h_axes) if groups == 1 else (h_axes, None)
-    return jnp.reshape(x, shape, out_sharding=P(b_axes, t_axes, *axes))
-
-
-def in_heads_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """The reverse of `reshape_heads`: the shape of `like`, `b t h k`, and where its entries lie."""
-    sharding = jax.typeof(like).sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    return jnp.reshape(x, like.shape, out_sharding=P(*sharding.spec) if explicit else None)

@@ -4,6 +4,7 @@ from typing import Any
 
 from attn_np.contract._norms import Norm
 from attn_np.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
+from attn_np.ops.heads import join_heads, reshape_as
 from attn_np.ops.vjp import l2_normalize_vjp, layer_norm_vjp, rms_norm_vjp, sum_grads, sum_to
 
 
@@ -11,7 +12,7 @@ def normalize(layer: Any, norm: Norm | None, what: str, x: Array) -> Array:
     """x, `b t h k`, normalised in the norm's groups of heads, by the layer's weight and bias for the norm of `what`."""
     if norm is None:
         return x
-    unit, weight, bias = unit_norm(norm, in_groups(norm, x)).reshape(x.shape), *norm_arrays(layer, norm, what)
+    unit, weight, bias = reshape_as(unit_norm(norm, in_groups(norm, x)), x), *norm_arrays(layer, norm, what)
     unit = unit if weight is None else unit * offset_weight(norm, weight)
     return unit if bias is None else unit + upcast(bias)
 
@@ -26,9 +27,7 @@ def in_groups(norm: Norm, x: Array) -> Array:
     """The heads that are normalised together as one: `b t h k` -> `b t groups (h/groups k)`."""
     if norm.over == "head":
         return x
-    b, t, h, k = x.shape
-    groups = norm.groups(h)
-    return x.reshape((b, t, groups, h // groups * k))
+    return join_heads(x, norm.groups(x.shape[2]))
 
 
 def unit_norm(norm: Norm, x: Array) -> Array:
@@ -63,7 +62,7 @@ def normalize_vjp(layer: Any, norm: Norm | None, what: str, x: Array, dy: Array,
     groups, (weight, bias) = in_groups(norm, x), norm_arrays(layer, norm, what)
     grads: list[Array | None] = [None, None if bias is None else sum_to(dy, bias.shape)]
     if weight is not None:
-        grads[0] = sum_to(dy * unit_norm(norm, groups).reshape(x.shape), weight.shape)
+        grads[0] = sum_to(dy * reshape_as(unit_norm(norm, groups), x), weight.shape)
         dy = dy * offset_weight(norm, weight)
     for name, grad in zip(norm.names(what), grads, strict=True):
         if grad is not None:

@@ -14,8 +14,7 @@ POSITION = "c.norm_position == "
 GROUPED = """\
     if norm.over == "head":
         return x
-    b, t, h, k = x.shape
-    groups = norm.groups(h)
+    return join_heads(x, norm.groups(x.shape[2]))
 """
 CONTEXT = 'normed=normalize(self, context_norm, "context", context)'
 GATED = """\
@@ -60,7 +59,7 @@ MUTANTS = (
         "norm over all heads of a position, with one weight for all",
         "norm each head by itself: over head_dim, after the heads are split",
         GROUPED,
-        '    b, t, h, k = x.shape\n    groups = 1 if norm.over == "head" else norm.groups(h)\n',
+        '    return join_heads(x, 1 if norm.over == "head" else norm.groups(x.shape[2]))\n',
     ),
     at(SHARED, "decoder", "gated")(
         "norm over all heads made over each",
@@ -72,13 +71,16 @@ MUTANTS = (
         "norm over all heads in place of groups of them",
         "norm so many neighbouring heads together as the config says",
         GROUPED,
-        GROUPED.replace("norm.groups(h)", "1"),
+        GROUPED.replace("norm.groups(x.shape[2])", "1"),
     ),
     normed(
         "groups of heads that do not stand beside each other",
         "heads of a group are neighbours: the first of them, then the next",
         GROUPED,
-        f"{GROUPED}    x = x.reshape((b, t, h // groups, groups, k)).swapaxes(2, 3).reshape(x.shape)\n",
+        f"""\
+    b, t, h, k = x.shape
+    x = x.reshape((b, t, -1, norm.groups(h), k)).swapaxes(2, 3).reshape(x.shape)
+{GROUPED}""",
     ),
     normed(
         "mean kept in the layer norm of queries and keys",
