@@ -250,9 +250,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype if self.has_params else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
-        return memoized_check(
-            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
-        )
+        if "positions" in arguments:
+            arguments = unpack_positions_pair(config.variant, arguments)
+        return memoized_check(config, dtype, checked_specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)

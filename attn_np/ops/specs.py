@@ -1,5 +1,6 @@
 """What the contract's checks see of arrays: their shapes and the names of their dtypes."""
 
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from attn_np.ops import Array, dtype_name
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
-    return {name: None if x is None else spec_of(who, name, x) for name, x in arrays.items()}
+    return dict(zip(arrays, map(spec_of, repeat(who), arrays, arrays.values()), strict=True))
 
 
 def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

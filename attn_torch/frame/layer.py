@@ -225,9 +225,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype not in (None, "float32") and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return memoized_check(
-            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
-        )
+        if "positions" in arguments:
+            arguments = unpack_positions_pair(config.variant, arguments)
+        return memoized_check(config, dtype, checked_specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[float_dtype_name(self.config.variant, dtype or self.dtype or "float32")]
