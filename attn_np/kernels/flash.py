@@ -534,7 +534,7 @@ def backward(
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
-    (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
+    (b, t, h, _), s, dtype = args.q.shape, args.band.s, args.q.dtype
     cutoff, queries_per_strip = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
