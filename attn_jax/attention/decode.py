@@ -280,7 +280,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     """
     if reads_cache(config):
         return begin_reading(config, cache, query, valid)
-    b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
+    b, t, num_slots = *query.shape[:2], cache.positions.shape[1] - SPARE
     max_filled = None
     lengths_after = None
     if allows_data_dependent_shapes(cache.length):
@@ -290,7 +290,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t, lengths=lengths_after)
         max_filled = min(longest + t, num_slots)
-    is_real = broadcast_mask(valid, (b, t), query)
+    is_real, max_length = broadcast_mask(valid, (b, t), query), cache.max_length
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):
