@@ -1,6 +1,5 @@
 """What the contract's checks see of arrays: their shapes and the names of their dtypes."""
 
-from itertools import repeat
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,11 @@ from attn_torch.ops import Array, autocast_dtype, dtype_name
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
     refuse_context_parallel(who)
-    return dict(zip(arrays, map(spec_of, repeat(who), arrays, arrays.values()), strict=True))
+    specs: dict[str, Any] = dict.fromkeys(arrays)
+    for name, x in arrays.items():
+        if x is not None:
+            specs[name] = spec_of(who, name, x)
+    return specs
 
 
 def spec_of(who: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
