@@ -159,9 +159,9 @@ class DecoderAttention(Layer[Config]):
     def normed(self, tape: Tape, what: str, when: str, x: Array) -> Array:
         """Queries "q" or keys "k", normalised if the config asks for it at this point."""
         c = self.config
-        if c.norm_position != when:
-            return x
-        return record(tape, **{f"{what}_norm": normalize(self, c.norms()[0], what, x)})
+        if c.norm_position == when:
+            x = record(tape, **{f"{what}_norm": normalize(self, c.norms()[0], what, x)})
+        return x
 
     def before_rotation(self, tape: Tape, what: str, x: Array) -> Array:
         """Projected queries "q" or keys "k", normalised and clipped."""
