@@ -160,7 +160,8 @@ class DecoderAttention(Layer[Config]):
         """Queries "q" or keys "k", normalised if the config asks for it at this point."""
         c = self.config
         if c.norm_position == when:
-            x = record(tape, **{f"{what}_norm": normalize(self, c.norms()[0], what, x)})
+            norm = c.norms()[0]
+            x = record(tape, **{f"{what}_norm": normalize(self, norm, what, x)})
         return x
 
     def before_rotation(self, tape: Tape, what: str, x: Array) -> Array:
