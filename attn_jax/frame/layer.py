@@ -267,7 +267,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, not self.deterministic, sizes, valid_spec, cache_specs, cache.max_length)
-        step = begin_step(config, cache, query, valid)
+        step = begin_step(config, cache, query, valid, sizes)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
     @UncompiledMethod

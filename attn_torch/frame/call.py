@@ -124,9 +124,17 @@ class LayerCall:
     """
 
     def __init__(
-        self, layer: Any, *, tape: Tape = None, return_weights: bool = False, dtype: str | None = None, **arguments: Any
+        self,
+        layer: Any,
+        *,
+        tape: Tape = None,
+        return_weights: bool = False,
+        dtype: str | None = None,
+        step: DecodeStep | None = None,
+        **arguments: Any,
     ) -> None:
-        self.layer, self.tape, self.shows_weights, self.sizes = layer, tape, return_weights, layer.check(**arguments)
+        self.layer, self.tape, self.shows_weights, self.step = layer, tape, return_weights, step
+        self.sizes = layer.check(**arguments) if step is None or step.sizes is None else step.sizes
         self.like = next(iter(arguments.values()))
         self.dtype = dtype_name(self.like) if dtype is None else dtype
         self.weights: Array | None = None
@@ -170,9 +178,9 @@ class AttentionCall(LayerCall):
         arrays = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "keep": keep}
         if step is not None and step.reads:  # what lies in the cache is not passed
             others = {name: x for name, x in others.items() if x is not None}
-        super().__init__(layer, tape=tape, return_weights=return_weights, **arrays, **others)
+        super().__init__(layer, tape=tape, return_weights=return_weights, step=step, **arrays, **others)
         self.passed, self.mask, self.bias, self.keep = (query, key, value), mask, bias, keep
-        self.step, self.implementation = step, implementation
+        self.implementation = implementation
 
     def inputs(
         self,
@@ -352,8 +360,7 @@ class RecurrentCall(LayerCall):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> None:
-        super().__init__(layer, tape=tape, query=query, mask=mask, documents=documents)
-        self.step = step
+        super().__init__(layer, tape=tape, step=step, query=query, mask=mask, documents=documents)
         x, self.real = record(tape, x=upcast(query), real=real_mask(mask, step))
         self.continues = record(tape, continues=continued_documents(step, documents, self.real))
         self.x = record(tape, zeroed_query=zero_unseen("bt->btd", self.real, x))
